@@ -1,0 +1,73 @@
+# Everything a contributor runs. A fresh clone needs Python 3.11 or newer, make and a shell;
+# the rest comes from PyPI into .venv, by whatever pip settings the machine already has.
+
+VENV    := .venv
+PY      := $(VENV)/bin/python
+PYTHONS := python3.13 python3.12 python3.11 python3
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two pips at once in one environment would trip over each other.
+.NOTPARALLEL:
+.PHONY: help demo test bench lint clean
+
+help:  ## print these lines
+	@awk -F ':.*## *' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/has-package  ## watch a log being written, broken and proved
+	@$(PY) examples/log_demo.py
+
+test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
+	@$(PY) -m pytest
+
+bench: $(VENV)/has-package  ## measure, side by side with raw stores, in one run
+	@$(PY) -m bench
+
+# The test group is here too, because what src/kedge/testing imports has to be found to be checked.
+# pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network.
+lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
+	@failed=0; \
+	for check in 'ruff check .' 'ruff format --check .' 'mypy' 'pyright --pythonpath $(PY)'; do \
+	  echo "-- $$check"; \
+	  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m $$check || failed=1; \
+	done; \
+	exit $$failed
+
+clean:  ## remove everything that make made, .venv included
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. Each has-… file is a stamp: it says what was installed after which pyproject.toml.
+
+$(VENV)/has-package: $(VENV)/made pyproject.toml
+	@echo "installing kedge"
+	@$(PY) -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/has-%: $(VENV)/made pyproject.toml
+	@echo "installing kedge, with what '$*' needs"
+	@$(PY) -m pip install --quiet --editable . --group $*
+	@touch $@
+
+# An interpreter that is gone, or newer than the environment made from it, has it made again.
+$(PY): ;
+
+$(VENV)/made: $(PY)
+	@without_venv=; \
+	for python in $(PYTHONS); do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv --clear $(VENV) \
+	      && $(PY) -m pip install --quiet --upgrade 'pip>=25.1' \
+	      && touch $@; \
+	    exit; \
+	  fi; \
+	  without_venv=$${without_venv:-$$("$$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')}; \
+	done; \
+	if [ -n "$$without_venv" ]; then \
+	  echo "$$without_venv cannot make virtual environments; on Debian or Ubuntu: apt install $$without_venv-venv" >&2; \
+	else \
+	  echo "Kedge needs Python 3.11 or newer, and none of $(PYTHONS) is; on Debian or Ubuntu: apt install python3 python3-venv" >&2; \
+	fi; \
+	exit 1

@@ -1,0 +1,66 @@
+"""Runs the subjects and writes their table: all of them into RESULTS.md, some of them to the screen alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from bench import conversation, folding, length, many_runs, one_run, snapshots
+from bench.machine import description, sync_us
+from bench.measure import Measure, table
+
+HERE: Final = Path(__file__).parent
+
+SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
+    "one_run": one_run.measure,
+    "many_runs": many_runs.measure,
+    "length": length.measure,
+    "folding": folding.measure,
+    "conversation": conversation.measure,
+    "snapshots": snapshots.measure,
+}
+
+PREFACE: Final = """\
+# Measured
+
+By `make bench`, which writes this page. Speed is a ratio to a raw store that was measured in the same rounds,
+in turn (A B, B A, A B …): the median of the rounds' ratios. "Bare" is Python's own `sqlite3` and one table:
+the same rows under the same PRAGMAs (page size, WAL, `synchronous = FULL`), one INSERT a commit.
+"""
+
+
+def main(names: list[str]) -> int:
+    """Measure and print; the verdicts are for people, so the exit code does not depend on them."""
+    unknown = [name for name in names if name not in SUBJECTS]
+    if unknown:
+        print(f"bench: no subject {', '.join(unknown)}; there are {', '.join(SUBJECTS)}", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    # Beside the code, because the system's own folder for such things is often not on a disk.
+    with TemporaryDirectory(prefix="work-", dir=HERE) as name:
+        folder = Path(name)
+        syncs, measures = [sync_us(folder)], list[Measure]()
+        for subject in names or SUBJECTS:
+            for measure in SUBJECTS[subject](folder):
+                measures.append(measure)
+                print(" | ".join(cell for cell in measure.cells if cell), flush=True)
+        syncs.append(sync_us(folder))
+        machine = (
+            f"{description(folder)}. Its disk: 4 KiB append and fdatasync in "
+            f"{syncs[0]:.0f} µs before and {syncs[1]:.0f} µs after. "
+            f"{datetime.now(UTC):%Y-%m-%d}, {time.monotonic() - began:.0f} s."
+        )
+    print(machine)
+    if not names:
+        (HERE / "RESULTS.md").write_text(f"{PREFACE}\n{machine}\n\n{table(measures)}\n", encoding="utf-8")
+        print(f"written to {HERE / 'RESULTS.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""The only place that reads a clock. Everything else is handed a Clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time for the record, monotonic time for measuring."""
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch, UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1_000
+
+
+class ManualClock:
+    """A clock that stands still until it is moved, for tests and simulation."""
+
+    def __init__(self, now_us: int = 1_750_000_000_000_000) -> None:
+        self._now_us = now_us
+        self._monotonic = 0.0
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Move both readings forward together."""
+        self._now_us += round(seconds * 1_000_000)
+        self._monotonic += seconds
+
+    def set_wall(self, now_us: int) -> None:
+        """Move the wall clock alone, as an administrator or daylight saving would."""
+        self._now_us = now_us

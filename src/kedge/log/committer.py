@@ -1,0 +1,334 @@
+"""Groups the appends of all runs of a process into commits. Owns no data and reads no events.
+
+A commit is made by whoever waits for it, in line, when one run is active and the disk is quick; for many
+at once when several wait; in a thread when commits are slow, so that an event loop is not held up. What
+was measured decides, at run time. Appends of one run commit in the order they were submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from kedge.clock import Clock
+from kedge.errors import LogError
+from kedge.store.base import Append, Head, Store
+
+GROUP_MAX: Final = 512
+"""Appends in one commit, at the most."""
+
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Uncommitted bytes that may wait; beyond that a submitter commits before it goes on."""
+
+BEHIND_SECONDS_MAX: Final = 0.0015
+"""How long an append that nobody waits for may look for company."""
+
+SLOW_COMMIT_SECONDS: Final = 0.001
+_IDLE_ROUNDS: Final = 40
+_MIXED: Final = 8
+
+
+class Ticket:
+    """One append on its way. The committer fills it in; `done`, then `result()` or `error`, is for everybody."""
+
+    __slots__ = ("done", "error", "future", "gate", "head", "item", "promoted")
+
+    def __init__(self, item: Append) -> None:
+        self.item = item
+        self.done = False
+        self.head: Head | None = None
+        self.error: BaseException | None = None
+        self.gate: threading.Lock | None = None
+        self.future: asyncio.Future[None] | None = None
+        self.promoted = False
+
+    def result(self) -> Head:
+        """The head it led to, or what became of it instead; only when done."""
+        if self.error is not None:
+            raise self.error
+        assert self.head is not None
+        return self.head
+
+
+class Committer:
+    """The one way from a process into its store."""
+
+    def __init__(self, store: Store, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self._store = store
+        self._clock = clock
+        self._queue_bytes_max = queue_bytes_max
+        self._mutex = threading.Lock()
+        self._queue: deque[Ticket] = deque()
+        self._queued_bytes = 0
+        self._leading = False
+        self._commit_seconds = 0.0
+        self._last_run = ""
+        self._mixed = 0
+        self._flush_scheduled = False
+        self._urgent = False
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._closed = False
+
+    # three ways in ----------------------------------------------------------------------------
+
+    def commit(self, item: Append) -> Head:
+        """Commit now and return the new head. Threads that come meanwhile share the next commit."""
+        if self._lead_alone():
+            return self._commit_alone(item)
+        ticket = Ticket(item)
+        self.wait(ticket, lead=self._enqueue(ticket, waits=True))
+        return ticket.result()
+
+    async def commit_soon(self, item: Append) -> Head:
+        """Commit together with what other tasks bring in this turn of the loop; never blocks it on a slow disk."""
+        slow = self._commit_seconds > SLOW_COMMIT_SECONDS
+        if self._is_alone(item.run) and not slow and self._lead_alone():
+            return self._commit_alone(item)
+        ticket = Ticket(item)
+        self._enqueue(ticket, waits=False, lead=False)
+        await self._settle(ticket, slow=slow)
+        return ticket.result()
+
+    def submit(self, item: Append) -> Ticket:
+        """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
+        ticket = Ticket(item)
+        lead = self._enqueue(ticket, waits=False, lead=self._queued_bytes > self._queue_bytes_max)
+        if lead:
+            self._drain(ticket)
+        else:
+            self._stir(urgent=False)
+        return ticket
+
+    # waiting ----------------------------------------------------------------------------------
+
+    def wait(self, ticket: Ticket, *, lead: bool = False) -> None:
+        """Until the ticket is done; commits it here if nobody else is at it."""
+        while not ticket.done:
+            if not lead:
+                with self._mutex:
+                    if ticket.done:
+                        return
+                    lead = not self._leading
+                    self._leading = True
+                    if not lead:
+                        ticket.gate = ticket.gate or _shut()
+            if lead:
+                self._drain(ticket)
+            else:
+                assert ticket.gate is not None
+                ticket.gate.acquire()
+                lead = ticket.promoted
+                ticket.promoted = False
+
+    async def wait_soon(self, ticket: Ticket) -> None:
+        """As `wait`, from a loop."""
+        if not ticket.done:
+            await self._settle(ticket, slow=self._commit_seconds > SLOW_COMMIT_SECONDS)
+
+    def close(self) -> None:
+        """Commit what waits, then stop."""
+        with self._mutex:
+            self._closed = True
+            last = self._queue[-1] if self._queue else None
+        if last is not None:
+            self.wait(last)
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _enqueue(self, ticket: Ticket, *, waits: bool, lead: bool = True) -> bool:
+        """Queue a ticket. True: the caller leads now and must drain."""
+        with self._mutex:
+            if self._closed:
+                raise LogError(f"{ticket.item.run}: the log is closed; open it again")
+            self._queue.append(ticket)
+            self._queued_bytes += ticket.item.size_bytes
+            if lead and not self._leading:
+                self._leading = True
+                return True
+            if waits:
+                ticket.gate = _shut()
+            return False
+
+    def _lead_alone(self) -> bool:
+        """Lead at once if nothing waits and nobody is at it: the quick way for a single run."""
+        with self._mutex:
+            if self._leading or self._queue or self._closed:
+                return False
+            self._leading = True
+            return True
+
+    def _commit_alone(self, item: Append) -> Head:
+        began = self._clock.monotonic()
+        try:
+            result = self._store.append((item,))[0]
+        finally:
+            self._commit_seconds += (self._clock.monotonic() - began - self._commit_seconds) * 0.1
+            with self._mutex:
+                self._leading = False
+                if self._queue:
+                    self._hand_on()
+        if isinstance(result, LogError):
+            raise result
+        return result
+
+    def _is_alone(self, run: str) -> bool:
+        if run != self._last_run:
+            self._last_run, self._mixed = run, _MIXED
+        elif self._mixed:
+            self._mixed -= 1
+        return not self._mixed
+
+    async def _settle(self, ticket: Ticket, *, slow: bool) -> None:
+        loop = asyncio.get_running_loop()
+        with self._mutex:
+            if ticket.done:
+                return
+            ticket.future = loop.create_future()
+        if slow:
+            self._stir(urgent=True)
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            loop.call_soon(self._flush)
+        await ticket.future
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._lead_if_free()
+
+    def _lead_if_free(self) -> None:
+        """Commit what waits, unless somebody is at it: a leader takes what comes meanwhile, or hands it on."""
+        with self._mutex:
+            if self._leading or not self._queue:
+                return
+            self._leading = True
+            last = self._queue[-1]
+        self._drain(last)
+
+    def _drain(self, ticket: Ticket) -> None:
+        """Lead until one's own ticket is done, then hand on what came meanwhile."""
+        while True:
+            with self._mutex:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
+                self._queued_bytes -= sum(each.item.size_bytes for each in batch)
+            if batch:
+                self._commit(batch)
+            with self._mutex:
+                if ticket.done or not self._queue:
+                    self._hand_on()
+                    return
+
+    def _hand_on(self) -> None:
+        """Called under the mutex by a leader that leaves."""
+        self._leading = False
+        if not self._queue:
+            return
+        heir = next((each for each in self._queue if each.gate is not None), None)
+        if heir is not None and heir.gate is not None:
+            self._leading = True
+            heir.promoted = True
+            heir.gate.release()
+        else:
+            self._stir(urgent=True)
+
+    def _commit(self, batch: list[Ticket]) -> None:
+        began = self._clock.monotonic()
+        try:
+            results = self._store.append([ticket.item for ticket in batch])
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                with self._mutex:
+                    self._leading = False
+                raise
+            return
+        took = self._clock.monotonic() - began
+        self._commit_seconds += (took - self._commit_seconds) * 0.1
+        for ticket, result in zip(batch, results, strict=True):
+            self._finish(ticket, result)
+
+    def _fail(self, batch: list[Ticket], error: BaseException) -> None:
+        """Nothing was written. Those it does not concern are committed one by one."""
+        if len(batch) == 1 or not isinstance(error, Exception):
+            for ticket in batch:
+                self._finish(ticket, error)
+            return
+        for ticket in batch:
+            try:
+                result: Head | BaseException = self._store.append([ticket.item])[0]
+            except Exception as own:
+                result = own
+            self._finish(ticket, result)
+
+    def _finish(self, ticket: Ticket, result: Head | BaseException) -> None:
+        with self._mutex:
+            if isinstance(result, BaseException):
+                ticket.error = result
+            else:
+                ticket.head = result
+            ticket.done = True
+            gate, future = ticket.gate, ticket.future
+        if gate is not None:
+            gate.release()
+        if future is not None:
+            _wake_task(future)
+
+    # the thread -------------------------------------------------------------------------------
+
+    def _stir(self, *, urgent: bool) -> None:
+        self._urgent = self._urgent or urgent
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_behind, name="kedge-committer", daemon=True)
+            self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _write_behind(self) -> None:
+        idle = 0
+        while True:
+            oldest = self._queue[0] if self._queue else None
+            if oldest is None and self._closed:
+                return
+            if oldest is None and idle >= _IDLE_ROUNDS:
+                self._wake.clear()
+                if not self._queue and not self._closed:
+                    self._wake.wait()
+                idle = 0
+                continue
+            if not self._urgent:
+                time.sleep(BEHIND_SECONDS_MAX)
+            idle = 0 if oldest is not None else idle + 1
+            self._urgent = False
+            if oldest is not None and not oldest.done:
+                self._lead_if_free()
+
+
+def _shut() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _wake_task(future: asyncio.Future[None]) -> None:
+    loop = future.get_loop()
+    try:
+        if asyncio.get_running_loop() is loop:
+            _resolve(future)
+            return
+    except RuntimeError:
+        pass
+    try:
+        loop.call_soon_threadsafe(_resolve, future)
+    except RuntimeError:
+        return  # its loop is closed, and with it whoever waited
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

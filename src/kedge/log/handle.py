@@ -1,0 +1,264 @@
+"""One run's log, open for appending: encodes, chains, folds and submits. Decides nothing about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
+
+import msgspec
+
+from kedge.errors import HandleClosed, ValueRefused
+from kedge.log.committer import Committer, Ticket
+from kedge.model import chain
+from kedge.model.events import Event, RunRewound, encode, to_text
+from kedge.model.fold import FOLD, Fold
+from kedge.model.ledger import Ledger
+from kedge.model.values import Blob, pack
+from kedge.store.base import Append, Birth, Claim, Head, Row, RunIndex, Snapshot
+
+SNAPSHOT_EVERY: Final = 1_024
+"""Events between two snapshots: what opening a state folds at the most."""
+
+KNOWN_PIECES_MAX: Final = 100_000
+
+
+class Entry(NamedTuple):
+    """An event to append, and the values that go with it."""
+
+    event: Event
+    values: Mapping[str, Any] | None = None
+
+
+class Rights(TypedDict, total=False):
+    """What an append may take, give back or erase besides adding events, in the same commit."""
+
+    claims: tuple[Claim, ...]
+    releases: tuple[Claim, ...]
+    takes: tuple[int, ...]
+    returns: tuple[int, ...]
+    erases_rows: tuple[int, ...]
+    erases_pieces: tuple[bytes, ...]
+
+
+class RunLog:
+    """A run's log with its live folds.
+
+    They include what was submitted and is not yet committed. When a commit fails the handle is
+    closed: everything it holds may be ahead of the store, so it is opened again from there.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        *,
+        committer: Committer,
+        secret_key: bytes,
+        fold: Fold,
+        ledger: Ledger,
+        rewound: Callable[[str, RunRewound], Fold],
+        snapshot_at: int = 0,
+        birth: Birth | None = None,
+        snapshot_every: int = SNAPSHOT_EVERY,
+    ) -> None:
+        self.run = head.run
+        self.seen = 0
+        self._fold = fold
+        self._ledger = ledger
+        self._unfolded: list[tuple[int, Event]] = []
+        self._seq = head.seq
+        self._hash = head.hash
+        self._epoch = head.epoch
+        self._birth = birth
+        self._committer = committer
+        self._secret_key = secret_key
+        self._rewound = rewound
+        self._snapshot_at = snapshot_at
+        self._snapshot_every = snapshot_every
+        self._known: set[bytes] = set()
+        self._indexed: RunIndex | None = None
+        self._last: Ticket | None = None
+        self._failure: BaseException | None = None
+        if birth is None:
+            self._index()
+
+    @property
+    def fold(self) -> Fold:
+        """What the timeline adds up to so far. Folded when it is looked at, many events at a time."""
+        self._catch_up()
+        return self._fold
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the whole log adds up to so far."""
+        self._catch_up()
+        return self._ledger
+
+    @property
+    def seq(self) -> int:
+        """The seq of the last event submitted."""
+        return self._seq
+
+    @property
+    def hash(self) -> bytes:
+        """The chain's hash there."""
+        return self._hash
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this handle appends."""
+        return self._epoch
+
+    # appending --------------------------------------------------------------------------------
+
+    def append(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
+        """Append durably: when this returns, the events are committed."""
+        item = self._build(entries, rights)
+        try:
+            return self._committer.commit(item)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    async def append_soon(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
+        """As `append`, from a loop, in company with other tasks."""
+        item = self._build(entries, rights)
+        try:
+            return await self._committer.commit_soon(item)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def append_behind(self, *entries: Entry, **rights: Unpack[Rights]) -> None:
+        """Append without waiting: committed with the next append, or soon. `barrier` waits for it."""
+        self._last = self._committer.submit(self._build(entries, rights))
+
+    def barrier(self) -> None:
+        """Return when everything submitted so far is committed."""
+        if self._last is not None:
+            self._committer.wait(self._last)
+            self._check()
+
+    async def barrier_soon(self) -> None:
+        """As `barrier`, from a loop."""
+        if self._last is not None:
+            await self._committer.wait_soon(self._last)
+            self._check()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is None and self._last is not None and self._last.done:
+            self._failure, self._last = self._last.error, None
+        if self._failure is not None:
+            raise HandleClosed(self.run, self._failure) from self._failure
+
+    def _build(self, entries: Sequence[Entry], rights: Rights | None = None) -> Append:
+        """Values first, for they may be refused; nothing of the handle changes before they all are packed."""
+        if self._failure is not None or self._last is not None:
+            self._check()
+        packed = [self._encode(entry) for entry in entries]
+        after, before, birth, hash_ = self._seq, self._hash, self._birth, self._hash
+        rows: list[Row] = []
+        pieces: list[Blob] = []
+        loud = birth is not None
+        for seq, ((event, _), (body, data, blobs)) in enumerate(zip(entries, packed, strict=True), after + 1):
+            hash_ = chain.link(hash_, body)
+            rows.append(Row(seq, body, data, hash_))
+            pieces += blobs
+            loud = loud or not self._fold.is_quiet(event)
+            self._unfolded.append((seq, event))
+        self._seq, self._hash, self._birth = after + len(rows), hash_, None
+        if birth is not None and birth.holder is not None:
+            self._epoch = 1
+        return Append(
+            run=self.run,
+            after=after,
+            before=before,
+            epoch=self._epoch,
+            rows=tuple(rows),
+            birth=birth,
+            pieces=self._unknown(pieces) if pieces else (),
+            index=self._index() if loud else None,
+            snapshot=self._snapshot() if self._seq - self._snapshot_at >= self._snapshot_every else None,
+            **(rights or {}),
+        )
+
+    def _encode(self, entry: Entry) -> tuple[bytes, bytes | None, Sequence[Blob]]:
+        event, values = entry
+        if not values:
+            return encode(event), None, ()
+        try:
+            packed = pack(values, at="", secret_key=self._secret_key)
+        except ValueRefused as refused:
+            raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
+        digest = to_text(chain.value_hash("json", packed.raw))
+        return encode(event, digest), packed.raw, packed.blobs
+
+    def _catch_up(self) -> None:
+        unfolded, self._unfolded = self._unfolded, []
+        for seq, event in unfolded:
+            if isinstance(event, RunRewound):
+                # What is on its way to the store is not to be read from it yet.
+                self.barrier()
+                self._fold = self._rewound(self.run, event)
+            self._fold.apply(seq, event)
+            self._ledger.apply(seq, event)
+
+    def _unknown(self, pieces: Sequence[Blob]) -> tuple[Blob, ...]:
+        """The pieces that this handle has not stored before; storing one again would be harmless."""
+        if len(self._known) > KNOWN_PIECES_MAX:
+            self._known.clear()
+        fresh = {piece.hash: piece for piece in pieces if piece.hash not in self._known}
+        self._known.update(fresh)
+        return tuple(fresh.values())
+
+    def _index(self) -> RunIndex | None:
+        """What the run is found by, if that changed."""
+        index = index_of(self.fold, seen=self.seen)
+        if index == self._indexed:
+            return None
+        self._indexed = index
+        return index
+
+    def _snapshot(self) -> Snapshot:
+        self._snapshot_at = self._seq
+        return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
+
+
+def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
+    """What a run is found by."""
+    facts = fold.facts
+    return RunIndex(
+        agent=facts.agent,
+        status=facts.status,
+        priority=facts.priority,
+        wake_at_us=fold.wake_at,
+        started_at_us=facts.started_at,
+        changed_at_us=facts.changed_at,
+        tags=facts.tags,
+        seen=seen,
+    )
+
+
+class SnapshotRoot(msgspec.Struct):
+    """A stored snapshot: both folds at one seq."""
+
+    fold: msgspec.Raw
+    ledger: msgspec.Raw
+
+
+def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
+    """A snapshot of both folds, with only the pieces that changed since the one before."""
+    pieces: list[Blob] = []
+    root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
+    body = msgspec.json.encode(root)
+    digest = chain.value_hash("json", body)
+    pieces.append(Blob(digest, "json", body))
+    return Snapshot(seq=seq, fold=FOLD, hash=hash_, root=digest, pieces=tuple(pieces))
+
+
+def _place(event: Event) -> str:
+    """How errors name an event's values: by step where there is one."""
+    step = getattr(event, "step", None)
+    kind = event.__struct_config__.tag
+    return f"step {step} ({kind})" if step else str(kind)

@@ -1,0 +1,375 @@
+"""Runs as typed logs: create, open, fork, read, fold, erase. The surface of this layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kedge.clock import Clock, SystemClock
+from kedge.errors import EventBroken, LogError, RunBroken, RunUnknown, ValueBroken, ValueErased
+from kedge.log.committer import Committer
+from kedge.log.handle import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
+from kedge.model import chain
+from kedge.model.codec import convert
+from kedge.model.events import (
+    Event,
+    RunForked,
+    RunRewound,
+    RunStarted,
+    ValueErasedOnPurpose,
+    decode,
+    from_text,
+    to_text,
+)
+from kedge.model.fold import FOLD, Fold
+from kedge.model.ledger import Ledger
+from kedge.model.state import State
+from kedge.model.values import Blob, children, references, unpack
+from kedge.store.base import READ_LIMIT, Birth, Head, Row, Store
+
+_ROUND: Final = 2_000
+
+
+class Recorded(NamedTuple):
+    """An event at its place in a log."""
+
+    seq: int
+    event: Event
+    row: Row
+
+
+class Log:
+    """All logs of one store. Safe to share between threads; each RunLog belongs to one at a time."""
+
+    def __init__(self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+        self.store = store
+        self.committer = Committer(store, clock or SystemClock())
+        self._snapshot_every = snapshot_every
+
+    def close(self) -> None:
+        """Commit what waits; the store stays open."""
+        self.committer.close()
+
+    # opening ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        started: RunStarted,
+        values: Mapping[str, Any],
+        *,
+        holder: str | None = None,
+        seconds: float = math.inf,
+    ) -> RunLog:
+        """A new run, its first event committed. With a holder, its creator holds it."""
+        head = Head(run=started.run, seq=0, hash=chain.genesis(self.store.id, started.run), epoch=0)
+        log = self._handle(head, Fold(), Ledger(), birth=Birth(holder=holder, lease_seconds=seconds))
+        log.append(Entry(started, values))
+        return log
+
+    def fork(
+        self,
+        forked: RunForked,
+        values: Mapping[str, Any] | None = None,
+        *,
+        holder: str | None = None,
+        seconds: float = math.inf,
+    ) -> RunLog:
+        """A new run that shares its parent's log up to the cut; nothing is copied."""
+        parent, at = forked.parent, forked.cut
+        fold, ledger = self.folds(parent, at)
+        head = Head(run=forked.run, seq=at, hash=self.hash_at(parent, at), epoch=0, base=at, parent=parent)
+        birth = Birth(parent=parent, holder=holder, lease_seconds=seconds)
+        log = self._handle(head, fold, ledger, birth=birth, snapshot_at=at)
+        log.append(Entry(forked, values))
+        return log
+
+    def open(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
+        """A run's log, to be appended to. With a holder its lease is taken first, which raises its epoch."""
+        self._refuse_broken(run)
+        head = self.head(run) if holder is None else self.store.lease(run, holder, seconds=seconds)
+        fold, ledger = self.folds(run, head.seq)
+        snapshot = self.store.snapshot(run, fold=FOLD, at=head.seq)
+        return self._handle(head, fold, ledger, snapshot_at=snapshot.seq if snapshot else head.base)
+
+    def _handle(
+        self, head: Head, fold: Fold, ledger: Ledger, *, birth: Birth | None = None, snapshot_at: int = 0
+    ) -> RunLog:
+        return RunLog(
+            head,
+            committer=self.committer,
+            secret_key=self.store.secret_key,
+            fold=fold,
+            ledger=ledger,
+            rewound=self._rewound,
+            snapshot_at=snapshot_at,
+            birth=birth,
+            snapshot_every=self._snapshot_every,
+        )
+
+    def _refuse_broken(self, run: str) -> None:
+        """A run that was set apart, or whose log does not reach its head, is not opened; others are not concerned."""
+        head = self.head(run)
+        reason = self.store.quarantined(run)
+        if reason is None:
+            last = self.store.row(run, head.seq)
+            if last is None:
+                reason = "the log ends before its head"
+            elif last.hash != head.hash:
+                reason = "the last event is not the head's"
+            elif self.goes_on_after(head):
+                reason = "the log goes on after its head"
+            else:
+                return
+            self.store.quarantine(run, reason)
+        raise RunBroken(run, seq=head.seq, reason=reason)
+
+    def goes_on_after(self, head: Head) -> bool:
+        """Whether events stand after a head that did not move: nobody appended them."""
+        beyond = self.store.read(head.run, after=head.seq, limit=1, data=False)
+        return bool(beyond) and self.head(head.run).seq == head.seq
+
+    # reading ----------------------------------------------------------------------------------
+
+    def head(self, run: str) -> Head:
+        """Where a run's log ends."""
+        head = self.store.head(run)
+        if head is None:
+            raise RunUnknown(run)
+        return head
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT) -> list[Recorded]:
+        """Committed events after a seq, through the lineage of a fork; with their rows."""
+        found: list[Recorded] = []
+        for owner, first, last in self._lineage(run, after):
+            while len(found) < limit and first < last:
+                rows = self.store.read(owner, after=first, limit=min(limit - len(found), last - first))
+                if not rows or rows[0].seq > last:
+                    break
+                found += [Recorded(row.seq, _event(owner, row), row) for row in rows if row.seq <= last]
+                first = rows[-1].seq
+        return found
+
+    def event(self, run: str, seq: int) -> Event:
+        """One event."""
+        return _event(run, self._row(run, seq))
+
+    def data(self, run: str, seq: int) -> dict[str, Any]:
+        """The values of one event, verbatim. ValueErased when they were erased."""
+        row = self._row(run, seq)
+        if row.data is not None:
+            return dict(unpack(row.data, self.store.pieces))
+        digest = _event(run, row).data
+        if digest is None:
+            return {}
+        raise ValueErased(from_text(digest))
+
+    def value(self, run: str, seq: int, name: str, type: Any = Any) -> Any:  # noqa: A002
+        """One value of an event, as the type it was declared to have."""
+        value = self.data(run, seq)[name]
+        return convert(value, type, at=name)
+
+    def hash_at(self, run: str, seq: int) -> bytes:
+        """The chain's hash at an event, or the genesis at 0."""
+        return self._row(run, seq).hash if seq else chain.genesis(self.store.id, self._root(run))
+
+    def _root(self, run: str) -> str:
+        head = self.head(run)
+        while head.parent is not None:
+            head = self.head(head.parent)
+        return head.run
+
+    def _row(self, run: str, seq: int) -> Row:
+        owner = self._owner(run, seq)
+        row = self.store.row(owner, seq)
+        if row is None:
+            head = self.head(run)
+            if seq > head.seq or seq < 1:
+                raise LogError(f"{run}: has no event {seq}; it has 1 to {head.seq}")
+            raise RunBroken(run, seq=seq, reason="the event is missing")
+        return row
+
+    def _owner(self, run: str, seq: int) -> str:
+        """The run of the lineage whose own log holds a seq."""
+        head = self.head(run)
+        while head.parent is not None and seq <= head.base:
+            head = self.head(head.parent)
+        return head.run
+
+    def _lineage(self, run: str, after: int) -> list[tuple[str, int, int]]:
+        """Which run's rows make up a log after a seq: (run, after, up to), eldest first."""
+        head = self.head(run)
+        parts = [(head.run, max(after, head.base), head.seq)]
+        while head.parent is not None and after < head.base:
+            cut = head.base
+            head = self.head(head.parent)
+            parts.append((head.run, max(after, head.base), cut))
+        return parts[::-1]
+
+    # folding ----------------------------------------------------------------------------------
+
+    def state(self, run: str, at: int | None = None) -> State:
+        """The state at the head, or at any event before it; never folds more than lies between two snapshots."""
+        head = self.head(run)
+        fold = self._fold(head, head.seq if at is None else at)
+        return State(fold, _Reader(self, run))
+
+    def ledger(self, run: str, at: int | None = None) -> Ledger:
+        """The ledger likewise: every event counts, also what was rewound."""
+        head = self.head(run)
+        return self._ledger(head, head.seq if at is None else at)
+
+    def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
+        """Both folds at an event. One pass over the log, unless it was rewound on the way."""
+        head = self.head(run)
+        fold, ledger, start = self._base(head, at)
+        events = list(self._events(run, start, at))
+        for seq, event in events:
+            ledger.apply(seq, event)
+        if any(isinstance(event, RunRewound) for _, event in events):
+            return self._fold(head, at), ledger
+        for seq, event in events:
+            fold.apply(seq, event)
+        return fold, ledger
+
+    def refold(self, run: str) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
+        """Both folds after every event, from the events alone: no snapshot is trusted."""
+        head = self.head(run)
+        fold, ledger, start = self._base(head, head.base, trust=False)
+        for row, event in self._rows(run, start, head.seq):
+            if isinstance(event, RunRewound):
+                fold = self._rewound(run, event, trust=False)
+            fold.apply(row.seq, event)
+            ledger.apply(row.seq, event)
+            yield row.hash, row.seq, fold, ledger
+
+    def _fold(self, head: Head, at: int, *, trust: bool = True) -> Fold:
+        """From the last snapshot; where the log was rewound since, from the snapshot before the cut."""
+        later: list[list[tuple[int, Event]]] = []
+        while True:
+            fold, _, start = self._base(head, at, trust=trust)
+            events = list(self._events(head.run, start, at)) if at > head.base else []
+            rewinds = [place for place, (_, event) in enumerate(events) if isinstance(event, RunRewound)]
+            if not rewinds:
+                later.append(events)
+                break
+            _, rewound = events[rewinds[-1]]
+            assert isinstance(rewound, RunRewound)
+            later.append(self._kept(head.run, rewound) + events[rewinds[-1] :])
+            at = rewound.cut
+        for part in reversed(later):
+            for seq, event in part:
+                fold.apply(seq, event)
+        return fold
+
+    def _rewound(self, run: str, event: RunRewound, *, trust: bool = True) -> Fold:
+        """What a rewind goes back to, before it is itself applied."""
+        fold = self._fold(self.head(run), event.cut, trust=trust)
+        for seq, kept in self._kept(run, event):
+            fold.apply(seq, kept)
+        return fold
+
+    def _kept(self, run: str, event: RunRewound) -> list[tuple[int, Event]]:
+        return [(seq, self.event(run, seq)) for seq in event.keep]
+
+    def _ledger(self, head: Head, at: int) -> Ledger:
+        _, ledger, start = self._base(head, at)
+        for seq, event in self._events(head.run, start, at):
+            ledger.apply(seq, event)
+        return ledger
+
+    def _base(self, head: Head, at: int, *, trust: bool = True) -> tuple[Fold, Ledger, int]:
+        """The folds to start from, and the seq they stand at: a snapshot, the parent at the cut, or nothing."""
+        snapshot = self.store.snapshot(head.run, fold=FOLD, at=at) if trust and at > head.base else None
+        if snapshot is not None:
+            row = self.store.row(head.run, snapshot.seq)
+            folds = self._load(snapshot.root) if row is not None and row.hash == snapshot.hash else None
+            if folds is not None:
+                return *folds, snapshot.seq
+        if head.parent is None:
+            return Fold(), Ledger(), 0
+        cut = min(at, head.base)
+        fold, ledger = self.folds(head.parent, cut)
+        return fold, ledger, cut
+
+    def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
+        """A snapshot's folds; None when it cannot be read, for then the log itself is folded."""
+        fetch = self.store.pieces
+        piece = fetch([root]).get(root)
+        if piece is None or piece.body is None or chain.value_hash(piece.codec, piece.body) != root:
+            return None
+        try:
+            saved = msgspec.json.decode(piece.body, type=SnapshotRoot)
+            return Fold.load(saved.fold, fetch), Ledger.load(saved.ledger, fetch)
+        except msgspec.DecodeError:
+            return None
+
+    def _events(self, run: str, after: int, up_to: int) -> Iterator[tuple[int, Event]]:
+        return ((row.seq, event) for row, event in self._rows(run, after, up_to))
+
+    def _rows(self, run: str, after: int, up_to: int) -> Iterator[tuple[Row, Event]]:
+        """A run's own events, bodies alone."""
+        while after < up_to:
+            rows = self.store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
+            if not rows:
+                return
+            for row in rows:
+                yield row, _event(run, row)
+            after = rows[-1].seq
+
+    # erasing ----------------------------------------------------------------------------------
+
+    def erase(
+        self,
+        run: RunLog,
+        *,
+        at: int,
+        reason: str,
+        seqs: Sequence[int] = (),
+        pieces: Collection[bytes] = (),
+        by: str | None = None,
+    ) -> None:
+        """Take values out of the store for good: the data of these events, and these stored pieces.
+
+        Their hashes and the reason stay on record, so verification says erased, not broken.
+        """
+        erased = ValueErasedOnPurpose(
+            at=at, reason=reason, seqs=tuple(seqs), pieces=tuple(to_text(piece) for piece in pieces), by=by
+        )
+        run.append(Entry(erased), erases_rows=tuple(seqs), erases_pieces=tuple(pieces))
+
+    def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
+        """Every stored piece that an event's values are made of."""
+        row = self._row(run, seq)
+        found: dict[bytes, Blob] = {}
+        wanted = references(row.data) if row.data is not None else []
+        while wanted:
+            level = self.store.pieces(wanted)
+            for digest in wanted:
+                if digest not in level:
+                    raise ValueBroken(digest, "missing")
+            found.update(level)
+            wanted = [child for piece in level.values() for child in children(piece) if child not in found]
+        return found
+
+
+def _event(run: str, row: Row) -> Event:
+    try:
+        return decode(row.body)
+    except EventBroken as error:
+        raise RunBroken(run, seq=row.seq, reason="its body cannot be read") from error
+
+
+class _Reader(NamedTuple):
+    """Reads the values of one run's events for its state."""
+
+    log: Log
+    run: str
+
+    def event(self, seq: int) -> Event:
+        return self.log.event(self.run, seq)
+
+    def data(self, seq: int) -> dict[str, Any]:
+        return self.log.data(self.run, seq)

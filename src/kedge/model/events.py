@@ -1,0 +1,481 @@
+"""The closed set of events: what can be said in a log, and how it is written in bytes.
+
+An event's body is a small JSON object without the values that people and tools produced; those sit in
+the event's data, which the body names by its hash (`data`). So a fold reads bodies alone, and a value
+can be erased without breaking the chain. Times are microseconds since the epoch; digests are unpadded
+base64url. Kinds are `noun.past`; a later version of a kind is stored as `noun.past/2`.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode
+from binascii import b2a_base64
+from collections.abc import Callable
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from kedge.errors import EventBroken, EventUnknown
+
+StepId = str
+Digest = str
+
+Sort = Literal["tool", "model", "decision", "wait", "child", "scope", "undo"]
+EffectClass = Literal["reads", "idempotent", "workspace", "transaction", "at_most_once"]
+Outcome = Literal["returned", "refused", "unknown"]
+Ruling = Literal["accept", "reject", "ask"]
+Settlement = Literal["happened", "did_not_happen", "stopped"]
+WaitFor = Literal["answer", "event", "time", "child", "settlement", "mend"]
+WaitEnd = Literal["answered", "expired", "cancelled", "voided"]
+ForkEffects = Literal["recorded", "live", "none"]
+
+
+class Build(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The code that ran: its version and, where known, its commit."""
+
+    version: str = ""
+    commit: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a contract said of an intention, by which rule, and the contract's own hash."""
+
+    ruling: Ruling = "accept"
+    rule: str | None = None
+    code: str | None = None
+    contract: Digest | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a model call used. Money is in millionths of a US dollar."""
+
+    model: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    cost_micros: int = 0
+
+
+class Doubt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt seen in a part of a log that was set aside: whether it happened is not known."""
+
+    step: StepId
+    tool: str
+    key: str
+    attempt: int = 1
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", gc=False):
+    """One immutable fact. `data` is the hash of its values, written when it is appended."""
+
+    at: int
+    data: Digest | None = None
+
+
+# runs ---------------------------------------------------------------------------------------------
+
+
+class RunStarted(Event, frozen=True, tag="run.started"):
+    """A run began. Data: `input`, and `context` where the agent declares one."""
+
+    run: str
+    agent: str
+    build: Build = Build()
+    priority: int = 0
+    tags: tuple[str, ...] = ()
+    parent: str | None = None
+    parent_step: StepId | None = None
+    follows: str | None = None
+
+
+class RunForked(Event, frozen=True, tag="run.forked"):
+    """A fork left its parent at a cut. Data: the conditions that it changed."""
+
+    run: str
+    parent: str
+    cut: int
+    generation: int
+    effects: ForkEffects = "recorded"
+    by: str | None = None
+
+
+class RunTaken(Event, frozen=True, tag="run.taken"):
+    """A worker took the lease, with this build of the code."""
+
+    epoch: int
+    holder: str
+    build: Build = Build()
+
+
+class RunPaused(Event, frozen=True, tag="run.paused"):
+    """Somebody paused the run. Data: `because`."""
+
+    by: str | None = None
+
+
+class RunResumed(Event, frozen=True, tag="run.resumed"):
+    """Somebody let a paused, failed or diverged run go on. Data: `because`."""
+
+    by: str | None = None
+
+
+class RunPrioritized(Event, frozen=True, tag="run.prioritized"):
+    """The run's priority changed."""
+
+    priority: int
+    by: str | None = None
+
+
+class RunTagged(Event, frozen=True, tag="run.tagged"):
+    """The run's tags changed to these."""
+
+    tags: tuple[str, ...]
+    by: str | None = None
+
+
+class RunDiverged(Event, frozen=True, tag="run.diverged"):
+    """Code and record disagree at a step; the run waits for mended code. Data: `recorded`, `found`, `builds`."""
+
+    step: StepId
+
+
+class RunRewound(Event, frozen=True, tag="run.rewound"):
+    """The timeline went back to a cut; `keep` names later events that stay, `returned` messages that go back.
+    Data: `because`."""
+
+    cut: int
+    generation: int
+    keep: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
+    by: str | None = None
+
+
+class RunRepaired(Event, frozen=True, tag="run.repaired"):
+    """Events `first` to `last` did not hold and were set aside; the chain goes on from the head's hash.
+    Data: `because`, `found`."""
+
+    first: int
+    last: int
+    hash_before: Digest
+    hash_head: Digest
+    set_aside: int = 0
+    doubts: tuple[Doubt, ...] = ()
+    by: str | None = None
+
+
+class RunRenewed(Event, frozen=True, tag="run.renewed"):
+    """The run goes on in a fresh log under another id. Data: `input`."""
+
+    run: str
+
+
+class CancelRequested(Event, frozen=True, tag="cancel.requested"):
+    """Somebody asked the run to end. Data: `because`."""
+
+    compensate: bool = False
+    by: str | None = None
+
+
+class RunCompleted(Event, frozen=True, tag="run.completed"):
+    """The agent returned. Data: `result`."""
+
+
+class RunFailed(Event, frozen=True, tag="run.failed"):
+    """The agent ended with an error. Data: `failure`."""
+
+    step: StepId | None = None
+
+
+class RunCancelled(Event, frozen=True, tag="run.cancelled"):
+    """The run was cancelled and is over. Data: `not_undone`."""
+
+
+# steps --------------------------------------------------------------------------------------------
+
+
+class StepIntended(Event, frozen=True, tag="step.intended"):
+    """What the agent wants to do next, judged. `digest` is of all arguments, `identity` of those that name the action;
+    `undoes_seq` is where the effect that it undoes first started. Data: `arguments`, `because`."""
+
+    step: StepId
+    sort: Sort
+    name: str
+    digest: Digest | None = None
+    identity: Digest | None = None
+    effect: EffectClass | None = None
+    verdict: Verdict | None = None
+    undoes: StepId | None = None
+    undoes_seq: int = 0
+
+
+class StepDelayed(Event, frozen=True, tag="step.delayed"):
+    """The step goes on at a later time, for backoff or a rate limit; this is not an attempt."""
+
+    step: StepId
+    until: int
+    because: str = "backoff"
+
+
+class StepAdopted(Event, frozen=True, tag="step.adopted"):
+    """The step took the recorded result of an orphan effect, first started at `seq` of `run`, instead of acting again.
+    Data: `output`."""
+
+    step: StepId
+    run: str
+    key: str
+    seq: int
+
+
+class StepDrifted(Event, frozen=True, tag="step.drifted"):
+    """A replayed step's arguments differ from the record in a way that changes nothing. Data: `recorded`, `found`."""
+
+    step: StepId
+
+
+class StepOverridden(Event, frozen=True, tag="step.overridden"):
+    """A person gave a pending step its result. Data: `output`, `because`."""
+
+    step: StepId
+    by: str | None = None
+
+
+class StepEnded(Event, frozen=True, tag="step.ended"):
+    """A step without attempts of its own ended: a scope, a rejection. Data: `output` or `failure`."""
+
+    step: StepId
+    outcome: Literal["returned", "failed", "cancelled"] = "returned"
+
+
+class AttemptStarted(Event, frozen=True, tag="attempt.started"):
+    """One try is about to touch the world. `claims` are the rights it consumes, as `space:digest`."""
+
+    step: StepId
+    attempt: int
+    key: str
+    epoch: int
+    deadline: int | None = None
+    claims: tuple[str, ...] = ()
+
+
+class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
+    """How far a long tool got. Data: `progress`."""
+
+    step: StepId
+    attempt: int
+
+
+class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
+    """One try is over. `retry_at`: it will be tried again then. `key` is given when it ended late, after a rewind.
+    Data: `output` or `failure`."""
+
+    step: StepId
+    attempt: int
+    outcome: Outcome
+    retry_at: int | None = None
+    usage: Usage | None = None
+    key: str | None = None
+    released: tuple[str, ...] = ()
+
+
+class AttemptSettled(Event, frozen=True, tag="attempt.settled"):
+    """What was in doubt is known now, from a reconciler or a person. Data: `output`, `because`."""
+
+    step: StepId
+    attempt: int
+    key: str
+    settlement: Settlement
+    by: str | None = None
+    released: tuple[str, ...] = ()
+
+
+class EffectConfirmed(Event, frozen=True, tag="effect.confirmed"):
+    """The world was looked at after the effect, and showed it or did not."""
+
+    step: StepId
+    key: str
+    confirmed: bool
+
+
+class DecisionMade(Event, frozen=True, tag="decision.made"):
+    """A choice, with who chose. Data: `question`, `options`, `choice`, `because`."""
+
+    step: StepId
+    by: str = "agent"
+
+
+# waits, messages, children ------------------------------------------------------------------------
+
+
+class WaitOpened(Event, frozen=True, tag="wait.opened"):
+    """A step now waits. `digest` binds what is asked, so that an answer authorises nothing else.
+    Data: `prompt`, `schema`, `default`, `intention`."""
+
+    step: StepId
+    waits_for: WaitFor
+    name: str = ""
+    to: tuple[str, ...] = ()
+    deadline: int | None = None
+    digest: Digest | None = None
+
+
+class WaitVoted(Event, frozen=True, tag="wait.voted"):
+    """One of several people answered. Data: `answer`, `comment`."""
+
+    step: StepId
+    by: str
+
+
+class WaitClosed(Event, frozen=True, tag="wait.closed"):
+    """A wait ended, and how. Data: `answer`, `comment`."""
+
+    step: StepId
+    how: WaitEnd
+    by: str | None = None
+    message: int | None = None
+
+
+class MessageTaken(Event, frozen=True, tag="message.taken"):
+    """A message left the inbox for the run. Data: `body`."""
+
+    message: int
+    name: str
+    id: str
+    step: StepId | None = None
+    by: str | None = None
+
+
+class MessageSent(Event, frozen=True, tag="message.sent"):
+    """The run sent a message to another. Data: `body`."""
+
+    step: StepId
+    run: str
+    name: str
+    id: str
+
+
+class ChildSpawned(Event, frozen=True, tag="child.spawned"):
+    """The run started another run. Data: `input`."""
+
+    step: StepId
+    run: str
+    agent: str
+    on_parent_end: Literal["cancel", "abandon", "wait"] = "cancel"
+
+
+class ChildEnded(Event, frozen=True, tag="child.ended"):
+    """A child ended, and how. Data: `result` or `failure`."""
+
+    step: StepId
+    run: str
+    status: Literal["completed", "failed", "cancelled"]
+
+
+# the agent's own record ---------------------------------------------------------------------------
+
+
+class ContextChanged(Event, frozen=True, tag="context.changed"):
+    """The agent's document changed. Data: `document` when whole, otherwise `set` and `unset`."""
+
+    version: int
+    whole: bool = False
+    by: str = "agent"
+    step: StepId | None = None
+
+
+class PlanMade(Event, frozen=True, tag="plan.made"):
+    """The agent said which stages it will go through."""
+
+    stages: tuple[str, ...]
+
+
+class PlanReached(Event, frozen=True, tag="plan.reached"):
+    """The agent is at a stage of its plan."""
+
+    stage: str
+
+
+class NoteMade(Event, frozen=True, tag="note.made"):
+    """A remark for whoever reads the record. Data: `note`."""
+
+    step: StepId | None = None
+    by: str = "agent"
+
+
+class FactDrawn(Event, frozen=True, tag="fact.drawn"):
+    """Something from outside that takes no step: the time, a random number, an id, a patch marker. Data: `value`."""
+
+    name: str
+
+
+class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
+    """Values left the store for good: the data of these events, and these stored pieces."""
+
+    reason: str
+    seqs: tuple[int, ...] = ()
+    pieces: tuple[Digest, ...] = ()
+    by: str | None = None
+
+
+AnyEvent = (
+    RunStarted | RunForked | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
+    | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
+    | StepIntended | StepDelayed | StepAdopted | StepDrifted | StepOverridden | StepEnded
+    | AttemptStarted | AttemptProgressed | AttemptEnded | AttemptSettled | EffectConfirmed | DecisionMade
+    | WaitOpened | WaitVoted | WaitClosed | MessageTaken | MessageSent | ChildSpawned | ChildEnded
+    | ContextChanged | PlanMade | PlanReached | NoteMade | FactDrawn | ValueErasedOnPurpose
+)  # fmt: skip
+
+KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}
+"""Every stored kind and its type."""
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPCASTERS: Final[dict[str, Upcaster]] = {}
+"""From a kind no longer written, to the body of its successor (with `kind` set to the successor's)."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final[Callable[[bytes], Event]] = msgspec.json.Decoder(AnyEvent).decode
+
+
+def encode(event: Event, data: Digest | None = None) -> bytes:
+    """The body of an event, naming its data by hash."""
+    body = _encode(event)
+    return body if data is None else b'%b,"data":"%b"}' % (body[:-1], data.encode())
+
+
+def decode(body: bytes) -> Event:
+    """The event in a body; an older version is brought up to date."""
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        return _upcast(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EventBroken(str(error)) from error
+
+
+def _upcast(body: bytes) -> Event:
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+        kind = str(fields.get("kind"))
+        while kind in UPCASTERS:
+            fields = UPCASTERS[kind](fields)
+            kind = str(fields["kind"])
+        if kind in KINDS:
+            return msgspec.convert(fields, KINDS[kind])
+    except msgspec.DecodeError as error:
+        raise EventBroken(str(error)) from error
+    name, _, version = kind.partition("/")
+    raise EventUnknown(name, int(version) if version.isdigit() else 1)
+
+
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+
+
+def to_text(digest: bytes) -> Digest:
+    """A hash as events and references write it."""
+    return b2a_base64(digest, newline=False).rstrip(b"=").translate(_URL_SAFE).decode("ascii")
+
+
+def from_text(digest: Digest) -> bytes:
+    """A hash from its written form."""
+    return urlsafe_b64decode(digest + "=" * (-len(digest) % 4))

@@ -1,0 +1,554 @@
+"""Folds the events of a timeline. Reads no clock, touches no store.
+
+The fold keeps positions, not values: every record says at which event its values lie, and they are read
+when somebody looks. What it keeps is scalar facts and vectors of small records, so a snapshot of a long
+run shares almost everything with the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from kedge.model import events as e
+from kedge.model.values import Blob, Fetch
+from kedge.model.vector import Saved, Vector
+
+FOLD: Final = 1
+"""The version of this fold; snapshots of another version are ignored."""
+
+Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
+StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "done", "failed", "cancelled"]
+
+_LIVE: Final = frozenset({"intended", "running"})
+_IDLE: Final = frozenset({"delayed", "waiting", "in_doubt"})
+_OVER: Final = frozenset({"done", "failed", "cancelled"})
+
+
+class Attempt(msgspec.Struct, array_like=True, gc=False):
+    """One try of a step: the seqs where it started and ended (0: not yet), and how."""
+
+    started: int
+    at: int
+    epoch: int
+    ended: int = 0
+    ended_at: int = 0
+    outcome: e.Outcome | None = None
+    retry_at: int | None = None
+
+
+class Step(msgspec.Struct, array_like=True):
+    """One step. `intended`, `ended` and `output` are seqs; 0 means not there."""
+
+    id: e.StepId
+    sort: e.Sort
+    name: str
+    intended: int
+    at: int
+    status: StepStatus = "intended"
+    effect: e.EffectClass | None = None
+    ended: int = 0
+    ended_at: int = 0
+    output: int = 0
+    attempts: list[Attempt] = []
+    delayed_until: int | None = None
+    undoes: e.StepId | None = None
+    undone: bool = False
+
+
+class Wait(msgspec.Struct, array_like=True, frozen=True):
+    """An open wait, and the seq that opened it."""
+
+    step: e.StepId
+    waits_for: e.WaitFor
+    name: str
+    to: tuple[str, ...]
+    deadline: int | None
+    opened: int
+    at: int
+
+
+class Facts(msgspec.Struct, omit_defaults=True):
+    """The scalar part of a fold."""
+
+    seq: int = 0
+    run: str = ""
+    agent: str = ""
+    build: e.Build = e.Build()
+    priority: int = 0
+    tags: tuple[str, ...] = ()
+    parent: str | None = None
+    parent_step: e.StepId | None = None
+    forked_from: str | None = None
+    follows: str | None = None
+    renewed_as: str | None = None
+    started_at: int = 0
+    changed_at: int = 0
+    status: Status = "queued"
+    generation: int = 0
+    epoch: int = 0
+    taken: bool = False
+    paused: bool = False
+    cancelling: bool = False
+    mend: int = 0
+    ended: int = 0
+    ended_as: Status | None = None
+    input: int = 0
+    plan: tuple[str, ...] = ()
+    stage: str | None = None
+    current: e.StepId | None = None
+    committed: int = 0
+    live: int = 0
+    idle: int = 0
+    pending: dict[e.StepId, int] = {}
+    waits: dict[e.StepId, Wait] = {}
+    context_version: int = 0
+    context_parts: list[int] = []
+
+
+class _Root(msgspec.Struct):
+    """A stored snapshot."""
+
+    facts: Facts
+    vectors: dict[str, Saved]
+
+
+_PARTS: Final[dict[str, type[Any]]] = {
+    "steps": Step,
+    "tops": int,
+    "decisions": int,
+    "retried": int,
+    "failures": int,
+    "trace": int,
+    "effects": int,
+    "notes": int,
+}
+
+
+class Fold:
+    """What a timeline adds up to. Grows by `apply`; people read it as a `State`."""
+
+    __slots__ = ("decisions", "effects", "facts", "failures", "notes", "retried", "steps", "tops", "trace")
+
+    steps: Vector[Step]
+    tops: Vector[int]
+    decisions: Vector[int]
+    retried: Vector[int]
+    failures: Vector[int]
+    trace: Vector[int]
+    effects: Vector[int]
+    notes: Vector[int]
+
+    def __init__(
+        self, facts: Facts | None = None, saved: dict[str, Saved] | None = None, fetch: Fetch | None = None
+    ) -> None:
+        self.facts = facts or Facts()
+        for name, of in _PARTS.items():
+            setattr(self, name, Vector(of, saved.get(name) if saved else None, fetch))
+
+    # the fold ---------------------------------------------------------------------------------
+
+    def is_quiet(self, event: e.Event) -> bool:
+        """Whether an event cannot change what the run is found by: nothing waits, and it makes nothing wait."""
+        facts = self.facts
+        if facts.idle or facts.status != "running":
+            return False
+        return type(event) in _QUIET or (isinstance(event, e.AttemptEnded) and event.outcome == "returned")
+
+    def apply(self, seq: int, event: e.Event) -> None:
+        """Take in the next event of the timeline."""
+        facts = self.facts
+        facts.seq = seq
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, seq, event)
+        if facts.ended_as is not None:
+            status = facts.ended_as
+        elif facts.paused:
+            status = "paused"
+        elif facts.mend or (facts.idle and not facts.live):
+            status = "waiting"
+        else:
+            status = "running" if facts.taken else "queued"
+        if status != facts.status:
+            facts.status = status
+            facts.changed_at = event.at
+
+    @property
+    def wake_at(self) -> int | None:
+        """When the run is due without anything coming from outside; None: never."""
+        facts = self.facts
+        if facts.status == "queued":
+            return facts.changed_at or facts.started_at
+        if facts.status != "waiting" or facts.mend:
+            return None
+        times = [wait.deadline for wait in facts.waits.values()]
+        times += [self.steps[index].delayed_until for index in facts.pending.values()]
+        return min((time for time in times if time is not None), default=None)
+
+    def find(self, step: e.StepId) -> int | None:
+        """The index of a step by its id, in the current timeline."""
+        index = self.facts.pending.get(step)
+        if index is not None:
+            return index
+        top, _, inner = step.partition(".")
+        if not top.isdigit() or not 1 <= int(top) <= len(self.tops):
+            return None
+        number = int(top)
+        index = self.tops[number - 1]
+        if not inner:
+            return index
+        after = self.tops[number] if number < len(self.tops) else len(self.steps)
+        return next((at for at in range(index + 1, after) if self.steps[at].id == step), None)
+
+    def step(self, step: e.StepId) -> Step | None:
+        """A step by its id."""
+        index = self.find(step)
+        return None if index is None else self.steps[index]
+
+    # snapshots --------------------------------------------------------------------------------
+
+    def save(self, pieces: list[Blob]) -> bytes:
+        """The root of a snapshot; what was not stored with an earlier one is added to `pieces`."""
+        vectors = {name: getattr(self, name).save(pieces) for name in _PARTS}
+        return msgspec.json.encode(_Root(self.facts, vectors))
+
+    @classmethod
+    def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Fold:
+        """The state of a snapshot; its vectors are read when they are looked at."""
+        saved = msgspec.json.decode(root, type=_Root)
+        return cls(saved.facts, saved.vectors, fetch)
+
+    # what handlers share ----------------------------------------------------------------------
+
+    def open_step(self, seq: int, event: e.StepIntended) -> Step:
+        step = Step(event.step, event.sort, event.name, seq, event.at, "intended", event.effect, undoes=event.undoes)
+        step.attempts = []
+        index = self.steps.append(step)
+        if "." not in event.step:
+            self.tops.append(index)
+        facts = self.facts
+        facts.pending[event.step] = index
+        facts.current = event.step
+        if event.sort != "scope":
+            facts.live += 1
+        if event.sort in ("model", "tool"):
+            self.trace.append(index)
+        return step
+
+    def changing(self, step: e.StepId) -> Step | None:
+        """A pending step that is about to change; None for one that is over, which nothing changes any more."""
+        index = self.facts.pending.get(step)
+        return None if index is None else self.steps.changing(index)
+
+    def move(self, step: Step, status: StepStatus, event: e.Event, seq: int) -> None:
+        """Give a step its next status, and close it if that ends it."""
+        facts = self.facts
+        if step.sort != "scope":
+            facts.live += (status in _LIVE) - (step.status in _LIVE)
+            facts.idle += (status in _IDLE) - (step.status in _IDLE)
+        step.status = status
+        if status in _OVER:
+            step.ended, step.ended_at = seq, event.at
+            facts.pending.pop(step.id, None)
+            facts.waits.pop(step.id, None)
+            facts.committed += status == "done"
+            if step.undoes is not None and status == "done":
+                index = self.find(step.undoes)
+                if index is not None:
+                    self.steps.changing(index).undone = True
+
+
+# handlers: one a kind of event, for those that change a state --------------------------------------------
+
+
+def _run_started(fold: Fold, seq: int, event: e.RunStarted) -> None:
+    facts = fold.facts
+    facts.run, facts.agent, facts.build = event.run, event.agent, event.build
+    facts.priority, facts.tags = event.priority, event.tags
+    facts.parent, facts.parent_step, facts.follows = event.parent, event.parent_step, event.follows
+    facts.started_at = facts.changed_at = event.at
+    facts.input = seq
+
+
+def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
+    """After a rewind, in a fork, or when a person resumes: nothing holds the run back, and nobody holds it."""
+    facts = fold.facts
+    facts.paused = facts.cancelling = False
+    facts.mend = facts.ended = 0
+    facts.ended_as = None
+
+
+def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:
+    _go_on(fold, seq, event)
+    facts = fold.facts
+    facts.run, facts.forked_from, facts.generation = event.run, event.parent, event.generation
+    facts.started_at = facts.changed_at = event.at
+    facts.taken = False
+
+
+def _run_rewound(fold: Fold, seq: int, event: e.RunRewound) -> None:
+    _go_on(fold, seq, event)
+    fold.facts.generation = event.generation
+    fold.facts.taken = False
+
+
+def _run_taken(fold: Fold, seq: int, event: e.RunTaken) -> None:
+    facts = fold.facts
+    facts.epoch, facts.build, facts.taken = event.epoch, event.build, True
+    for index in facts.pending.values():
+        step = fold.steps[index]
+        # The holder before is gone, and whether its open attempt reached the world is not known.
+        if step.status == "running" and step.effect == "at_most_once":
+            fold.move(fold.steps.changing(index), "in_doubt", event, seq)
+
+
+def _run_paused(fold: Fold, seq: int, event: e.RunPaused) -> None:
+    fold.facts.paused = True
+
+
+def _run_prioritized(fold: Fold, seq: int, event: e.RunPrioritized) -> None:
+    fold.facts.priority = event.priority
+
+
+def _run_tagged(fold: Fold, seq: int, event: e.RunTagged) -> None:
+    fold.facts.tags = event.tags
+
+
+def _needs_mending(fold: Fold, seq: int, event: e.Event) -> None:
+    fold.facts.mend = seq
+
+
+def _run_renewed(fold: Fold, seq: int, event: e.RunRenewed) -> None:
+    fold.facts.renewed_as = event.run
+    fold.facts.ended, fold.facts.ended_as = seq, "completed"
+
+
+def _cancel_requested(fold: Fold, seq: int, event: e.CancelRequested) -> None:
+    fold.facts.cancelling = True
+
+
+def _run_completed(fold: Fold, seq: int, event: e.RunCompleted) -> None:
+    fold.facts.ended, fold.facts.ended_as = seq, "completed"
+
+
+def _run_failed(fold: Fold, seq: int, event: e.RunFailed) -> None:
+    fold.facts.ended, fold.facts.ended_as = seq, "failed"
+    fold.failures.append(seq)
+
+
+def _run_cancelled(fold: Fold, seq: int, event: e.RunCancelled) -> None:
+    fold.facts.ended, fold.facts.ended_as = seq, "cancelled"
+
+
+def _step_intended(fold: Fold, seq: int, event: e.StepIntended) -> None:
+    step = fold.open_step(seq, event)
+    if event.verdict is not None and event.verdict.ruling == "reject":
+        fold.move(step, "failed", event, seq)
+
+
+def _step_delayed(fold: Fold, seq: int, event: e.StepDelayed) -> None:
+    step = fold.changing(event.step)
+    if step is not None:
+        step.delayed_until = event.until
+        fold.move(step, "delayed", event, seq)
+
+
+def _step_settled(fold: Fold, seq: int, event: e.StepAdopted | e.StepOverridden) -> None:
+    step = fold.changing(event.step)
+    if step is not None:
+        step.output = seq
+        fold.move(step, "done", event, seq)
+
+
+def _step_ended(fold: Fold, seq: int, event: e.StepEnded) -> None:
+    step = fold.changing(event.step)
+    if step is not None:
+        step.output = seq
+        fold.move(step, "done" if event.outcome == "returned" else event.outcome, event, seq)
+        if event.outcome == "failed":
+            fold.failures.append(seq)
+
+
+def _attempt_started(fold: Fold, seq: int, event: e.AttemptStarted) -> None:
+    step = fold.changing(event.step)
+    if step is None:
+        return
+    if not step.attempts and step.effect not in (None, "reads"):
+        fold.effects.append(fold.facts.pending[event.step])
+    step.attempts.append(Attempt(seq, event.at, event.epoch))
+    step.delayed_until = None
+    fold.move(step, "running", event, seq)
+
+
+def _attempt_ended(fold: Fold, seq: int, event: e.AttemptEnded) -> None:
+    step = fold.changing(event.step)
+    if step is None or not 0 < event.attempt <= len(step.attempts) or event.key is not None:
+        return
+    attempt = step.attempts[event.attempt - 1]
+    attempt.ended, attempt.ended_at = seq, event.at
+    attempt.outcome, attempt.retry_at = event.outcome, event.retry_at
+    if event.outcome == "returned":
+        step.output = seq
+        fold.move(step, "done", event, seq)
+        return
+    fold.failures.append(seq)
+    if sum(tried.outcome not in (None, "returned") for tried in step.attempts) == 1:
+        fold.retried.append(fold.facts.pending[event.step])
+    if event.retry_at is not None:
+        step.delayed_until = event.retry_at
+        fold.move(step, "delayed", event, seq)
+    elif event.outcome == "unknown" and step.effect == "at_most_once":
+        fold.move(step, "in_doubt", event, seq)
+    else:
+        step.output = seq
+        fold.move(step, "failed", event, seq)
+
+
+def _attempt_settled(fold: Fold, seq: int, event: e.AttemptSettled) -> None:
+    step = fold.changing(event.step)
+    if step is None:
+        return
+    if event.settlement == "did_not_happen":
+        fold.move(step, "intended", event, seq)
+    else:
+        step.output = seq
+        fold.move(step, "done" if event.settlement == "happened" else "failed", event, seq)
+
+
+def _decision_made(fold: Fold, seq: int, event: e.DecisionMade) -> None:
+    step = fold.open_step(seq, e.StepIntended(at=event.at, step=event.step, sort="decision", name="decision"))
+    step.output = seq
+    fold.decisions.append(fold.facts.pending[event.step])
+    fold.move(step, "done", event, seq)
+
+
+def _wait_opened(fold: Fold, seq: int, event: e.WaitOpened) -> None:
+    facts = fold.facts
+    facts.waits[event.step] = Wait(event.step, event.waits_for, event.name, event.to, event.deadline, seq, event.at)
+    step = fold.changing(event.step)
+    if step is not None:
+        fold.move(step, "waiting", event, seq)
+
+
+def _wait_closed(fold: Fold, seq: int, event: e.WaitClosed) -> None:
+    fold.facts.waits.pop(event.step, None)
+    step = fold.changing(event.step)
+    if step is None:
+        return
+    if step.sort == "wait":
+        step.output = seq
+        fold.move(step, "cancelled" if event.how in ("cancelled", "voided") else "done", event, seq)
+    elif step.status == "waiting":
+        fold.move(step, "intended", event, seq)
+
+
+def _child_spawned(fold: Fold, seq: int, event: e.ChildSpawned) -> None:
+    step = fold.changing(event.step)
+    if step is not None:
+        step.output = seq
+        fold.move(step, "done", event, seq)
+
+
+def _message_sent(fold: Fold, seq: int, event: e.MessageSent) -> None:
+    step = fold.changing(event.step)
+    if step is not None:
+        step.output = seq
+        fold.move(step, "done", event, seq)
+
+
+def _context_changed(fold: Fold, seq: int, event: e.ContextChanged) -> None:
+    facts = fold.facts
+    facts.context_version = event.version
+    if event.whole:
+        facts.context_parts = []
+    facts.context_parts.append(seq)
+
+
+def _plan_made(fold: Fold, seq: int, event: e.PlanMade) -> None:
+    fold.facts.plan, fold.facts.stage = event.stages, None
+
+
+def _plan_reached(fold: Fold, seq: int, event: e.PlanReached) -> None:
+    fold.facts.stage = event.stage
+
+
+def _note_made(fold: Fold, seq: int, event: e.NoteMade) -> None:
+    fold.notes.append(seq)
+
+
+_HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
+    e.RunStarted: _run_started,
+    e.RunForked: _run_forked,
+    e.RunTaken: _run_taken,
+    e.RunPaused: _run_paused,
+    e.RunResumed: _go_on,
+    e.RunPrioritized: _run_prioritized,
+    e.RunTagged: _run_tagged,
+    e.RunDiverged: _needs_mending,
+    e.RunRewound: _run_rewound,
+    e.RunRepaired: _needs_mending,
+    e.RunRenewed: _run_renewed,
+    e.CancelRequested: _cancel_requested,
+    e.RunCompleted: _run_completed,
+    e.RunFailed: _run_failed,
+    e.RunCancelled: _run_cancelled,
+    e.StepIntended: _step_intended,
+    e.StepDelayed: _step_delayed,
+    e.StepAdopted: _step_settled,
+    e.StepOverridden: _step_settled,
+    e.StepEnded: _step_ended,
+    e.AttemptStarted: _attempt_started,
+    e.AttemptEnded: _attempt_ended,
+    e.AttemptSettled: _attempt_settled,
+    e.DecisionMade: _decision_made,
+    e.WaitOpened: _wait_opened,
+    e.WaitClosed: _wait_closed,
+    e.ChildSpawned: _child_spawned,
+    e.MessageSent: _message_sent,
+    e.ContextChanged: _context_changed,
+    e.PlanMade: _plan_made,
+    e.PlanReached: _plan_reached,
+    e.NoteMade: _note_made,
+}
+
+
+_QUIET: Final = frozenset(
+    {
+        e.StepIntended,
+        e.AttemptStarted,
+        e.AttemptProgressed,
+        e.DecisionMade,
+        e.ContextChanged,
+        e.PlanMade,
+        e.PlanReached,
+        e.NoteMade,
+        e.FactDrawn,
+    }
+)
+
+
+def fold_timeline(timeline: Iterable[tuple[int, e.Event]], fold: Fold | None = None) -> Fold:
+    """What a timeline adds up to."""
+    fold = fold or Fold()
+    for seq, event in timeline:
+        fold.apply(seq, event)
+    return fold
+
+
+def timeline(log: Sequence[tuple[int, e.Event]]) -> list[tuple[int, e.Event]]:
+    """A log less what was rewound: what stands before each cut, what it kept, and the rewind itself."""
+    events = dict(log)
+    end = max(events, default=0)
+    later: list[tuple[int, e.Event]] = []
+    for seq in sorted(events, reverse=True):
+        event = events[seq]
+        if seq > end:
+            continue
+        later.append((seq, event))
+        if isinstance(event, e.RunRewound):
+            later += [(kept, events[kept]) for kept in reversed(event.keep)]
+            end = event.cut
+    return later[::-1]

@@ -1,0 +1,20 @@
+"""Idempotency keys: `{run}:step_{step}:{tool}:{eight hex digits of the arguments' digest}`.
+
+A key is computed once, when a step's first attempt starts, stored there and never computed again. Its
+digits are a label for people; whatever must be exact compares the full digest.
+"""
+
+from __future__ import annotations
+
+from kedge.model.codec import digest
+
+
+def arguments_digest(arguments: object, *, secret_key: bytes | None = None) -> bytes:
+    """The full digest of canonical arguments: key order, process and Python version make no difference."""
+    return digest(arguments, secret_key=secret_key)
+
+
+def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: int = 0, undo: bool = False) -> str:
+    """The key of one action, the same for all its attempts; after a rewind its step carries the generation."""
+    at = f"{step}~{generation}" if generation else step
+    return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}{':undo' if undo else ''}"

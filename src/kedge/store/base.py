@@ -1,0 +1,399 @@
+"""What a store is: a synchronous Protocol over bytes, and the records that pass through it.
+
+A store keeps rows, moves heads and refuses what does not fit. It knows no event types, computes no
+hash chain and decides nothing about runs; the log above it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal, Protocol
+from zlib import crc32
+
+import msgspec
+
+from kedge.errors import LogError
+from kedge.model.values import Blob
+
+STORE_FORMAT: Final = 1
+"""The newest layout this build reads and writes; opening an older one migrates it."""
+
+READ_LIMIT: Final = 10_000
+"""Rows that one read returns at the most, unless a smaller limit is given."""
+
+
+ENDED: Final = ("completed", "failed", "cancelled")
+"""The statuses of runs that are over; a message makes no such run due."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One event as stored. `data` holds its values; the body names their hash. None: no values, or erased."""
+
+    seq: int
+    body: bytes
+    data: bytes | None
+    hash: bytes
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The truth about how long a log is and who may lengthen it.
+
+    `base` is the seq before the run's first own event: 0, or the cut where a fork leaves its parent.
+    """
+
+    run: str
+    seq: int
+    hash: bytes
+    epoch: int
+    base: int = 0
+    parent: str | None = None
+    holder: str | None = None
+    lease_until_us: int | None = None
+
+
+class Birth(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes an append create its run. With a holder the creator has the lease, at epoch 1."""
+
+    parent: str | None = None
+    holder: str | None = None
+    lease_seconds: float = 60.0
+
+
+class RunIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs are found by: a copy of what their logs say.
+
+    `seen` is the number of the last inbox message that the writer had looked at: if more have come
+    since, the store makes the run due as of the first of them, so that no message is slept through.
+    """
+
+    agent: str
+    status: str
+    priority: int = 0
+    wake_at_us: int | None = None
+    started_at_us: int = 0
+    changed_at_us: int = 0
+    tags: tuple[str, ...] = ()
+    seen: int = 0
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a listing. `number` is the cursor; runs are numbered as they are created.
+
+    `delivered` counts the messages a run ever got; -1: that count was tampered with.
+    """
+
+    number: int
+    run: str
+    agent: str
+    status: str
+    priority: int
+    wake_at_us: int | None
+    started_at_us: int
+    changed_at_us: int
+    tags: tuple[str, ...]
+    delivered: int
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs a listing wants. Every field that is given must match."""
+
+    status: tuple[str, ...] = ()
+    agent: str | None = None
+    tag: str | None = None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A right that exists once in the whole store, by space and key."""
+
+    space: str
+    key: bytes
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who claimed a right, and at which event."""
+
+    run: str
+    seq: int
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A message on its way to a run. The id makes it count once; an answer's id is its wait's."""
+
+    run: str
+    id: str
+    name: str
+    body: bytes
+    by: str | None
+    at_us: int
+    pieces: tuple[Blob, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message in an inbox. `taken` is the seq of the event that took it, if one did."""
+
+    run: str
+    number: int
+    id: str
+    name: str
+    body: bytes
+    by: str | None
+    at_us: int
+    taken: int | None = None
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """What became of a delivery: the message as it stands, and whether this delivery made it."""
+
+    message: Message
+    fresh: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A cached fold at `seq`. It counts only while fold version, seq and chain hash all fit."""
+
+    seq: int
+    fold: int
+    hash: bytes
+    root: bytes
+    pieces: tuple[Blob, ...] = ()
+
+
+class References(msgspec.Struct, frozen=True):
+    """The hashes that keep values alive for a run: used by its log and inbox, and by its snapshots."""
+
+    log: set[bytes]
+    snapshots: set[bytes]
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One conditional write to one run. All of it happens, or it is refused and nothing does.
+
+    `pieces` are values that the rows refer to and that this run may not have stored yet; one that the
+    store holds already is shared. `takes` and `returns` are inbox numbers, `erases_rows` seqs whose
+    data goes, `erases_pieces` values whose bytes go.
+    """
+
+    run: str
+    after: int
+    before: bytes
+    epoch: int
+    rows: tuple[Row, ...] = ()
+    birth: Birth | None = None
+    pieces: tuple[Blob, ...] = ()
+    index: RunIndex | None = None
+    takes: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    releases: tuple[Claim, ...] = ()
+    snapshot: Snapshot | None = None
+    erases_rows: tuple[int, ...] = ()
+    erases_pieces: tuple[bytes, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes, gives back and erases nothing."""
+        taken = self.claims or self.releases or self.takes or self.returns
+        return not (taken or self.erases_rows or self.erases_pieces)
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether it is one event and nothing else: the common case, which a store may treat specially."""
+        more = self.birth or self.pieces or self.index or self.snapshot
+        return not more and len(self.rows) == 1 and self.rows[0].seq == self.after + 1 and self.is_plain
+
+    @property
+    def last(self) -> tuple[int, bytes]:
+        """The head that this append leads to."""
+        return (self.rows[-1].seq, self.rows[-1].hash) if self.rows else (self.after, self.before)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much this append carries, for back-pressure."""
+        rows = sum(len(row.body) + len(row.data or b"") for row in self.rows)
+        return rows + sum(len(piece.body or b"") for piece in self.pieces)
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing found wrong. `healed` problems were in derived data, which was rebuilt."""
+
+    where: str
+    what: str
+    run: str | None = None
+    seq: int | None = None
+    healed: bool = False
+
+    def __str__(self) -> str:
+        place = self.run or self.where
+        at = "" if self.seq is None else f" at event {self.seq}"
+        return f"{place}{at}: {self.what} ({self.where}){' — rebuilt' if self.healed else ''}"
+
+
+Durability = Literal["power", "process"]
+"""What a commit survives: power loss, or only the death of the process."""
+
+
+class Store(Protocol):
+    """Keeps logs as bytes. Safe to share between threads; every method is one transaction."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages to people."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """The store's own id, bound into every genesis."""
+        ...
+
+    @property
+    def secret_key(self) -> bytes:
+        """The key under which secrets are digested."""
+        ...
+
+    # the log ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        """Commit many appends at once. Each succeeds or is refused on its own, in order.
+
+        An append whose outcome is already the head was committed before: it is acknowledged again.
+        """
+        ...
+
+    def head(self, run: str) -> Head | None: ...
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        """Heads in order of creation, each with its number, which is the cursor."""
+        ...
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        """A run's own rows with seq > after. Without data only bodies are read, which is all a fold needs."""
+        ...
+
+    def row(self, run: str, seq: int) -> Row | None: ...
+
+    # values -----------------------------------------------------------------------------------
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        """Stored values by hash. Absent: missing. Body None: erased."""
+        ...
+
+    def references(self, run: str) -> References: ...
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        """Write the references of a run's log and inbox anew, for verification found them wrong.
+
+        False, and nothing is written, if its head is not at that seq or its inbox has not that many messages any more.
+        """
+        ...
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        """Delete values that nothing refers to, at most `limit` of them; returns how many went."""
+        ...
+
+    # snapshots (derived) ----------------------------------------------------------------------
+
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        """The newest snapshot of that fold version at or before a seq, without its pieces."""
+        ...
+
+    def snapshots(self, run: str) -> list[Snapshot]: ...
+
+    def forget_snapshots(self, run: str) -> None: ...
+
+    # leases -----------------------------------------------------------------------------------
+
+    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+        """Take the run, raising its epoch; infinite seconds hold until released or dead.
+
+        RunBusy while a holder lives and its time is not up, RunUnknown if there is no such run.
+        """
+        ...
+
+    def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
+        """Keep the run. False: it was taken over."""
+        ...
+
+    def release(self, run: str, *, epoch: int) -> None:
+        """Let the run go, if it is still held at that epoch."""
+        ...
+
+    # the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        """Put messages into inboxes and make their runs due. The first of an id wins; later ones are told of it."""
+        ...
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        """Messages not yet taken, oldest first."""
+        ...
+
+    def messages(self, run: str) -> list[Message]:
+        """Every message a run ever got, taken or not."""
+        ...
+
+    # finding ----------------------------------------------------------------------------------
+
+    def owner(self, claim: Claim) -> Owner | None: ...
+
+    def claimed(self, run: str) -> dict[Claim, int]:
+        """What a run holds claims on, and the seqs that claimed."""
+        ...
+
+    def index(self, run: str) -> RunRow | None: ...
+
+    def tags(self, run: str) -> set[str]:
+        """The tags that a run is found by."""
+        ...
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        """Write the index anew from what the log says at that seq, and count the inbox anew.
+
+        False, and nothing is written, if the head is somewhere else.
+        """
+        ...
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        """Runs that match, newest first, below a cursor."""
+        ...
+
+    def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
+        """Runs whose time to wake has come: by priority, then by how long they have been due."""
+        ...
+
+    def soonest_us(self) -> int | None:
+        """When the next run is due."""
+        ...
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def quarantine(self, run: str, reason: str | None) -> None:
+        """Set a run apart, or with None let it back."""
+        ...
+
+    def quarantined(self, run: str) -> str | None: ...
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        """Set aside a run's rows after `keep`, write these rows instead and move the head forward onto them."""
+        ...
+
+    def aside(self, run: str) -> list[Row]:
+        """Rows that repairs set aside."""
+        ...
+
+    def remove(self, run: str) -> None:
+        """Take a run out and leave a tombstone under its id. Refused while a fork stands on it."""
+        ...
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        """Re-read everything and report what is wrong in itself: rows that are not what was written, or are nobody's.
+
+        With `heal`, derived rows that are nobody's are cleared away.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def row_check(*columns: str | bytes | int | None) -> int:
+    """A number that tells when a row outside the chain was changed."""
+    return crc32(msgspec.json.encode(columns))

@@ -1,0 +1,254 @@
+-- name: meta
+SELECT key, value, checksum FROM meta
+
+-- name: put_meta
+INSERT INTO meta (key, value, checksum) VALUES (?, ?, ?)
+
+-- name: head
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM heads WHERE run = ?
+
+-- name: heads
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM heads
+WHERE number > ? AND NOT removed ORDER BY number LIMIT ?
+
+-- name: put_head
+INSERT INTO heads (number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: hold_head
+UPDATE heads SET epoch = ?, holder = ?, lease_until_us = ?, removed = ?, checksum = ? WHERE number = ?
+
+-- name: next_number
+SELECT coalesce(max(number), 0) + 1 FROM heads
+
+-- name: has_fork
+SELECT 1 FROM heads WHERE parent = ? AND NOT removed LIMIT 1
+
+-- name: lengthen
+INSERT INTO appends (number, after, before, epoch, holder, lease_until_us, seq, body, data, hash, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: put_event
+INSERT INTO events (id, body, data, hash) VALUES (?, ?, ?, ?)
+
+-- name: events
+SELECT id & 4294967295, body, data, hash FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?
+
+-- Overflow pages of data are never touched when only bodies are asked for.
+-- name: bodies
+SELECT id & 4294967295, body, NULL, hash FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?
+
+-- name: event
+SELECT id & 4294967295, body, data, hash FROM events WHERE id = ?
+
+-- name: erase_event
+UPDATE events SET data = NULL WHERE id = ?
+
+-- name: drop_events
+DELETE FROM events WHERE id > ? AND id <= ?
+
+-- A piece that was erased and is given again gets its bytes back.
+-- name: put_piece
+INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
+ON CONFLICT (hash) DO UPDATE SET body = excluded.body WHERE pieces.body IS NULL
+
+-- name: use_piece
+INSERT OR IGNORE INTO piece_uses (number, kind, piece) SELECT ?, ?, piece FROM pieces WHERE hash = ?
+
+-- name: piece
+SELECT hash, codec, body FROM pieces WHERE hash = ?
+
+-- name: erase_piece
+UPDATE pieces SET body = NULL WHERE hash = ?
+
+-- name: uses
+SELECT kind, pieces.hash FROM piece_uses JOIN pieces USING (piece) WHERE number = ?
+
+-- name: drop_uses
+DELETE FROM piece_uses WHERE number = ?
+
+-- name: drop_log_uses
+DELETE FROM piece_uses WHERE number = ? AND kind = 0
+
+-- name: drop_snapshot_uses
+DELETE FROM piece_uses WHERE number = ? AND kind = 1
+
+-- Runs inside the one write transaction, so no append can come between the looking and the deleting.
+-- name: sweep
+DELETE FROM pieces WHERE piece IN (
+    SELECT piece FROM pieces WHERE piece NOT IN (SELECT piece FROM piece_uses) LIMIT ?
+)
+
+-- name: put_snapshot
+INSERT OR REPLACE INTO snapshots (number, fold, seq, hash, root) VALUES (?, ?, ?, ?, ?)
+
+-- name: snapshot
+SELECT seq, fold, hash, root FROM snapshots WHERE number = ? AND fold = ? AND seq <= ? ORDER BY seq DESC LIMIT 1
+
+-- name: snapshots
+SELECT seq, fold, hash, root FROM snapshots WHERE number = ? ORDER BY fold, seq
+
+-- name: drop_snapshots
+DELETE FROM snapshots WHERE number = ?
+
+-- name: message
+SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND message = ?
+
+-- name: message_by_id
+SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? AND id = ?
+
+-- name: put_message
+INSERT INTO inbox (number, message, id, name, body, sender, at_us, taken, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: mark_message
+UPDATE inbox SET taken = ?, checksum = ? WHERE number = ? AND message = ?
+
+-- name: inbox
+SELECT message, id, name, body, sender, at_us, taken FROM inbox
+WHERE number = ? AND message > ? AND taken IS NULL AND (?3 IS NULL OR name = ?3) ORDER BY message LIMIT ?4
+
+-- name: messages
+SELECT message, id, name, body, sender, at_us, taken FROM inbox WHERE number = ? ORDER BY message
+
+-- name: unseen
+SELECT min(at_us) FROM inbox WHERE number = ? AND message > ? AND taken IS NULL
+
+-- name: last_message
+SELECT coalesce(max(message), 0) FROM inbox WHERE number = ?
+
+-- name: drop_messages
+DELETE FROM inbox WHERE number = ?
+
+-- name: owner
+SELECT heads.run, claims.seq FROM claims JOIN heads USING (number) WHERE space = ? AND key = ?
+
+-- name: claims_of
+SELECT space, key, seq FROM claims WHERE number = ?
+
+-- name: put_claim
+INSERT INTO claims (space, key, number, seq, checksum) VALUES (?, ?, ?, ?, ?)
+
+-- name: drop_claim
+DELETE FROM claims WHERE space = ? AND key = ? AND number = ?
+
+-- name: run_row
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
+FROM runs JOIN heads USING (number) WHERE number = ?
+
+-- name: put_run
+INSERT INTO runs (number, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+ON CONFLICT (number) DO UPDATE SET agent = ?2, status = ?3, priority = ?4, wake_at_us = ?5,
+    started_at_us = ?6, changed_at_us = ?7, tags = ?8, delivered = ?9, delivered_checksum = ?10
+
+-- name: run_delivered
+UPDATE runs SET delivered = ?, delivered_checksum = ?, wake_at_us = ? WHERE number = ?
+
+-- name: drop_run
+DELETE FROM runs WHERE number = ?
+
+-- name: put_tag
+INSERT OR IGNORE INTO tags (tag, number) VALUES (?, ?)
+
+-- name: drop_tag
+DELETE FROM tags WHERE tag = ? AND number = ?
+
+-- name: drop_tags
+DELETE FROM tags WHERE number = ?
+
+-- name: tags_of
+SELECT tag FROM tags WHERE number = ?
+
+-- The conditions that a listing does not use fall away, and what is left picks the index.
+-- name: runs
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
+FROM runs JOIN heads USING (number) WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
+
+-- name: due
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, holder, lease_until_us
+FROM runs JOIN heads USING (number) WHERE wake_at_us <= ? AND status NOT IN ('completed', 'failed', 'cancelled')
+AND number NOT IN (SELECT number FROM quarantine) ORDER BY priority DESC, wake_at_us, number
+
+-- Read from the front of the index until the first that nobody holds.
+-- name: waking
+SELECT wake_at_us, holder, lease_until_us FROM runs JOIN heads USING (number)
+WHERE wake_at_us IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled')
+AND number NOT IN (SELECT number FROM quarantine) ORDER BY wake_at_us
+
+-- name: quarantined
+SELECT reason FROM quarantine WHERE number = ?
+
+-- name: put_quarantine
+INSERT OR REPLACE INTO quarantine (number, reason) VALUES (?, ?)
+
+-- name: drop_quarantine
+DELETE FROM quarantine WHERE number = ?
+
+-- name: put_aside
+INSERT OR REPLACE INTO aside (id, body, data, hash, checksum) VALUES (?, ?, ?, ?, ?)
+
+-- name: asides
+SELECT id & 4294967295, body, data, hash FROM aside WHERE id > ? AND id <= ? ORDER BY id
+
+-- name: drop_asides
+DELETE FROM aside WHERE id > ? AND id <= ?
+
+-- name: all_heads
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, checksum FROM heads
+
+-- name: all_messages
+SELECT number, message, id, name, body, sender, at_us, taken, checksum FROM inbox
+
+-- name: all_claims
+SELECT space, key, number, seq, checksum FROM claims
+
+-- name: all_asides
+SELECT id, body, data, hash, checksum FROM aside
+
+-- name: all_pieces
+SELECT piece, hash, codec, body FROM pieces
+
+-- name: log_pieces
+SELECT DISTINCT piece FROM piece_uses WHERE kind = 0
+
+-- name: drop_piece
+DELETE FROM pieces WHERE hash = ?
+
+-- Rows that belong to no run: their head is gone, or they were slipped in.
+-- name: strays
+SELECT 'events', number, count(*) FROM events WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'inbox', number, count(*) FROM inbox WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'claims', number, count(*) FROM claims WHERE number NOT IN (SELECT number FROM heads) GROUP BY number
+UNION ALL SELECT 'runs', number, count(*) FROM runs WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'tags', number, count(*) FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'snapshots', number, count(*) FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'quarantine', number, count(*) FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'piece_uses', number, count(*) FROM piece_uses WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+    OR piece NOT IN (SELECT piece FROM pieces) OR kind NOT IN (0, 1) GROUP BY number
+
+-- name: count_heads
+SELECT count(*), coalesce(max(number), 0) FROM heads
+
+-- name: count_tables
+SELECT count(*) FROM sqlite_master
+
+-- name: tagged
+SELECT number FROM tags WHERE tag = ?
+
+-- name: drop_head
+DELETE FROM heads WHERE number = ?
+
+-- name: clear_uses
+DELETE FROM piece_uses WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) OR piece NOT IN (SELECT piece FROM pieces) OR kind NOT IN (0, 1)
+
+-- name: clear_runs
+DELETE FROM runs WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+
+-- name: clear_tags
+DELETE FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+
+-- name: clear_snapshots
+DELETE FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+
+-- name: clear_quarantine
+DELETE FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)

@@ -1,0 +1,666 @@
+"""The embedded default: one SQLite file in WAL mode, shared by threads and processes.
+
+Owns the row layout and what each transaction checks and writes. Knows no event types.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kedge.clock import Clock, SystemClock
+from kedge.errors import (
+    AlreadyClaimed,
+    EpochStale,
+    HeadMoved,
+    LogError,
+    MessageGone,
+    RunBusy,
+    RunExists,
+    RunUnknown,
+    StoreBroken,
+    StoreError,
+)
+from kedge.ids import Ids, RandomIds
+from kedge.model.values import Blob
+from kedge.store.base import (
+    ENDED,
+    READ_LIMIT,
+    Append,
+    Claim,
+    Delivered,
+    Delivery,
+    Durability,
+    Head,
+    Message,
+    Owner,
+    Problem,
+    References,
+    Row,
+    RunIndex,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    row_check,
+)
+from kedge.store.holders import Holders
+from kedge.store.sql import queries
+from kedge.store.sqlite_file import SqliteFile
+from kedge.store.sqlite_inspect import damaged_pieces, inspect
+
+Q: Final = queries("sqlite")
+SEQ_BITS: Final = 32
+SEQ_MAX: Final = (1 << SEQ_BITS) - 1
+SEEN_MAX: Final = 10_000
+_LOG, _SNAPSHOT = 0, 1
+
+HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
+"""number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
+
+
+class SqliteStore:
+    """A store in one file. Several processes may open the same file at once."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: Durability = "power",
+        busy_seconds: float = 60.0,
+        create: bool = True,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        ids = ids or RandomIds()
+
+        def setup(writer: sqlite3.Cursor) -> None:
+            for key, value in (("id", ids.new("store").encode()), ("secret_key", ids.key())):
+                writer.execute(Q.put_meta, (key, value, row_check(key, value)))
+
+        path = Path(path)
+        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
+        try:
+            with self._file.reading() as db:
+                meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
+            if meta.keys() != {"id", "secret_key"}:
+                raise StoreBroken(self.place, "its own id or key is damaged")
+        except BaseException:
+            self._file.close()
+            raise
+        self.id: str = meta["id"].decode()
+        self.secret_key: bytes = meta["secret_key"]
+        self._holders = Holders(path)
+        self._seen: dict[str, HeadRow] = {}
+
+    @property
+    def place(self) -> str:
+        return self._file.place
+
+    def close(self) -> None:
+        self._holders.close()
+        self._file.close()
+
+    # the log ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        if len(items) == 1 and items[0].is_lone:
+            head = self._append_lone(items[0])
+            if head is not None:
+                return [head]
+        with self._file.writing() as db:
+            return [self._append(db, item) for item in items]
+
+    def _append_lone(self, item: Append) -> Head | None:
+        """One event, after a head as we last saw it: one statement. None: it is not so any more, look again."""
+        seen = self._seen.get(item.run)
+        if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
+            return None
+        row = item.rows[0]
+        moved = (seen[0], seen[1], row.seq, row.hash, *seen[4:])
+        try:
+            self._file.write(Q.lengthen, (*_seen_as(seen), *_columns(row), row_check(*moved)))
+        except sqlite3.IntegrityError:
+            return None
+        self._seen[item.run] = moved
+        return _head(moved)
+
+    def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
+        """Check everything, then write everything: a refused item has written nothing."""
+        found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
+        if found is not None and not found[9] and item.rows and _is_there(item, found):
+            return _head(found)
+        refused = self._refuse(db, item, found)
+        if refused is not None:
+            return refused
+        return self._write(db, found or self._give_birth(db, item), item)
+
+    def _refuse(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None) -> LogError | None:
+        if item.birth is not None:
+            refused = RunExists(item.run) if found is not None else self._refuse_birth(db, item)
+        elif found is None or found[9]:
+            refused = RunUnknown(item.run)
+        elif found[4] != item.epoch:
+            refused = EpochStale(item.run, held=item.epoch, actual=found[4])
+        elif found[2] != item.after or found[3] != item.before:
+            refused = HeadMoved(item.run, expected=item.after, actual=found[2])
+        else:
+            refused = None
+        return refused or self._refuse_rights(db, item, found)
+
+    def _refuse_birth(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
+        assert item.birth is not None
+        parent = item.birth.parent
+        if parent is None:
+            return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
+        standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
+        if standing is None or standing[9]:
+            return RunUnknown(parent)
+        if _hash_at(db, standing, item.after) != item.before:
+            return HeadMoved(parent, expected=item.after, actual=standing[2])
+        return None
+
+    def _refuse_rights(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None) -> LogError | None:
+        for claim in item.claims:
+            owned = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
+            given_back = claim in item.releases and owned is not None and owned[0] == item.run
+            if owned is not None and not given_back:
+                return AlreadyClaimed(item.run, space=claim.space, owner=owned[0], seq=owned[1])
+        for number in item.takes:
+            message = found and db.execute(Q.message, (found[0], number)).fetchone()
+            if message is None or (message[6] is not None and number not in item.returns):
+                return MessageGone(item.run, number)
+        return None
+
+    def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
+        """A head that stands before the first event."""
+        birth = item.birth
+        assert birth is not None
+        if birth.holder is not None:
+            self._holders.hold(birth.holder)
+        number: int = db.execute(Q.next_number).fetchone()[0]
+        until = self._until(birth.lease_seconds) if birth.holder is not None else None
+        epoch = 1 if birth.holder is not None else 0
+        row = (
+            number,
+            item.run,
+            item.after,
+            item.before,
+            epoch,
+            item.after,
+            birth.parent,
+            birth.holder,
+            until,
+            0,
+        )
+        db.execute(Q.put_head, (*row, row_check(*row)))
+        return row
+
+    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append) -> Head:
+        """Everything that an accepted append brings; most bring rows alone."""
+        number = head[0]
+        for row in item.rows:
+            if row.seq != head[2] + 1:
+                raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1} belongs")
+            moved = (number, item.run, row.seq, row.hash, *head[4:])
+            db.execute(Q.lengthen, (*_seen_as(head), *_columns(row), row_check(*moved)))
+            head = moved
+        if item.pieces:
+            _put_pieces(db, number, _LOG, item.pieces)
+        if not item.is_plain:
+            self._write_rights(db, number, item)
+        if item.index is not None:
+            self._put_index(db, number, item.index, delivered=None)
+        if item.snapshot is not None:
+            shot = item.snapshot
+            _put_pieces(db, number, _SNAPSHOT, shot.pieces)
+            db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen[item.run] = head
+        return _head(head)
+
+    def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
+        """Giving back comes before taking, so that one append can do both."""
+        seq = item.last[0]
+        for claim in item.releases:
+            db.execute(Q.drop_claim, (claim.space, claim.key, number))
+        for claim in item.claims:
+            columns = (claim.space, claim.key, number, seq)
+            db.execute(Q.put_claim, (*columns, row_check(*columns)))
+        for taken, messages in ((None, item.returns), (seq, item.takes)):
+            for message in messages:
+                _mark(db, number, message, taken)
+        for erased in item.erases_rows:
+            _erase(db, (number << SEQ_BITS) + erased)
+        for piece in item.erases_pieces:
+            db.execute(Q.erase_piece, (piece,))
+
+    def head(self, run: str) -> Head | None:
+        with self._file.reading() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+        return None if found is None or found[9] else _head(found)
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        with self._file.reading() as db:
+            return [(found[0], _head(found)) for found in db.execute(Q.heads, (after, limit))]
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            if number is None:
+                return []
+            first = number << SEQ_BITS
+            span = (first + after, first + SEQ_MAX, min(limit, READ_LIMIT))
+            rows = db.execute(Q.events if data else Q.bodies, span)
+            return [Row(*row) for row in rows.fetchall()]
+
+    def row(self, run: str, seq: int) -> Row | None:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            found = None if number is None else db.execute(Q.event, ((number << SEQ_BITS) + seq,)).fetchone()
+        return None if found is None else Row(*found)
+
+    # values -----------------------------------------------------------------------------------
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        with self._file.reading() as db:
+            found = (db.execute(Q.piece, (hash_,)).fetchone() for hash_ in hashes)
+            return {row[0]: Blob(*row) for row in found if row is not None}
+
+    def references(self, run: str) -> References:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
+        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (_LOG, _SNAPSHOT)))
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[2] != at:
+                return False
+            if db.execute(Q.last_message, (found[0],)).fetchone()[0] != delivered:
+                return False
+            db.execute(Q.drop_log_uses, (found[0],))
+            db.executemany(Q.use_piece, [(found[0], _LOG, hash_) for hash_ in hashes])
+            return True
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        with self._file.writing() as db:
+            return db.execute(Q.sweep, (limit,)).rowcount
+
+    # snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            found = None if number is None else db.execute(Q.snapshot, (number, fold, at)).fetchone()
+        return None if found is None else _snapshot(found)
+
+    def snapshots(self, run: str) -> list[Snapshot]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            return [] if number is None else [_snapshot(row) for row in db.execute(Q.snapshots, (number,))]
+
+    def forget_snapshots(self, run: str) -> None:
+        with self._file.writing() as db:
+            number = _known(db, run)
+            db.execute(Q.drop_snapshots, (number,))
+            db.execute(Q.drop_snapshot_uses, (number,))
+
+    # leases -----------------------------------------------------------------------------------
+
+    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+        with self._file.writing() as db:
+            found = _found(db, run)
+            self._holders.hold(holder)
+            if self._held(found[7], found[8]):
+                raise RunBusy(run, holder=str(found[7]))
+            moved = (*found[:4], found[4] + 1, *found[5:7], holder, self._until(seconds), 0)
+            _hold(db, moved)
+            return _head(moved)
+
+    def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[4] != epoch or found[7] is None:
+                return False
+            _hold(db, (*found[:8], self._until(seconds), 0))
+            return True
+
+    def release(self, run: str, *, epoch: int) -> None:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is not None and not found[9] and found[4] == epoch and found[7] is not None:
+                _hold(db, (*found[:7], None, None, 0))
+
+    def _held(self, holder: str | None, until_us: int | None) -> bool:
+        """A lease ends with its time or with its holder's life, whichever is first."""
+        if holder is None or (until_us is not None and until_us <= self._clock.now_us()):
+            return False
+        return self._holders.lives(holder)
+
+    def _until(self, seconds: float) -> int | None:
+        return None if math.isinf(seconds) else self._clock.now_us() + round(seconds * 1_000_000)
+
+    # the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        with self._file.writing() as db:
+            return [self._deliver(db, delivery) for delivery in deliveries]
+
+    def _deliver(self, db: sqlite3.Cursor, delivery: Delivery) -> Delivered | LogError:
+        number = _number(db, delivery.run)
+        if number is None:
+            return RunUnknown(delivery.run)
+        before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
+        if before is not None:
+            return Delivered(_message(delivery.run, before), fresh=False)
+        row = _run_row(db, number)
+        message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
+        columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
+        db.execute(Q.put_message, (number, *columns, row_check(number, *columns)))
+        _put_pieces(db, number, _LOG, delivery.pieces)
+        if row is not None:
+            wake = row.wake_at_us
+            if row.status not in ENDED:
+                wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
+            db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
+        return Delivered(_message(delivery.run, columns), fresh=True)
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            return (
+                [] if number is None else [_message(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
+            )
+
+    def messages(self, run: str) -> list[Message]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            return [] if number is None else [_message(run, m) for m in db.execute(Q.messages, (number,))]
+
+    # finding ----------------------------------------------------------------------------------
+
+    def owner(self, claim: Claim) -> Owner | None:
+        with self._file.reading() as db:
+            found = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
+        return None if found is None else Owner(*found)
+
+    def claimed(self, run: str) -> dict[Claim, int]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            rows = [] if number is None else db.execute(Q.claims_of, (number,)).fetchall()
+        return {Claim(space, key): seq for space, key, seq in rows}
+
+    def index(self, run: str) -> RunRow | None:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            return None if number is None else _run_row(db, number)
+
+    def tags(self, run: str) -> set[str]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            return set() if number is None else {row[0] for row in db.execute(Q.tags_of, (number,))}
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[2] != at:
+                return False
+            number = found[0]
+            counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
+            db.execute(Q.drop_tags, (number,))
+            db.execute(Q.drop_run, (number,))
+            self._put_index(db, number, index, delivered=counted)
+            return True
+
+    def _put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> None:
+        before = _run_row(db, number)
+        if delivered is None:
+            last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
+            delivered = last
+        wake = index.wake_at_us
+        unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
+        if unseen is not None and index.status not in ENDED:
+            wake = unseen if wake is None else min(wake, unseen)
+        tags = msgspec.json.encode(index.tags).decode()
+        times = (index.started_at_us, index.changed_at_us)
+        counted = (delivered, row_check(number, delivered))
+        db.execute(Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted))
+        had = set[str](before.tags if before else ())
+        for tag in had - set(index.tags):
+            db.execute(Q.drop_tag, (tag, number))
+        for tag in set(index.tags) - had:
+            db.execute(Q.put_tag, (tag, number))
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        conditions, values = "", list[str]()
+        if query.status:
+            conditions += f" AND status IN ({', '.join('?' * len(query.status))})"
+            values += query.status
+        if query.agent is not None:
+            conditions += " AND agent = ?"
+            values.append(query.agent)
+        if query.tag is not None:
+            conditions += " AND number IN (" + Q.tagged + ")"
+            values.append(query.tag)
+        sql = Q.runs.format(conditions=conditions)
+        with self._file.reading() as db:
+            return [_row(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
+
+    def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
+        with self._file.reading() as db:
+            free = (_row(row[:11]) for row in db.execute(Q.due, (now_us,)) if not self._held(row[11], row[12]))
+            return list(islice(free, limit))
+
+    def soonest_us(self) -> int | None:
+        with self._file.reading() as db:
+            waking = db.execute(Q.waking)
+            return next((wake for wake, holder, until in waking if not self._held(holder, until)), None)
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def quarantine(self, run: str, reason: str | None) -> None:
+        with self._file.writing() as db:
+            number = _known(db, run)
+            if reason is None:
+                db.execute(Q.drop_quarantine, (number,))
+            else:
+                db.execute(Q.put_quarantine, (number, reason))
+
+    def quarantined(self, run: str) -> str | None:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            found = None if number is None else db.execute(Q.quarantined, (number,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (head.run,)).fetchone()
+            if found is not None and min([head.seq, *(row.seq for row in rows)]) <= found[2]:
+                raise StoreError(f"{head.run}: a repair moves the head forward, {found[2]} to {head.seq} does not")
+            number = db.execute(Q.next_number).fetchone()[0] if found is None else found[0]
+            first = number << SEQ_BITS
+            for seq, body, data, hash_ in db.execute(Q.events, (first + keep, first + SEQ_MAX, -1)).fetchall():
+                columns = (first + seq, body, data, hash_)
+                db.execute(Q.put_aside, (*columns, row_check(*columns)))
+            db.execute(Q.drop_events, (first + keep, first + SEQ_MAX))
+            for row in rows:
+                db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
+            lease = (head.holder, head.lease_until_us, 0)
+            moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
+            db.execute(Q.drop_head, (number,))
+            db.execute(Q.put_head, (*moved, row_check(*moved)))
+
+    def aside(self, run: str) -> list[Row]:
+        with self._file.reading() as db:
+            number = _number(db, run)
+            if number is None:
+                return []
+            first = number << SEQ_BITS
+            return [Row(*row) for row in db.execute(Q.asides, (first, first + SEQ_MAX))]
+
+    def remove(self, run: str) -> None:
+        with self._file.writing() as db:
+            found = _found(db, run)
+            if db.execute(Q.has_fork, (run,)).fetchone():
+                raise StoreError(f"{run}: a fork stands on it; remove the fork first")
+            number = found[0]
+            first = number << SEQ_BITS
+            db.execute(Q.drop_events, (first, first + SEQ_MAX))
+            for drop in (
+                Q.drop_tags,
+                Q.drop_uses,
+                Q.drop_snapshots,
+                Q.drop_messages,
+                Q.drop_run,
+                Q.drop_quarantine,
+            ):
+                db.execute(drop, (number,))
+            _hold(db, (*found[:7], None, None, 1))
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        with self._file.reading() as db:
+            found = list(inspect(db, heal=heal))
+            damaged = damaged_pieces(db)
+        for hashes, healed in zip(damaged, (False, heal), strict=True):
+            what = "value {} does not match its hash"
+            found += [Problem(where="pieces", what=what.format(h.hex()[:12]), healed=healed) for h in hashes]
+        if any(problem.healed for problem in found):
+            with self._file.writing() as db:
+                db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
+                for clear in (
+                    Q.clear_uses,
+                    Q.clear_runs,
+                    Q.clear_tags,
+                    Q.clear_snapshots,
+                    Q.clear_quarantine,
+                ):
+                    db.execute(clear)
+        return found
+
+
+# rows and records -------------------------------------------------------------------------------------
+
+
+def _head(found: HeadRow) -> Head:
+    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
+    return Head(
+        run=run,
+        seq=seq,
+        hash=hash_,
+        epoch=epoch,
+        base=base,
+        parent=parent,
+        holder=holder,
+        lease_until_us=until,
+    )
+
+
+def _is_there(item: Append, found: HeadRow) -> bool:
+    """Whether this very append was committed before, and its acknowledgement lost.
+
+    Two creators may write the same first event in the same instant; only the one that holds the run made it.
+    """
+    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
+    return made and (found[2], found[3]) == item.last
+
+
+def _seen_as(head: HeadRow) -> tuple[int, int, bytes, int, str | None, int | None]:
+    """What a head must still be for an event to follow it."""
+    return head[0], head[2], head[3], head[4], head[7], head[8]
+
+
+def _columns(row: Row) -> tuple[int, bytes, bytes | None, bytes]:
+    return row.seq, row.body, row.data, row.hash
+
+
+def _hold(db: sqlite3.Cursor, row: HeadRow) -> None:
+    """Write who holds a run; where its log ends stays as it is."""
+    number, _, _, _, epoch, _, _, holder, until, removed = row
+    db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
+
+
+def _found(db: sqlite3.Cursor, run: str) -> HeadRow:
+    found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+    if found is None or found[9]:
+        raise RunUnknown(run)
+    return found
+
+
+def _number(db: sqlite3.Cursor, run: str) -> int | None:
+    found = db.execute(Q.head, (run,)).fetchone()
+    return None if found is None or found[9] else int(found[0])
+
+
+def _known(db: sqlite3.Cursor, run: str) -> int:
+    return _found(db, run)[0]
+
+
+def _hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
+    """The chain's hash at a seq, looked for through the lineage of forks."""
+    if seq > head[2]:
+        return None
+    while seq <= head[5] and head[6] is not None:
+        head = _found(db, head[6])
+    found = db.execute(Q.event, ((head[0] << SEQ_BITS) + seq,)).fetchone()
+    return None if found is None else bytes(found[3])
+
+
+def _put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob]) -> None:
+    if pieces:
+        db.executemany(Q.put_piece, [(piece.hash, piece.codec, piece.body) for piece in pieces])
+        db.executemany(Q.use_piece, [(number, kind, piece.hash) for piece in pieces])
+
+
+def _erase(db: sqlite3.Cursor, id_: int) -> None:
+    """Empty an event's data, also where a repair set the event aside."""
+    db.execute(Q.erase_event, (id_,))
+    for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
+        columns = (id_, body, None, hash_)
+        db.execute(Q.put_aside, (*columns, row_check(*columns)))
+
+
+def _mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
+    found = db.execute(Q.message, (number, message)).fetchone()
+    if found is not None:
+        db.execute(Q.mark_message, (taken, row_check(number, *found[:6], taken), number, message))
+
+
+def _message(run: str, row: tuple[Any, ...]) -> Message:
+    number, id_, name, body, by, at_us, taken = row
+    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
+
+
+def _snapshot(row: tuple[int, int, bytes, bytes]) -> Snapshot:
+    seq, fold, hash_, root = row
+    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
+
+
+def _run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:
+    found = db.execute(Q.run_row, (number,)).fetchone()
+    return None if found is None else _row(found)
+
+
+def _row(row: tuple[Any, ...]) -> RunRow:
+    number, run, agent, status, priority, wake, started, changed, tags, delivered, checksum = row
+    if row_check(number, delivered) != checksum:
+        delivered = -1
+    return RunRow(
+        number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
+        started_at_us=started, changed_at_us=changed, tags=_tags(tags), delivered=delivered,
+    )  # fmt: skip
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError:
+        return (text,)  # a damaged copy of what the log says: verification finds the difference and writes it anew

@@ -1,0 +1,279 @@
+"""One SQLite file: its connections, its transactions, its format, and what its errors mean.
+
+Knows how to begin, commit and fail; what is read and written is the store's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Final
+
+from kedge.errors import (
+    StoreBroken,
+    StoreBusy,
+    StoreClosed,
+    StoreFormat,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from kedge.store.base import STORE_FORMAT, Durability
+from kedge.store.sql import migration, queries, schema
+
+APPLICATION_ID: Final = 0x6B656467
+"""`kedg` in the file's header, so that no other SQLite file is taken for a store."""
+
+SQLITE_NEEDED: Final = (3, 37, 0)
+PAGE_BYTES: Final = 2_048
+"""Small pages: values of a few kilobytes leave little room empty, and a commit writes little more than its rows."""
+
+WAL_PAGES_MAX: Final = 2_000
+"""A checkpoint costs two flushes, which do not count every 4 MB; a WAL that still grows makes each commit dearer."""
+
+_READERS_IDLE_MAX: Final = 8
+_BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_FIRST_NAP_SECONDS: Final = 0.0002
+_LONGEST_NAP_SECONDS: Final = 0.005
+
+Setup = Callable[[sqlite3.Cursor], None]
+
+
+class SqliteFile:
+    """One writing connection behind a mutex, and reading connections that nothing blocks."""
+
+    def __init__(self, path: Path, *, durability: Durability, busy_seconds: float, create: bool, setup: Setup) -> None:
+        if sqlite3.sqlite_version_info < SQLITE_NEEDED:
+            wanted = ".".join(map(str, SQLITE_NEEDED))
+            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Kedge needs {wanted}")
+        self.path = path
+        self.place = str(path)
+        self._busy_seconds = busy_seconds
+        self._mutex = threading.Lock()
+        self._writing = Writing(self)
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._closed = False
+        if not create and not path.exists():
+            raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
+        with self.explained():
+            self._writer = self._connect()
+            self._cursor = self._writer.cursor()
+            try:
+                self._prepare(durability, setup)
+            except BaseException:
+                self._writer.close()
+                raise
+
+    # transactions -----------------------------------------------------------------------------
+
+    def writing(self) -> Writing:
+        """The write lock and a transaction: committed at the end, rolled back by any exception."""
+        return self._writing
+
+    @contextlib.contextmanager
+    def reading(self) -> Generator[sqlite3.Cursor, None, None]:
+        """A connection that sees what is committed and waits for no writer."""
+        with self.explained():
+            try:
+                reader = self._readers.pop()
+            except IndexError:
+                self._refuse_closed()
+                reader = self._connect()
+                reader.execute("PRAGMA query_only = ON")
+                # Damaged text must be read to be found.
+                reader.text_factory = _readable
+            try:
+                yield reader.cursor()
+            except BaseException:
+                reader.close()
+                raise
+        if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
+            reader.close()
+        else:
+            self._readers.append(reader)
+
+    def close(self) -> None:
+        """Close every connection; the last process out folds the WAL back into the file."""
+        with self._mutex:
+            self._closed = True
+            while self._readers:
+                self._readers.pop().close()
+            self._writer.close()
+
+    # what a transaction is made of ------------------------------------------------------------
+
+    def write(self, sql: str, columns: tuple[object, ...]) -> None:
+        """One statement that is a transaction by itself. What it refuses is an IntegrityError."""
+        with self._mutex:
+            try:
+                self._insist(sql, columns)
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error as error:
+                raise self.explain(error) from error
+
+    def begin(self) -> sqlite3.Cursor:
+        """Wait for the write lock, in this process and among all, and begin."""
+        self._mutex.acquire()
+        try:
+            self._insist("BEGIN IMMEDIATE")
+        except BaseException as error:
+            self._mutex.release()
+            raise self.explain(error) from error
+        return self._cursor
+
+    def end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; either way the lock is free again."""
+        try:
+            if error is None:
+                self._cursor.execute("COMMIT")
+        except BaseException as failed:
+            error = failed
+            raise self.explain(failed) from failed
+        finally:
+            # A full disk may have ended the transaction already.
+            if error is not None and self._writer.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+            self._mutex.release()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        # autocommit, so that transactions are exactly those written here; waiting is our own.
+        return sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            timeout=self._busy_seconds,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
+
+    def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
+        """Execute what needs the write lock. SQLite's own waiting sleeps far longer than a commit takes."""
+        waited, nap = 0.0, _FIRST_NAP_SECONDS
+        while True:
+            try:
+                self._cursor.execute(sql, columns)
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _BUSY:
+                    raise
+                if waited >= self._busy_seconds:
+                    raise StoreBusy(self.place, self._busy_seconds) from error
+            time.sleep(nap)
+            waited += nap
+            nap = min(nap * 2, _LONGEST_NAP_SECONDS)
+
+    def _prepare(self, durability: Durability, setup: Setup) -> None:
+        writer = self._writer
+        writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
+        writer.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+        writer.execute("PRAGMA fullfsync = ON")
+        writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
+        writer.execute("PRAGMA busy_timeout = 0")
+        application, found = self._format()
+        if found == 0 and application in (0, APPLICATION_ID):
+            self._create(setup)
+        elif application != APPLICATION_ID:
+            raise StoreUnavailable(self.place, "this SQLite file is not a Kedge store; choose another name")
+        elif found > STORE_FORMAT:
+            raise StoreFormat(self.place, found=found, known=STORE_FORMAT)
+        elif found < STORE_FORMAT:
+            self._migrate()
+
+    def _format(self) -> tuple[int, int]:
+        application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
+        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        return application, found
+
+    def _create(self, setup: Setup) -> None:
+        with self.writing() as writer:
+            if self._format()[1]:
+                return  # another process was first
+            if writer.execute(queries("sqlite").count_tables).fetchone()[0]:
+                raise StoreUnavailable(self.place, "this SQLite file is not a Kedge store; choose another name")
+            _execute_script(writer, schema("sqlite"))
+            writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            writer.execute(f"PRAGMA user_version = {STORE_FORMAT}")
+            setup(writer)
+
+    def _migrate(self) -> None:
+        with self.writing() as writer:
+            for step in range(self._format()[1] + 1, STORE_FORMAT + 1):
+                _execute_script(writer, migration("sqlite", step))
+                writer.execute(f"PRAGMA user_version = {step}")
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """Turns SQLite's errors into ours; `database is locked` never reaches a caller."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What an error means in our words; one that is not SQLite's stays as it is."""
+        if isinstance(error, UnicodeDecodeError):
+            return StoreBroken(self.place, "holds text that is none")
+        if not isinstance(error, sqlite3.Error):
+            return error
+        if isinstance(error, sqlite3.ProgrammingError):
+            return StoreClosed(self.place) if self._closed else error
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                return StoreFull(self.place)
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+                return StoreReadOnly(self.place)
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return StoreBusy(self.place, self._busy_seconds)
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return StoreBroken(self.place, str(error))
+            case sqlite3.SQLITE_CANTOPEN:
+                return StoreUnavailable(self.place, "cannot be opened; check that its folder exists and can be written")
+            case _:
+                return StoreUnavailable(self.place, f"SQLite says: {error}")
+
+
+class Writing:
+    """A transaction as a `with` block. One serves all, for only one can be open."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> sqlite3.Cursor:
+        return self._file.begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._file.end(error)
+        if error is not None:
+            explained = self._file.explain(error)
+            if explained is not error:
+                raise explained from error
+
+
+def _readable(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def _execute_script(connection: sqlite3.Cursor, script: str) -> None:
+    """Run a script inside the open transaction; `executescript` would commit it first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""

@@ -1,0 +1,65 @@
+"""What every store must do, as tests: subclass `StoreContract`, override `make`, and pytest runs them all.
+
+The chains in these tests are genuine, so a store that checks what it is given can be tested as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kedge.clock import Clock, ManualClock
+from kedge.store.base import Store
+from kedge.testing.contract.appending import Appending
+from kedge.testing.contract.asking import Again
+from kedge.testing.contract.births import Births
+from kedge.testing.contract.finding import Finding
+from kedge.testing.contract.inbox import Inbox
+from kedge.testing.contract.keeping import Keeping
+from kedge.testing.contract.opening import Opening
+from kedge.testing.contract.rights import Rights
+from kedge.testing.contract.together import Together
+from kedge.testing.contract.values import Values
+
+
+class StoreContract(Births, Appending, Values, Rights, Inbox, Finding, Keeping, Opening, Together):
+    """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process.
+
+    The store must take its time from the clock it is given: these tests move it.
+    """
+
+    def make(self, tmp_path: Path, clock: Clock) -> Store:
+        """A new and empty store."""
+        raise NotImplementedError
+
+    def reopen(self, store: Store, clock: Clock) -> Store | None:
+        """The same place opened once more, as another process would, whether `store` is closed or not."""
+        return None
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+        store = self.make(tmp_path, clock)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def again(self, store: Store, clock: ManualClock) -> Iterator[Again]:
+        """Opens the store once more; skips the test where that is no use."""
+        opened: list[Store] = []
+
+        def again() -> Store:
+            other = self.reopen(store, clock)
+            if other is None:
+                pytest.skip("this store does not outlive its process")
+            opened.append(other)
+            return other
+
+        yield again
+        for other in opened:
+            other.close()

@@ -1,0 +1,39 @@
+"""Killed at any moment: what was acknowledged is there, nothing is half there, and the next process goes on at once."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("killing.py")
+
+
+def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), mode, str(folder), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(PROGRAM.parent.parent), "PATH": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_two_hundred_kills_at_random_moments_lose_no_acknowledged_event(tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    found = run("moments", tmp_path, 200, seed)
+    assert found["kills"] == 200, seed
+    assert found["events"] >= found["acknowledged"] > 200, seed
+
+
+def test_dying_before_any_statement_leaves_a_whole_store_that_goes_on(tmp_path: Path) -> None:
+    assert run("statements", tmp_path)["statements"] > 40
+
+
+def test_a_power_cut_anywhere_in_the_write_ahead_log_leaves_a_prefix_of_commits(tmp_path: Path) -> None:
+    found = run("torn", tmp_path)
+    assert found["prefixes"] > 20

@@ -1,0 +1,24 @@
+"""The chain's hashes are part of the format: they may never change."""
+
+from hashlib import sha256
+
+from kedge.model import chain
+
+
+def test_the_hashes_are_the_documented_ones() -> None:
+    body = b'{"kind":"note.made","at":1}'
+    before = chain.genesis("store_1", "run_1")
+    assert before == sha256(b"\x03kedge\x001\x00store_1\x00run_1").digest()
+    assert chain.leaf(body) == sha256(b"\x00" + body).digest()
+    assert chain.link(before, body) == sha256(b"\x01" + before + chain.leaf(body)).digest()
+    assert chain.value_hash("json", b"{}") == sha256(b"\x02json\x00{}").digest()
+
+
+def test_the_genesis_binds_store_run_and_format() -> None:
+    assert len({chain.genesis(store, run) for store in ("a", "b") for run in ("x", "y")}) == 4
+
+
+def test_links_are_links_one_after_the_other() -> None:
+    start = chain.genesis("s", "r")
+    one = chain.link(start, b"1")
+    assert chain.links(start, [b"1", b"2"]) == [one, chain.link(one, b"2")]

@@ -1,0 +1,107 @@
+"""Events are a closed set, and their bytes are for ever."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from kedge.errors import EventUnknown
+from kedge.model import events as e
+
+STEP = {"step": "6"}
+SAMPLES: dict[str, dict[str, Any]] = {
+    "run.started": {"run": "r", "agent": "a", "build": {"version": "1"}, "priority": 5, "tags": ["x"]},
+    "run.forked": {"run": "f", "parent": "r", "cut": 7, "generation": 1, "effects": "live"},
+    "run.taken": {"epoch": 2, "holder": "w1"},
+    "run.paused": {"by": "ann"},
+    "run.resumed": {"by": "ann"},
+    "run.prioritized": {"priority": 3},
+    "run.tagged": {"tags": ["x", "y"]},
+    "run.diverged": STEP,
+    "run.rewound": {"cut": 7, "generation": 1, "keep": [9], "returned": [1]},
+    "run.repaired": {"first": 3, "last": 9, "hash_before": "a", "hash_head": "b", "set_aside": 2},
+    "run.renewed": {"run": "r2"},
+    "cancel.requested": {"compensate": True},
+    "run.completed": {},
+    "run.failed": STEP,
+    "run.cancelled": {},
+    "step.intended": {**STEP, "sort": "tool", "name": "pay", "digest": "d", "effect": "at_most_once"},
+    "step.delayed": {**STEP, "until": 9},
+    "step.adopted": {**STEP, "run": "r", "key": "k", "seq": 4},
+    "step.drifted": STEP,
+    "step.overridden": {**STEP, "by": "ann"},
+    "step.ended": {**STEP, "outcome": "failed"},
+    "attempt.started": {**STEP, "attempt": 1, "key": "k", "epoch": 2, "deadline": 9, "claims": ["token:x"]},
+    "attempt.progressed": {**STEP, "attempt": 1},
+    "attempt.ended": {**STEP, "attempt": 1, "outcome": "returned", "usage": {"model": "m", "tokens_in": 3}},
+    "attempt.settled": {**STEP, "attempt": 1, "key": "k", "settlement": "happened", "by": "ann"},
+    "effect.confirmed": {**STEP, "key": "k", "confirmed": True},
+    "decision.made": {**STEP, "by": "model"},
+    "wait.opened": {**STEP, "waits_for": "answer", "name": "approve", "to": ["managers"], "deadline": 9},
+    "wait.voted": {**STEP, "by": "ann"},
+    "wait.closed": {**STEP, "how": "answered", "by": "ann", "message": 3},
+    "message.taken": {"message": 3, "name": "paid", "id": "m1"},
+    "message.sent": {**STEP, "run": "other", "name": "paid", "id": "m1"},
+    "child.spawned": {**STEP, "run": "c", "agent": "b", "on_parent_end": "wait"},
+    "child.ended": {**STEP, "run": "c", "status": "failed"},
+    "context.changed": {"version": 2, "whole": True, "by": "ann"},
+    "plan.made": {"stages": ["fetch", "pay"]},
+    "plan.reached": {"stage": "pay"},
+    "note.made": STEP,
+    "fact.drawn": {"name": "uuid"},
+    "value.erased": {"reason": "gdpr", "seqs": [4], "pieces": ["h"], "by": "ann"},
+}
+
+
+def test_every_kind_has_a_sample_here() -> None:
+    assert SAMPLES.keys() == e.KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(e.KINDS))
+def test_a_kind_is_noun_and_past_and_round_trips(kind: str) -> None:
+    assert re.fullmatch(r"[a-z]+\.[a-z]+", kind)
+    event = msgspec.convert({"kind": kind, "at": 5, **SAMPLES[kind]}, e.KINDS[kind])
+    body = e.encode(event, "digest")
+    assert msgspec.json.decode(body) == {"kind": kind, "at": 5, "data": "digest", **SAMPLES[kind]}
+    assert e.encode(e.decode(body)) == body
+
+
+def test_the_bytes_of_an_event_are_these() -> None:
+    event = e.AttemptStarted(at=7, step="6", attempt=1, key="r:step_6:pay:f3a9b12c", epoch=2)
+    expected = b'{"kind":"attempt.started","step":"6","attempt":1,"key":"r:step_6:pay:f3a9b12c","epoch":2,"at":7}'
+    assert e.encode(event) == expected
+    assert e.encode(event, "abc") == expected[:-1] + b',"data":"abc"}'
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event = e.RunPaused(at=1)
+    with pytest.raises(AttributeError):
+        event.at = 2  # type: ignore[misc]
+
+
+def test_an_older_version_is_upcast_when_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "plan.reached", "at": fields["at"], "stage": fields["label"]}
+
+    monkeypatch.setitem(e.UPCASTERS, "label.reached", renamed)
+    assert e.decode(b'{"kind":"label.reached","at":3,"label":"pay"}') == e.PlanReached(at=3, stage="pay")
+
+
+def test_upcasters_are_applied_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(e.UPCASTERS, "a.b", lambda fields: {**fields, "kind": "a.b/2", "stage": "x"})
+    monkeypatch.setitem(e.UPCASTERS, "a.b/2", lambda fields: {**fields, "kind": "plan.reached"})
+    assert e.decode(b'{"kind":"a.b","at":3}') == e.PlanReached(at=3, stage="x")
+
+
+@pytest.mark.parametrize(("kind", "version"), [("step.vanished", 1), ("step.intended/9", 9)])
+def test_an_unknown_kind_or_version_is_refused_by_name(kind: str, version: int) -> None:
+    with pytest.raises(EventUnknown, match=r"upgrade") as caught:
+        e.decode(b'{"kind":"%b","at":1}' % kind.encode())
+    assert caught.value.version == version
+
+
+def test_digests_round_trip_through_text() -> None:
+    digest = bytes(range(32))
+    assert len(e.to_text(digest)) == 43
+    assert e.from_text(e.to_text(digest)) == digest

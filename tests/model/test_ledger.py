@@ -1,0 +1,96 @@
+"""The ledger: what the world has seen stays seen, whatever happens to the timeline."""
+
+from kedge.model import events as e
+from kedge.model.ledger import Ledger, fold_ledger
+
+
+def ledger(*events: e.Event) -> Ledger:
+    return fold_ledger(enumerate((e.RunStarted(at=0, run="r", agent="a"), *events), 1))
+
+
+def pay(step: str, key: str, **ended: object) -> list[e.Event]:
+    told: list[e.Event] = [
+        e.StepIntended(at=1, step=step, sort="tool", name="pay", digest=f"d{step}", effect="at_most_once"),
+        e.AttemptStarted(at=1, step=step, attempt=1, key=key, epoch=1, claims=(f"token:{step}",)),
+    ]
+    if ended:
+        told.append(e.AttemptEnded(at=2, step=step, attempt=1, **ended))  # type: ignore[arg-type]
+    return told
+
+
+def statuses(book: Ledger) -> list[tuple[str, str]]:
+    return [(effect.key, effect.status) for effect in book.effects]
+
+
+def test_an_effect_is_open_until_it_is_known() -> None:
+    assert statuses(ledger(*pay("1", "a"))) == [("a", "open")]
+    assert statuses(ledger(*pay("1", "a", outcome="returned"))) == [("a", "happened")]
+    assert statuses(ledger(*pay("1", "a", outcome="refused"))) == [("a", "did_not_happen")]
+    assert statuses(ledger(*pay("1", "a", outcome="unknown"))) == [("a", "in_doubt")]
+
+
+def test_reads_and_model_calls_are_not_effects_but_are_spent() -> None:
+    told = [
+        e.StepIntended(at=1, step="1", sort="model", name="chat"),
+        e.AttemptStarted(at=1, step="1", attempt=1, key="m", epoch=1),
+        e.AttemptEnded(
+            at=1,
+            step="1",
+            attempt=1,
+            outcome="returned",
+            usage=e.Usage(tokens_in=5, tokens_out=7, cost_micros=9),
+        ),
+    ]
+    book = ledger(*told, *told)
+    assert len(book.effects) == 0
+    assert (book.spend.model_calls, book.spend.tokens_in, book.spend.cost_micros) == (2, 10, 18)
+
+
+def test_effects_after_a_cut_are_orphans_until_they_are_adopted_or_undone() -> None:
+    before = [
+        *pay("1", "a", outcome="returned"),
+        *pay("2", "b", outcome="returned"),
+        *pay("3", "c", outcome="refused"),
+    ]
+    rewound = e.RunRewound(at=5, cut=1, generation=1)
+    book = ledger(*before, rewound)
+    assert [effect.key for effect in book.orphans(1)] == ["a", "b"]
+    adopted = e.StepAdopted(at=6, step="1", run="r", key="a", seq=3)
+    book = ledger(*before, rewound, adopted)
+    assert [effect.key for effect in book.orphans(1)] == ["b"]
+
+
+def test_an_attempt_open_at_a_rewind_can_still_end_late_under_its_key() -> None:
+    told = [*pay("1", "a"), e.RunRewound(at=5, cut=1, generation=1)]
+    assert [effect.key for effect in ledger(*told).in_doubt()] == ["a"]
+    late = e.AttemptEnded(at=9, step="1", attempt=1, outcome="returned", key="a")
+    book = ledger(*told, late)
+    assert (statuses(book), book.in_doubt()) == ([("a", "happened")], [])
+
+
+def test_a_claim_stays_consumed_unless_nothing_happened() -> None:
+    assert ledger(*pay("1", "a", outcome="returned")).claims() == {"token:1": 3}
+    assert ledger(*pay("1", "a", outcome="unknown")).claims() == {"token:1": 3}
+    assert ledger(*pay("1", "a", outcome="refused", released=("token:1",))).claims() == {}
+    settled = e.AttemptSettled(at=3, step="1", attempt=1, key="a", settlement="did_not_happen", released=("token:1",))
+    assert ledger(*pay("1", "a", outcome="unknown"), settled).claims() == {}
+
+
+def test_all_attempts_of_an_action_are_one_effect() -> None:
+    told = [
+        *pay("1", "a", outcome="refused", retry_at=5),
+        e.AttemptStarted(at=5, step="1", attempt=2, key="a", epoch=1),
+        e.AttemptEnded(at=6, step="1", attempt=2, outcome="returned"),
+    ]
+    book = ledger(*told)
+    assert [(effect.key, effect.attempts, effect.status) for effect in book.effects] == [("a", 2, "happened")]
+
+
+def test_children_are_remembered_with_how_they_ended() -> None:
+    book = ledger(
+        e.ChildSpawned(at=1, step="1", run="c1", agent="b"),
+        e.ChildSpawned(at=1, step="2", run="c2", agent="b"),
+        e.RunRewound(at=2, cut=1, generation=1),
+        e.ChildEnded(at=3, step="1", run="c1", status="failed"),
+    )
+    assert [(child.run, child.status) for child in book.children] == [("c1", "failed"), ("c2", "running")]

@@ -1,0 +1,18 @@
+"""The SQLite store keeps the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge.clock import Clock
+from kedge.store.base import Store
+from kedge.store.sqlite import SqliteStore
+from kedge.testing import StoreContract
+
+
+class TestSqliteStore(StoreContract):
+    def make(self, tmp_path: Path, clock: Clock) -> Store:
+        return SqliteStore(tmp_path / "kedge.db", clock=clock)
+
+    def reopen(self, store: Store, clock: Clock) -> Store:
+        return SqliteStore(store.place, clock=clock)

@@ -1,0 +1,338 @@
+"""What only a file on a disk can do: fill up, be read-only, be shared by processes, be somebody else's."""
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from stories import START_US, started
+
+from kedge.clock import ManualClock
+from kedge.errors import (
+    RunBusy,
+    StoreBroken,
+    StoreBusy,
+    StoreClosed,
+    StoreFormat,
+    StoreFull,
+    StoreUnavailable,
+)
+from kedge.log import Entry, Log, RunLog, verify
+from kedge.model import events as e
+from kedge.store import SqliteStore, open_store
+from kedge.store.base import STORE_FORMAT
+from kedge.store.sql import schema
+
+TESTS = Path(__file__).parent.parent
+
+
+def begin(log: Log, run: str = "run_1") -> RunLog:
+    first = started(run)
+    return log.create(first.event, first.values or {})
+
+
+def note(text: object) -> Entry:
+    return Entry(e.NoteMade(at=START_US), {"note": text})
+
+
+def python(code: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+
+
+HAMMER = """
+import json, sys
+from kedge.errors import HeadMoved, RunExists
+from kedge.log import Entry, Log
+from kedge.model import events as e
+from kedge.store import SqliteStore
+from stories import START_US, started
+
+path, who, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = SqliteStore(path)
+log = Log(store)
+mine, conflicts = 0, 0
+for number in range(rounds):
+    run = f"run_{number % 3}"
+    try:
+        if store.head(run) is None:
+            first = started(run, at=START_US + int(who))
+            log.create(first.event, first.values)
+        handle = log.open(run)
+        for turn in range(3):
+            handle.append(Entry(e.NoteMade(at=START_US), {"note": [who, number, turn]}))
+            mine += 1
+    except (HeadMoved, RunExists):
+        conflicts += 1
+print(json.dumps([mine, conflicts]))
+log.close(); store.close()
+"""
+
+
+def test_processes_that_hammer_the_same_runs_are_refused_cleanly_and_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "kedge.db"
+    children = [python(HAMMER, path, who, 60) for who in range(3)]
+    mine, conflicts = 0, 0
+    for child in children:
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+        counted = json.loads(out)
+        mine, conflicts = mine + counted[0], conflicts + counted[1]
+    store = SqliteStore(path)
+    log = Log(store)
+    report = verify(log)
+    assert report.problems == []
+    assert report.events == mine + 3
+    assert conflicts > 0
+    store.close()
+
+
+FILL = """
+import sys
+from kedge.errors import StoreError, StoreFull
+from kedge.log import Entry, Log, verify
+from kedge.model import events as e
+from kedge.store import SqliteStore
+from stories import START_US, started
+import os, pathlib
+
+folder = pathlib.Path(sys.argv[1])
+ballast = folder / "ballast"
+ballast.write_bytes(b"x" * 600_000)
+store = SqliteStore(folder / "kedge.db")
+log = Log(store)
+first = started("run_1")
+handle = log.create(first.event, first.values)
+done = 1
+try:
+    for number in range(5_000):
+        text = os.urandom(1_000).hex()
+        handle.append(Entry(e.NoteMade(at=START_US), {"note": text}))
+        done += 1
+    raise SystemExit("the disk never filled up")
+except StoreFull as error:
+    assert "nothing was lost" in str(error), error
+for _ in range(3):
+    try:
+        log.open("run_1").append(Entry(e.NoteMade(at=START_US), {"note": os.urandom(200_000)}))
+    except StoreFull:
+        pass
+assert log.head("run_1").seq == done, (log.head("run_1").seq, done)
+ballast.unlink()
+handle = log.open("run_1")
+handle.append(Entry(e.NoteMade(at=START_US), {"note": "there is room again"}))
+report = verify(log)
+assert report.problems == [] and report.events == done + 1, report
+log.close(); store.close()
+print("held")
+"""
+
+
+def test_a_full_disk_is_a_clear_error_and_appending_works_again_when_there_is_room(tmp_path: Path) -> None:
+    mount = f'mount -t tmpfs -o size=2m tmpfs {tmp_path} && exec "$@"'
+    inside = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh")
+    allowed = subprocess.run([*inside, "true"], capture_output=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"this machine lets nobody mount a small disk: {allowed.stderr.decode().strip()}")
+    child = python(FILL, tmp_path, prefix=inside)
+    out, err = child.communicate(timeout=120)
+    assert out.strip() == "held", err
+
+
+def test_a_page_limit_is_a_full_disk_too(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "kedge.db")
+    log = Log(store)
+    handle = begin(log)
+    pages = store._file._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._file._writer.execute(f"PRAGMA max_page_count = {pages + 8}")
+    with pytest.raises(StoreFull):
+        for _ in range(100):
+            handle.append(note(os.urandom(2_000)))
+    before = log.head("run_1").seq
+    store._file._writer.execute("PRAGMA max_page_count = 1000000")
+    log.open("run_1").append(note("again"))
+    assert log.head("run_1").seq == before + 1
+    assert verify(log).problems == []
+    store.close()
+
+
+def test_a_write_that_the_system_refuses_is_a_clear_error_and_loses_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "kedge.db")
+    log = Log(store)
+    handle = begin(log)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    size = Path(f"{store.place}-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, before[1]))
+    try:
+        with pytest.raises((StoreUnavailable, StoreFull)):
+            for _ in range(100):
+                handle.append(note(os.urandom(4_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    log.open("run_1").append(note("again"))
+    assert verify(log).problems == []
+    store.close()
+
+
+READ_ONLY = """
+import os, sys
+import kedge, kedge.log, kedge.store.sqlite, encodings.idna
+from kedge.errors import StoreReadOnly
+if os.getuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+try:
+    kedge.store.SqliteStore(sys.argv[1])
+except StoreReadOnly as error:
+    print(error)
+"""
+
+
+def test_a_read_only_file_is_a_clear_error() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kedge.db"
+        store = SqliteStore(path)
+        begin(Log(store))
+        store.close()
+        path.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+        Path(folder).chmod(0o555)
+        child = python(READ_ONLY, path)
+        out, err = child.communicate(timeout=60)
+        Path(folder).chmod(0o755)
+        assert "cannot be written; check the permissions" in out, err
+        path.chmod(0o644)
+        store = SqliteStore(path)
+        Log(store).open("run_1").append(note("writable again"))
+        store.close()
+
+
+def test_a_write_lock_that_is_never_given_back_is_busy_not_locked(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "kedge.db", busy_seconds=0.05)
+    log = Log(store)
+    handle = begin(log)
+    other = sqlite3.connect(tmp_path / "kedge.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="write lock"):
+        handle.append(note("waits"))
+    other.execute("ROLLBACK")
+    other.close()
+    log.open("run_1").append(note("goes on"))
+    store.close()
+
+
+def test_readers_are_not_blocked_by_a_writer(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "kedge.db")
+    log = Log(store)
+    begin(log).append(note("there"))
+    with store._file.writing():
+        assert log.data("run_1", 2) == {"note": "there"}
+    store.close()
+
+
+def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "kedge.db"
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "from kedge.log import Log; from kedge.store import SqliteStore; from stories import started\n"
+        "first = started('run_1'); log = Log(SqliteStore(sys.argv[1]))\n"
+        "log.create(first.event, first.values, holder='other'); print('held', flush=True); time.sleep(60)"
+    )
+    child = python(code, path, TESTS)
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "held"
+    store = SqliteStore(path)
+    with pytest.raises(RunBusy, match="other"):
+        store.lease("run_1", "me", seconds=10)
+    child.kill()
+    child.communicate()
+    assert store.lease("run_1", "me", seconds=10).epoch == 2
+    assert not [name for name in os.listdir(tmp_path) if "holder" in name and len(os.listdir(tmp_path)) > 5]
+    store.close()
+    assert sorted(os.listdir(tmp_path)) == ["kedge.db"]
+
+
+def test_a_lease_of_a_frozen_holder_ends_with_its_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = SqliteStore(tmp_path / "kedge.db", clock=clock)
+    first = started()
+    Log(store).create(first.event, first.values or {}, holder="frozen", seconds=30)
+    with pytest.raises(RunBusy):
+        store.lease("run_1", "next", seconds=30)
+    clock.advance(31)
+    assert store.lease("run_1", "next", seconds=30).holder == "next"
+    store.close()
+
+
+def test_a_file_that_is_not_a_store_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE theirs (x)")
+    db.close()
+    with pytest.raises(StoreUnavailable, match="not a Kedge store"):
+        SqliteStore(path)
+    text = tmp_path / "notes.txt"
+    text.write_text("dear diary, " * 500)
+    with pytest.raises(StoreBroken):
+        SqliteStore(text)
+    assert text.read_text().startswith("dear diary")
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "kedge.db"
+    SqliteStore(path).close()
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {STORE_FORMAT + 1}")
+    db.close()
+    with pytest.raises(StoreFormat, match="upgrade kedge"):
+        SqliteStore(path)
+
+
+def test_a_new_store_has_exactly_the_schema_of_its_file(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "made.db").close()
+    plain = sqlite3.connect(":memory:")
+    plain.executescript(schema("sqlite"))
+    made = sqlite3.connect(tmp_path / "made.db")
+    query = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+    assert made.execute(query).fetchall() == plain.execute(query).fetchall()
+    made.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("url", ["kedge.db", "sqlite:///kedge.db"])
+def test_a_store_is_opened_by_path_or_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(url).close()
+    assert (tmp_path / "kedge.db").exists()
+    open_store(f"sqlite:///{tmp_path}/absolute.db").close()
+    assert (tmp_path / "absolute.db").exists()
+
+
+def test_a_place_that_cannot_be_opened_says_what_to_check(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="its folder exists"):
+        SqliteStore(tmp_path / "no" / "such" / "kedge.db")
+    with pytest.raises(StoreUnavailable, match="no such file"):
+        SqliteStore(tmp_path / "kedge.db", create=False)
+    with pytest.raises(StoreUnavailable, match="no store is known by 'mongodb'"):
+        open_store("mongodb://x")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "kedge.db")
+    store.close()
+    with pytest.raises(StoreClosed, match="open it again"):
+        store.head("run_1")
+    with pytest.raises(StoreClosed):
+        store.append([])

@@ -1,0 +1,670 @@
+"""The house rules: what may import what, what things may be called, what has to be written down.
+
+A rule is a function of a source tree that returns what breaks it, one line each, so that the rules
+can themselves be tried: the last part of this file breaks every one of them in a small tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+LAYERS: Final = {
+    "errors": 0, "clock": 0, "ids": 0,
+    "model": 1,
+    "store": 2,
+    "log": 3,
+    "runtime": 4, "history": 4, "window": 4, "workspace": 4,
+    "cli": 5, "web": 5, "adapters": 5, "engines": 5, "testing": 5,
+}  # fmt: skip
+"""Which layer each part of the package belongs to; a part imports its own layer and those below."""
+
+DOOR: Final = 6
+"""Where `kedge/__init__.py` stands: above everything, so that nothing inside goes out through it."""
+
+SURFACES: Final = frozenset(part for part, layer in LAYERS.items() if layer == 5)
+STANDALONE: Final = frozenset({"window", "workspace"})
+"""Parts of the runtime's layer that people use without the runtime."""
+
+IMPURE: Final = frozenset({
+    "asyncio", "concurrent", "ctypes", "fcntl", "glob", "http", "io", "logging", "mmap", "multiprocessing",
+    "os", "pathlib", "queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket",
+    "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "urllib",
+    "builtins.open", "builtins.input", "builtins.print",
+})  # fmt: skip
+CLOCK_READS: Final = frozenset({
+    "datetime.date.today", "datetime.datetime.now", "datetime.datetime.today", "datetime.datetime.utcnow",
+})  # fmt: skip
+CHANCE: Final = frozenset({
+    "os.getrandom", "os.urandom", "random", "secrets",
+    "uuid.uuid1", "uuid.uuid4", "uuid.uuid6", "uuid.uuid7", "uuid.uuid8",
+})  # fmt: skip
+UNSAFE: Final = frozenset({
+    "builtins.eval", "builtins.exec",
+    "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve",
+})  # fmt: skip
+
+VAGUE_FILE: Final = re.compile(r"(^|_)(util|helper|common|misc|manager)s?$")
+VAGUE_CLASS: Final = re.compile(r"^_*Base(?![a-z])|(Manager|Helper)s?$")
+SQL: Final = re.compile(
+    r"\s*(?:(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CREATE|ALTER|DROP)\s"
+    r"|(?i:select\s+[\w.*]+(?:\s*,\s*[\w.*]+)*\s+from|insert\s.*\binto|update\s+\S+\s+set|delete\s+from)\s)"
+)
+
+
+# Reading a tree -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of Python: its dotted name, and its path as a person would look for it."""
+
+    name: str
+    path: str
+    tree: ast.Module
+    is_package: bool
+
+    @property
+    def part(self) -> str:
+        return part_of(self.name)
+
+
+class Import(NamedTuple):
+    """One imported name: where, the name that is bound, what that name stands for, and what was asked for."""
+
+    line: int
+    name: str
+    stands_for: str
+    target: str
+
+
+class House:
+    """A repository as its files stand, whatever of it can be imported."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.src = tuple(self._read("src"))
+        self.around = tuple(module for folder in ("tests", "bench", "examples") for module in self._read(folder))
+
+    def _read(self, folder: str) -> Iterator[Module]:
+        for file in sorted((self.root / folder).rglob("*.py")):
+            names = file.relative_to(self.root / folder).with_suffix("").parts
+            is_package = names[-1] == "__init__"
+            name = ".".join(names[:-1] if is_package else names)
+            path = file.relative_to(self.root).as_posix()
+            yield Module(name, path, ast.parse(file.read_text(encoding="utf-8"), path), is_package)
+
+    def find(self, name: str) -> Module | None:
+        return next((module for module in self.src if module.name == name), None)
+
+
+Rule = Callable[[House], list[str]]
+
+
+def walk(node: ast.AST, *, typing: bool = False) -> Iterator[ast.AST]:
+    """Every node below; what stands under `if TYPE_CHECKING` only when typing is asked for."""
+    yield node
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and not typing and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING":
+        children = iter(node.orelse)
+    for child in children:
+        yield from walk(child, typing=typing)
+
+
+def part_of(name: str) -> str:
+    """The part of the package that a dotted name is in; the door and `__main__` are in none."""
+    package, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    return part if package == "kedge" and part != "__main__" else ""
+
+
+def imports(module: Module, *, typing: bool = False) -> Iterator[Import]:
+    for node in walk(module.tree, typing=typing):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                yield Import(node.lineno, alias.asname or first, alias.name if alias.asname else first, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.name.split(".")
+            above = above[: len(above) - node.level + module.is_package] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                target = f"{source}.{alias.name}"
+                yield Import(node.lineno, alias.asname or alias.name, target, target)
+
+
+def references(module: Module) -> Iterator[tuple[int, str]]:
+    """Every import, and every name reached through an import or from the builtins, by its full name."""
+    bound: dict[str, str] = {}
+    for item in imports(module):
+        bound[item.name] = item.stands_for
+        yield item.line, item.target
+    for node in walk(module.tree):
+        if not isinstance(node, ast.Attribute | ast.Name):
+            continue
+        name, _, rest = ast.unparse(node).partition(".")
+        if name in bound:
+            yield node.lineno, f"{bound[name]}.{rest}".rstrip(".")
+        elif hasattr(builtins, name) and isinstance(node.ctx, ast.Load):
+            yield node.lineno, f"builtins.{name}"
+
+
+def uses(module: Module, forbidden: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """The first use on each line of a forbidden name, or of anything below it."""
+    seen: set[int] = set()
+    for line, name in references(module):
+        parts = name.split(".")
+        if line not in seen and any(".".join(parts[:n]) in forbidden for n in range(1, len(parts) + 1)):
+            seen.add(line)
+            yield line, name.removeprefix("builtins.")
+
+
+# The rules ----------------------------------------------------------------------------------------
+
+
+def upward_imports(house: House) -> list[str]:
+    broken = []
+    for module in house.src:
+        if module.part and module.part not in LAYERS:
+            broken.append(f"{module.path}:1: {module.part} is in no layer; move it into one, or add it to LAYERS")
+            continue
+        layer = LAYERS.get(module.part, DOOR)
+        for line, _, _, target in imports(module):
+            above = LAYERS.get(part_of(target), DOOR)
+            if target.partition(".")[0] != "kedge" or above <= layer:
+                continue
+            if above == DOOR:
+                what = f"imports {target} through the door; import from the module that defines it"
+            else:
+                what = (
+                    f"{module.part} (layer {layer}) imports {target} (layer {above});"
+                    " move what it needs down, or hand it in as an argument"
+                )
+            broken.append(f"{module.path}:{line}: {what}")
+    return broken
+
+
+def tangled_surfaces(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: {module.part} imports {target}, another surface; move what both need below"
+        for module in house.src
+        for line, _, _, target in imports(module)
+        if module.part in SURFACES and part_of(target) in SURFACES - {module.part}
+    ]
+
+
+def leaning_parts(house: House) -> list[str]:
+    layer = {part for part in LAYERS if LAYERS[part] == LAYERS["runtime"]}
+    return [
+        f"{module.path}:{line}: {module.part} imports {target}, but is used without the runtime too;"
+        " let the runtime hand it in"
+        for module in house.src
+        for line, _, _, target in imports(module)
+        if module.part in STANDALONE and part_of(target) in layer - {module.part}
+    ]
+
+
+def impure_model(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: uses {name} in the pure model; do it above the model and pass the outcome in"
+        for module in house.src
+        if module.part == "model"
+        for line, name in uses(module, IMPURE)
+    ]
+
+
+def clock_reads(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: {name} reads a clock; take a kedge.clock.Clock as an argument"
+        for module in house.src
+        if module.name != "kedge.clock"
+        for line, name in sorted(set(references(module)))
+        if name in CLOCK_READS or (name.startswith("time.") and name != "time.sleep")
+    ]
+
+
+def chance_draws(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: {name} draws chance; take a kedge.ids.Ids as an argument"
+        for module in house.src
+        if module.name != "kedge.ids"
+        for line, name in uses(module, CHANCE)
+    ]
+
+
+def crooked_door(house: House) -> list[str]:
+    door = house.find("kedge")
+    if door is None:
+        return ["src/kedge/__init__.py:1: is missing; it holds the docstring, the imports and a sorted __all__"]
+    broken, offered, at = [], None, 1
+    for number, node in enumerate(door.tree.body):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                pass
+            case ast.Import() | ast.ImportFrom():
+                pass
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List() as value):
+                offered, at = [ast.literal_eval(item) for item in value.elts], node.lineno
+            case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant()):
+                pass
+            case _:
+                broken.append(f"{door.path}:{node.lineno}: logic in the door; move it into the module it is about")
+    if offered is None:
+        return [*broken, f"{door.path}:1: has no __all__; list there what people may use"]
+    if offered != sorted(set(offered), key=_as_ruff_sorts):
+        broken.append(f"{door.path}:{at}: __all__ is not sorted; let `ruff check --fix` sort it")
+    bound = {item.name for item in imports(door)} | {"__version__"}
+    broken += [
+        f"{door.path}:{at}: __all__ offers {name}, which is not imported; import it, or take it out"
+        for name in offered
+        if name not in bound
+    ]
+    return broken
+
+
+def silent_modules(house: House) -> list[str]:
+    return [
+        f"{module.path}:1: has no docstring; open with what the module owns and what it refuses"
+        for module in house.src
+        if not ast.get_docstring(module.tree)
+    ]
+
+
+def vague_names(house: House) -> list[str]:
+    broken = []
+    for module in (*house.src, *house.around):
+        if any(VAGUE_FILE.search(part) for part in Path(module.path).with_suffix("").parts):
+            broken.append(f"{module.path}:1: says nothing about what is in it; name it by its concept")
+        broken += [
+            f"{module.path}:{node.lineno}: class {node.name} is named for no concept; say what it is"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.ClassDef) and VAGUE_CLASS.search(node.name)
+        ]
+    return broken
+
+
+def dead_modules(house: House) -> list[str]:
+    used = {"kedge", "kedge.__main__", *_entry_points(house.root)}
+    for module in (*house.src, *house.around):
+        # A dotted name in a string is how `python -m` and import_module name a module.
+        constants = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant)}
+        for target in {item.target for item in imports(module, typing=True)} | constants:
+            parts = str(target).split(".")
+            used |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)} - {module.name}
+    return [
+        f"{module.path}:1: nothing imports {module.name}; delete it, or use and test it"
+        for module in house.src
+        if module.name not in used
+    ]
+
+
+def wrong_drawing(house: House) -> list[str]:
+    """The tree at the top of errors.py, line by line, against one drawn from the classes."""
+    module = house.find("kedge.errors")
+    if module is None:
+        return []
+    classes = {node.name: node for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    children: dict[str | None, list[str]] = {}
+    for node in classes.values():
+        above = next((base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes), None)
+        children.setdefault(above, []).append(node.name)
+
+    def draw(above: str | None, lead: str) -> Iterator[tuple[str, str]]:
+        for name in children.get(above, []):
+            last = name == children[above][-1]
+            yield lead + ("" if above is None else "└── " if last else "├── ") + name, name
+            yield from draw(name, lead + ("" if above is None else "    " if last else "│   "))
+
+    expected = list(draw(None, ""))
+    lines = (ast.get_docstring(module.tree, clean=False) or "").split("\n")
+    start = next((n for n, line in enumerate(lines) if not line.strip()), len(lines)) + 1
+    drawn = [(n, line.rstrip()) for n, line in enumerate(lines[start:], start + 1) if line.strip()]
+    if len(drawn) < len(expected):
+        seen = {name for _, line in drawn for name in re.findall(r"\w+", line)[:1]}
+        return [
+            f"{module.path}:{node.lineno}: {node.name} is not in the tree at the top; draw it there"
+            for node in classes.values()
+            if node.name not in seen
+        ]
+    broken, columns = [], set[int]()
+    for (number, line), (wanted, name) in zip_longest(drawn, expected, fillvalue=("nothing more", "")):
+        shape, _, words = re.sub(r"(?<=\w) {2,}", "\0", line, count=1).partition("\0")
+        if shape != wanted:
+            return [
+                f"{module.path}:{number}: the tree shows {shape.strip()!r} where the classes have"
+                f" {wanted.strip()!r}; draw it as the classes stand"
+            ]
+        if words:
+            columns.add(line.index(words, len(shape)))
+        elif name not in children:
+            broken.append(f"{module.path}:{number}: {name} stands without words; say beside it what happened")
+        if len(columns) > 1:
+            return [
+                *broken,
+                f"{module.path}:{number}: these words are not in the column of the others; align them",
+            ]
+    return broken
+
+
+def undocumented_errors(house: House) -> list[str]:
+    module = house.find("kedge.errors")
+    body = module.tree.body if module else []
+    return _undocumented(
+        house, {node.name: node.lineno for node in body if isinstance(node, ast.ClassDef)},
+        "src/kedge/errors.py", "docs/errors.md",
+    )  # fmt: skip
+
+
+def undocumented_kinds(house: House, kinds: Mapping[str, object]) -> list[str]:
+    path = "src/kedge/model/events.py"
+    lines = (house.root / path).read_text(encoding="utf-8").splitlines()
+    places = {kind: next((n for n, line in enumerate(lines, 1) if f'"{kind}"' in line), 1) for kind in kinds}
+    return _undocumented(house, places, path, "docs/events.md")
+
+
+def unsafe_calls(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: {name} runs what it reads; store values through the codec, and code as code"
+        for module in house.src
+        for line, name in uses(module, UNSAFE)
+    ]
+
+
+def stray_prints(house: House) -> list[str]:
+    return [
+        f"{module.path}:{line}: prints; return the text and let the command line print it"
+        for module in house.src
+        if module.part != "cli"
+        for line, _ in uses(module, frozenset({"builtins.print"}))
+    ]
+
+
+def inline_sql(house: House) -> list[str]:
+    broken = []
+    for module in house.src:
+        prose = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+        broken += [
+            f"{module.path}:{node.lineno}: SQL in a string; give it a name in a .sql file of store/sql"
+            for node in ast.walk(module.tree)
+            if module.part == "store" and isinstance(node, ast.Constant) and id(node) not in prose
+            if isinstance(node.value, str) and SQL.match(node.value)
+        ]
+    return broken
+
+
+def _as_ruff_sorts(name: str) -> tuple[int, list[tuple[int, int, str]]]:
+    """Constants, then classes, then the rest, and ten after two: the order that the linter asks for."""
+    case = 0 if len(name) > 1 and name.isupper() else 1 if name[:1].isupper() else 2
+    pieces = re.findall(r"\d+|\D+", name)
+    return case, [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+
+
+def _entry_points(root: Path) -> set[str]:
+    file = root / "pyproject.toml"
+    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {}) if file.exists() else {}
+    groups = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
+    return {target.partition(":")[0] for group in groups for target in group.values()}
+
+
+def _undocumented(house: House, places: Mapping[str, int], path: str, page: str) -> list[str]:
+    file = house.root / page
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [
+        f"{path}:{line}: {name} is not in {page}; write a line about it there"
+        for name, line in places.items()
+        if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)
+    ]
+
+
+# The house as it stands ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House(ROOT)
+
+
+def holds(broken: list[str]) -> None:
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
+
+
+def test_a_layer_imports_only_itself_and_the_layers_below(house: House) -> None:
+    holds(upward_imports(house))
+
+
+def test_surfaces_never_import_each_other(house: House) -> None:
+    holds(tangled_surfaces(house))
+
+
+def test_window_and_workspace_stand_without_the_runtime(house: House) -> None:
+    holds(leaning_parts(house))
+
+
+def test_the_model_touches_no_clock_no_file_and_no_thread(house: House) -> None:
+    holds(impure_model(house))
+
+
+def test_only_clock_py_reads_a_clock(house: House) -> None:
+    holds(clock_reads(house))
+
+
+def test_only_ids_py_draws_chance(house: House) -> None:
+    holds(chance_draws(house))
+
+
+def test_the_door_is_a_sorted_list_without_logic(house: House) -> None:
+    holds(crooked_door(house))
+
+
+def test_every_name_the_door_offers_can_be_imported() -> None:
+    kedge = importlib.import_module("kedge")
+    missing = [name for name in kedge.__all__ if not hasattr(kedge, name)]
+    holds([f"src/kedge/__init__.py:1: offers {name}, which is nowhere; define it, or take it out" for name in missing])
+
+
+def test_every_module_opens_with_a_docstring(house: House) -> None:
+    holds(silent_modules(house))
+
+
+def test_names_say_what_a_thing_is(house: House) -> None:
+    holds(vague_names(house))
+
+
+def test_no_module_is_dead(house: House) -> None:
+    holds(dead_modules(house))
+
+
+def test_the_tree_drawn_in_errors_py_is_the_tree_of_classes(house: House) -> None:
+    holds(wrong_drawing(house))
+
+
+def test_every_error_has_a_line_in_the_docs(house: House) -> None:
+    holds(undocumented_errors(house))
+
+
+def test_every_event_kind_has_a_line_in_the_docs(house: House) -> None:
+    events = importlib.import_module("kedge.model.events")
+    holds(undocumented_kinds(house, events.KINDS))
+
+
+def test_nothing_is_pickled_or_evaluated(house: House) -> None:
+    holds(unsafe_calls(house))
+
+
+def test_only_the_command_line_prints(house: House) -> None:
+    holds(stray_prints(house))
+
+
+def test_sql_lives_in_sql_files(house: House) -> None:
+    holds(inline_sql(house))
+
+
+# The rules, tried ---------------------------------------------------------------------------------
+
+KIND_RULE: Final = partial(undocumented_kinds, kinds={"run.started": object})
+
+
+def build(root: Path, files: Mapping[str, str]) -> House:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return House(root)
+
+
+ERRORS: Final = '''"""Errors.
+
+Root
+├── Left    what left is
+└── Right   what right is
+"""
+class Root(Exception): ...
+class Left(Root): ...
+class Right(Root, TypeError): ...
+'''
+
+BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
+    (upward_imports, "src/kedge/model/a.py", "import json\nfrom kedge.store.base import Row", 2),
+    (upward_imports, "src/kedge/model/a.py", "def f():\n    from ..store import base", 2),
+    (upward_imports, "src/kedge/store/__init__.py", "from ..log import Log", 1),
+    (upward_imports, "src/kedge/model/__init__.py", "from kedge import store", 1),
+    (upward_imports, "src/kedge/store/a.py", "try:\n    import kedge.log\nexcept ImportError: ...", 2),
+    (upward_imports, "src/kedge/runtime/a.py", "from kedge import Run", 1),
+    (upward_imports, "src/kedge/stuff.py", "import json", 1),
+    (tangled_surfaces, "src/kedge/cli/a.py", "import kedge.web.pages", 1),
+    (leaning_parts, "src/kedge/window/a.py", "\nfrom kedge.runtime import run", 2),
+    (leaning_parts, "src/kedge/workspace/a.py", "from kedge.history.fork import cut", 1),
+    (impure_model, "src/kedge/model/a.py", "import os", 1),
+    (impure_model, "src/kedge/model/a.py", "def f(p):\n    return open(p).read()", 2),
+    (impure_model, "src/kedge/model/a.py", "from concurrent.futures import Future", 1),
+    (clock_reads, "src/kedge/store/a.py", "import time as t\nx = 1\ny = t.monotonic()", 3),
+    (clock_reads, "src/kedge/store/a.py", "from time import perf_counter", 1),
+    (clock_reads, "src/kedge/model/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", 2),
+    (clock_reads, "src/kedge/model/a.py", "import datetime as dt\nx = dt.date.today", 2),
+    (chance_draws, "src/kedge/store/a.py", "import uuid\nx = uuid.uuid4()", 2),
+    (chance_draws, "src/kedge/store/a.py", "import os\nx = os.urandom(4)", 2),
+    (chance_draws, "src/kedge/store/a.py", "from random import choice", 1),
+    (crooked_door, "src/kedge/__init__.py", "from a import b, c\n__all__ = ['c', 'b']", 2),
+    (crooked_door, "src/kedge/__init__.py", "from a import b\n__all__ = ['b', 'c']", 2),
+    (crooked_door, "src/kedge/__init__.py", "from a import b\n__all__ = ['b']\nif b: ...", 3),
+    (crooked_door, "src/kedge/__init__.py", "from a import b", 1),
+    (silent_modules, "src/kedge/store/a.py", "import json", 1),
+    (vague_names, "src/kedge/store/sql_utils.py", "", 1),
+    (vague_names, "src/kedge/common/a.py", "", 1),
+    (vague_names, "tests/helpers.py", "", 1),
+    (vague_names, "src/kedge/store/a.py", "x = 1\nclass RunManager: ...", 2),
+    (vague_names, "bench/a.py", "class BaseStore: ...", 1),
+    (dead_modules, "src/kedge/store/a.py", "import kedge.store.a", 1),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS + "class More(Left): ...\n", 10),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS + "class Other(Exception): ...\n", 10),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("class Right(Root, TypeError): ...\n", ""), 4),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("class Right(Root", "class Right(Left"), 4),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("├──", "└──"), 4),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("   what right is", ""), 5),
+    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("Right   what", "Right    what"), 5),
+    (undocumented_errors, "src/kedge/errors.py", "class Lost(Exception): ...", 1),
+    (KIND_RULE, "src/kedge/model/events.py", '\nclass RunStarted(Event, tag="run.started"): ...', 2),
+    (unsafe_calls, "src/kedge/store/a.py", "import pickle", 1),
+    (unsafe_calls, "src/kedge/store/a.py", "x = 1\neval('x')", 2),
+    (unsafe_calls, "src/kedge/cli/a.py", "run = exec", 1),
+    (stray_prints, "src/kedge/log.py", "def f():\n    print('x')", 2),
+    (inline_sql, "src/kedge/store/a.py", "x = 1\ny = 'SELECT 1'", 2),
+    (inline_sql, "src/kedge/store/a.py", "x = f'''\n  DELETE FROM {y}'''", 1),
+    (inline_sql, "src/kedge/store/a.py", "x = 'insert or ignore into runs values (1)'", 1),
+]
+
+SOUND: Final = '''
+== docs/errors.md
+`Root`, `Left`, `Right`
+== docs/events.md
+A run begins with `run.started`.
+== src/kedge/__init__.py
+"""The door."""
+from kedge.log import KEY, Log
+__all__ = ["KEY", "Log"]
+== src/kedge/__main__.py
+"""The command."""
+from kedge.cli import main
+main()
+== src/kedge/clock.py
+"""The clock."""
+import time
+now = time.time
+== src/kedge/ids.py
+"""Ids."""
+import os, random, uuid
+drawn = os.urandom(1), random.random(), uuid.uuid4()
+== src/kedge/model/events.py
+"""Events."""
+from datetime import datetime
+from uuid import UUID
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import os
+    from kedge.store.base import Row
+def read(row: "Row", run) -> UUID:
+    return run.now(), run.uuid4(), run.random(), datetime.fromisoformat(row)
+== src/kedge/store/base.py
+"""A store."""
+import time
+from ..model import events
+from kedge.errors import Left
+def sweep(db):
+    """Delete values."""
+    time.sleep(1)
+    db.execute("PRAGMA foreign_keys = 1")
+    db.execute("BEGIN IMMEDIATE")
+    raise ValueError("select a store from the list")
+== src/kedge/log.py
+"""The log."""
+from kedge.store import base
+import kedge.clock, kedge.ids
+KEY = 1
+class Log: ...
+== src/kedge/window/__init__.py
+"""The window."""
+from kedge import log
+== src/kedge/runtime/__init__.py
+"""The runtime."""
+from kedge.window import pages
+== src/kedge/cli/__init__.py
+"""The command line."""
+import kedge.runtime
+class Baseline: ...
+def main(): print(1)
+'''
+
+RULES: Final[list[Rule]] = list({id(rule): rule for rule, *_ in BROKEN}.values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "text", "line"),
+    BROKEN,
+    ids=[f"{getattr(rule, '__name__', 'undocumented_kinds')}-{n}" for n, (rule, *_) in enumerate(BROKEN)],
+)
+def test_a_broken_rule_is_caught_with_its_file_and_line(
+    tmp_path: Path, rule: Rule, path: str, text: str, line: int
+) -> None:
+    broken = rule(build(tmp_path, {path: text}))
+    assert len(broken) == 1
+    assert broken[0].startswith(f"{path}:{line}: ")
+    assert ";" in broken[0], "a message says what is wrong and, after a semicolon, what to do"
+
+
+def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
+    files = dict(text.split("\n", 1) for text in SOUND.split("\n== ")[1:])
+    sound = build(tmp_path, {**files, "src/kedge/errors.py": ERRORS})
+    assert [problem for rule in RULES for problem in rule(sound)] == []
