@@ -17,11 +17,16 @@ class Clock(Protocol):
         """Seconds that only ever grow."""
         ...
 
+    def thread_seconds(self) -> float:
+        """Seconds that this thread has computed, not waited."""
+        ...
+
 
 class SystemClock:
     """The machine's own clock."""
 
     monotonic = staticmethod(time.monotonic)
+    thread_seconds = staticmethod(time.thread_time)
 
     def now_us(self) -> int:
         return time.time_ns() // 1_000
@@ -39,6 +44,9 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def thread_seconds(self) -> float:
+        return 0.0
 
     def advance(self, seconds: float) -> None:
         """Move both readings forward together."""

@@ -202,9 +202,9 @@ def test_a_full_queue_makes_the_submitter_commit_before_it_goes_on() -> None:
     for number in range(20):
         handle.append_behind(Entry(e.NoteMade(at=1), {"note": "x" * 300 + str(number)}))
     committer._leading = False
-    assert committer._queued_bytes > 2_000
+    assert committer._behind_bytes > 2_000
     handle.append_behind(note(21))
-    assert committer._queued_bytes == 0
+    assert committer._behind_bytes == 0
     assert log.head("run_1").seq == 22
     committer.close()
 

@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import ValueErased, ValueRefused
-from kedge.model.codec import DEPTH_MAX, PATH_CHARS_MAX, Erased, Secret, canonical, convert, digest, plain
+from kedge.model.codec import DEPTH_MAX, PATH_CHARS_MAX, Erased, Secret, canonical, digest, plain
+from kedge.model.typed import convert
 from kedge.model.values import pack, unpack
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -137,7 +137,7 @@ def test_a_quiet_event_never_changes_what_a_run_is_found_by(seed: int) -> None:
     fold = fold_timeline(log(TAKEN))
     for seq, event in enumerate((event for _, event in timeline(tell(seed, 200))[1:]), 3):
         quiet, before = (
-            fold.is_quiet(event),
+            fold.are_quiet([(seq, event)]),
             (fold.facts.status, fold.wake_at, fold.facts.priority, fold.facts.tags),
         )
         fold.apply(seq, event)

@@ -169,11 +169,29 @@ keys = st.recursive(
     lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3),
     max_leaves=4,
 )
+
+
+def weight(value: Any) -> int:
+    inside = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple | set | frozenset)
+        else ()
+    )
+    return 1 + sum(map(weight, inside))
+
+
+def repeated(items: list[Any], count: int) -> list[Any]:
+    """A long list, but not of long lists of long lists."""
+    return items * min(count, 1 + 2_000 // weight(items))
+
+
 values = st.recursive(
     scalars,
     lambda inner: (
         st.lists(inner)
-        | st.builds(lambda items, count: items * count, st.lists(inner, max_size=4), st.integers(1, 200))
+        | st.builds(repeated, st.lists(inner, max_size=4), st.integers(1, 200))
         | st.lists(inner).map(tuple)
         | st.sets(keys)
         | st.frozensets(keys)
@@ -508,7 +526,7 @@ MISSING = name(b"\x00" * 32)
         '{"$erased":"zz"}',
         "[" * 100_000,
         '{"$tuple":[' * 5000 + "]}" * 5000,
-        '{"a":' * 5000 + "1" + "}" * 5000,
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
     ],
     ids=lambda raw: raw[:40],
 )

@@ -8,9 +8,11 @@ was measured decides, at run time. Appends of one run commit in the order they w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from kedge.clock import Clock
@@ -34,16 +36,17 @@ _MIXED: Final = 8
 class Ticket:
     """One append on its way. The committer fills it in; `done`, then `result()` or `error`, is for everybody."""
 
-    __slots__ = ("done", "error", "future", "gate", "head", "item", "promoted")
+    __slots__ = ("done", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
 
-    def __init__(self, item: Append) -> None:
+    def __init__(self, item: Append, future: asyncio.Future[Head] | None = None) -> None:
         self.item = item
+        self.future = future
         self.done = False
         self.head: Head | None = None
         self.error: BaseException | None = None
         self.gate: threading.Lock | None = None
-        self.future: asyncio.Future[None] | None = None
         self.promoted = False
+        self.size_bytes = 0
 
     def result(self) -> Head:
         """The head it led to, or what became of it instead; only when done."""
@@ -62,9 +65,9 @@ class Committer:
         self._queue_bytes_max = queue_bytes_max
         self._mutex = threading.Lock()
         self._queue: deque[Ticket] = deque()
-        self._queued_bytes = 0
+        self._behind_bytes = 0
         self._leading = False
-        self._commit_seconds = 0.0
+        self._wait_seconds = 0.0
         self._last_run = ""
         self._mixed = 0
         self._flush_scheduled = False
@@ -83,20 +86,23 @@ class Committer:
         self.wait(ticket, lead=self._enqueue(ticket, waits=True))
         return ticket.result()
 
-    async def commit_soon(self, item: Append) -> Head:
-        """Commit together with what other tasks bring in this turn of the loop; never blocks it on a slow disk."""
-        slow = self._commit_seconds > SLOW_COMMIT_SECONDS
-        if self._is_alone(item.run) and not slow and self._lead_alone():
-            return self._commit_alone(item)
-        ticket = Ticket(item)
-        self._enqueue(ticket, waits=False, lead=False)
-        await self._settle(ticket, slow=slow)
-        return ticket.result()
+    def commit_soon(self, item: Append) -> Awaitable[Head]:
+        """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Head] = loop.create_future()
+        slow = self._wait_seconds > SLOW_COMMIT_SECONDS
+        if not slow and self._is_alone(item.run) and self._lead_alone():
+            future.set_result(self._commit_alone(item))
+        else:
+            self._enqueue(Ticket(item, future), waits=False, lead=False)
+            self._flush_soon(loop, slow=slow)
+        return future
 
     def submit(self, item: Append) -> Ticket:
         """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
         ticket = Ticket(item)
-        lead = self._enqueue(ticket, waits=False, lead=self._queued_bytes > self._queue_bytes_max)
+        ticket.size_bytes = item.size_bytes
+        lead = self._enqueue(ticket, waits=False, lead=self._behind_bytes > self._queue_bytes_max)
         if lead:
             self._drain(ticket)
         else:
@@ -126,8 +132,14 @@ class Committer:
 
     async def wait_soon(self, ticket: Ticket) -> None:
         """As `wait`, from a loop."""
-        if not ticket.done:
-            await self._settle(ticket, slow=self._commit_seconds > SLOW_COMMIT_SECONDS)
+        loop = asyncio.get_running_loop()
+        with self._mutex:
+            if ticket.done:
+                return
+            ticket.future = loop.create_future()
+        self._flush_soon(loop, slow=self._wait_seconds > SLOW_COMMIT_SECONDS)
+        with contextlib.suppress(Exception):  # the ticket keeps what became of it
+            await ticket.future
 
     def close(self) -> None:
         """Commit what waits, then stop."""
@@ -148,7 +160,7 @@ class Committer:
             if self._closed:
                 raise LogError(f"{ticket.item.run}: the log is closed; open it again")
             self._queue.append(ticket)
-            self._queued_bytes += ticket.item.size_bytes
+            self._behind_bytes += ticket.size_bytes
             if lead and not self._leading:
                 self._leading = True
                 return True
@@ -165,11 +177,9 @@ class Committer:
             return True
 
     def _commit_alone(self, item: Append) -> Head:
-        began = self._clock.monotonic()
         try:
-            result = self._store.append((item,))[0]
+            result = self._append((item,))[0]
         finally:
-            self._commit_seconds += (self._clock.monotonic() - began - self._commit_seconds) * 0.1
             with self._mutex:
                 self._leading = False
                 if self._queue:
@@ -178,6 +188,15 @@ class Committer:
             raise result
         return result
 
+    def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        """Into the store, noting how long it made us wait: that, and not the work, tells a slow disk."""
+        clock = self._clock
+        began, worked = clock.monotonic(), clock.thread_seconds()
+        results = self._store.append(items)
+        waited = clock.monotonic() - began - (clock.thread_seconds() - worked)
+        self._wait_seconds += (waited - self._wait_seconds) * 0.1
+        return results
+
     def _is_alone(self, run: str) -> bool:
         if run != self._last_run:
             self._last_run, self._mixed = run, _MIXED
@@ -185,18 +204,12 @@ class Committer:
             self._mixed -= 1
         return not self._mixed
 
-    async def _settle(self, ticket: Ticket, *, slow: bool) -> None:
-        loop = asyncio.get_running_loop()
-        with self._mutex:
-            if ticket.done:
-                return
-            ticket.future = loop.create_future()
+    def _flush_soon(self, loop: asyncio.AbstractEventLoop, *, slow: bool) -> None:
         if slow:
             self._stir(urgent=True)
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             loop.call_soon(self._flush)
-        await ticket.future
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -216,7 +229,7 @@ class Committer:
         while True:
             with self._mutex:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
-                self._queued_bytes -= sum(each.item.size_bytes for each in batch)
+                self._behind_bytes -= sum([each.size_bytes for each in batch])
             if batch:
                 self._commit(batch)
             with self._mutex:
@@ -238,46 +251,50 @@ class Committer:
             self._stir(urgent=True)
 
     def _commit(self, batch: list[Ticket]) -> None:
-        began = self._clock.monotonic()
         try:
-            results = self._store.append([ticket.item for ticket in batch])
+            results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
         except BaseException as error:
-            self._fail(batch, error)
+            results = self._fail(batch, error)
             if not isinstance(error, Exception):
+                self._finish(batch, results)
                 with self._mutex:
                     self._leading = False
                 raise
-            return
-        took = self._clock.monotonic() - began
-        self._commit_seconds += (took - self._commit_seconds) * 0.1
-        for ticket, result in zip(batch, results, strict=True):
-            self._finish(ticket, result)
+        self._finish(batch, results)
 
-    def _fail(self, batch: list[Ticket], error: BaseException) -> None:
+    def _fail(self, batch: list[Ticket], error: BaseException) -> Sequence[Head | BaseException]:
         """Nothing was written. Those it does not concern are committed one by one."""
         if len(batch) == 1 or not isinstance(error, Exception):
-            for ticket in batch:
-                self._finish(ticket, error)
-            return
+            return [error] * len(batch)
+        results: list[Head | BaseException] = []
         for ticket in batch:
             try:
-                result: Head | BaseException = self._store.append([ticket.item])[0]
+                results += self._append((ticket.item,))
             except Exception as own:
-                result = own
-            self._finish(ticket, result)
+                results.append(own)
+        return results
 
-    def _finish(self, ticket: Ticket, result: Head | BaseException) -> None:
+    def _finish(self, batch: list[Ticket], results: Sequence[Head | BaseException]) -> None:
+        """Tell each ticket its own fate, and wake whoever waits for it."""
         with self._mutex:
-            if isinstance(result, BaseException):
-                ticket.error = result
-            else:
-                ticket.head = result
-            ticket.done = True
-            gate, future = ticket.gate, ticket.future
-        if gate is not None:
-            gate.release()
-        if future is not None:
-            _wake_task(future)
+            for ticket, result in zip(batch, results, strict=True):
+                if isinstance(result, BaseException):
+                    ticket.error = result
+                else:
+                    ticket.head = result
+                ticket.done = True
+        here = _running_loop()
+        for ticket in batch:
+            if ticket.gate is not None:
+                ticket.gate.release()
+            if ticket.future is not None:
+                loop = ticket.future.get_loop()
+                if loop is here:
+                    _resolve(ticket)
+                else:
+                    # A loop that is closed has taken whoever waited with it.
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(_resolve, ticket)
 
     # the thread -------------------------------------------------------------------------------
 
@@ -315,20 +332,18 @@ def _shut() -> threading.Lock:
     return gate
 
 
-def _wake_task(future: asyncio.Future[None]) -> None:
-    loop = future.get_loop()
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        if asyncio.get_running_loop() is loop:
-            _resolve(future)
-            return
+        return asyncio.get_running_loop()
     except RuntimeError:
-        pass
-    try:
-        loop.call_soon_threadsafe(_resolve, future)
-    except RuntimeError:
-        return  # its loop is closed, and with it whoever waited
+        return None
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _resolve(ticket: Ticket) -> None:
+    future = ticket.future
+    if future is None or future.done():
+        return
+    if ticket.error is not None:
+        future.set_exception(ticket.error)
+    elif ticket.head is not None:
+        future.set_result(ticket.head)

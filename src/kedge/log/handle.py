@@ -13,7 +13,7 @@ from kedge.model import chain
 from kedge.model.events import Event, RunRewound, encode, to_text
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
-from kedge.model.values import Blob, pack
+from kedge.model.values import Blob, Packed, pack
 from kedge.store.base import Append, Birth, Claim, Head, Row, RunIndex, Snapshot
 
 SNAPSHOT_EVERY: Final = 1_024
@@ -153,46 +153,53 @@ class RunLog:
             raise HandleClosed(self.run, self._failure) from self._failure
 
     def _build(self, entries: Sequence[Entry], rights: Rights | None = None) -> Append:
-        """Values first, for they may be refused; nothing of the handle changes before they all are packed."""
+        """Encode, chain, note for folding. A value may be refused: nothing changes before all are packed."""
         if self._failure is not None or self._last is not None:
             self._check()
-        packed = [self._encode(entry) for entry in entries]
-        after, before, birth, hash_ = self._seq, self._hash, self._birth, self._hash
+        seq = after = self._seq
+        hash_ = before = self._hash
         rows: list[Row] = []
         pieces: list[Blob] = []
-        loud = birth is not None
-        for seq, ((event, _), (body, data, blobs)) in enumerate(zip(entries, packed, strict=True), after + 1):
+        told: list[tuple[int, Event]] = []
+        for event, values in entries:
+            data = digest = None
+            if values:
+                packed = self._pack(event, values)
+                data = packed.raw
+                digest = to_text(chain.value_hash("json", data))
+                pieces += packed.blobs
+            body = encode(event, digest)
             hash_ = chain.link(hash_, body)
+            seq += 1
             rows.append(Row(seq, body, data, hash_))
-            pieces += blobs
-            loud = loud or not self._fold.is_quiet(event)
-            self._unfolded.append((seq, event))
-        self._seq, self._hash, self._birth = after + len(rows), hash_, None
-        if birth is not None and birth.holder is not None:
-            self._epoch = 1
-        return Append(
-            run=self.run,
-            after=after,
-            before=before,
-            epoch=self._epoch,
-            rows=tuple(rows),
-            birth=birth,
-            pieces=self._unknown(pieces) if pieces else (),
-            index=self._index() if loud else None,
-            snapshot=self._snapshot() if self._seq - self._snapshot_at >= self._snapshot_every else None,
-            **(rights or {}),
-        )
+            told.append((seq, event))
+        self._seq, self._hash = seq, hash_
+        quiet = self._fold.are_quiet(told)
+        self._unfolded += told
+        lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
+        more = {} if lone else self._more(quiet, pieces, rights)
+        return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
 
-    def _encode(self, entry: Entry) -> tuple[bytes, bytes | None, Sequence[Blob]]:
-        event, values = entry
-        if not values:
-            return encode(event), None, ()
+    def _pack(self, event: Event, values: Mapping[str, Any]) -> Packed:
         try:
-            packed = pack(values, at="", secret_key=self._secret_key)
+            return pack(values, at="", secret_key=self._secret_key)
         except ValueRefused as refused:
             raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
-        digest = to_text(chain.value_hash("json", packed.raw))
-        return encode(event, digest), packed.raw, packed.blobs
+
+    def _more(self, quiet: bool, pieces: Sequence[Blob], rights: Rights | None) -> dict[str, Any]:
+        """What an append carries besides its rows; most carry nothing."""
+        more: dict[str, Any] = {**rights} if rights else {}
+        birth, self._birth = self._birth, None
+        if birth is not None:
+            self._epoch = 1 if birth.holder is not None else 0
+            more["birth"] = birth
+        if pieces:
+            more["pieces"] = self._unknown(pieces)
+        if not quiet or birth is not None:
+            more["index"] = self._index()
+        if self._seq - self._snapshot_at >= self._snapshot_every:
+            more["snapshot"] = self._snapshot()
+        return more
 
     def _catch_up(self) -> None:
         unfolded, self._unfolded = self._unfolded, []

@@ -13,7 +13,6 @@ from kedge.errors import EventBroken, LogError, RunBroken, RunUnknown, ValueBrok
 from kedge.log.committer import Committer
 from kedge.log.handle import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
 from kedge.model import chain
-from kedge.model.codec import convert
 from kedge.model.events import (
     Event,
     RunForked,
@@ -27,6 +26,7 @@ from kedge.model.events import (
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
 from kedge.model.state import State
+from kedge.model.typed import convert
 from kedge.model.values import Blob, children, references, unpack
 from kedge.store.base import READ_LIMIT, Birth, Head, Row, Store
 

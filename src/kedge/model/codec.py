@@ -27,15 +27,14 @@ import dataclasses
 import hmac
 import json
 import math
-import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, get_args, get_origin
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -100,7 +99,7 @@ def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, ca
     except _Refusal as refusal:
         raise refusal.named(at, obj) from None
     except RecursionError:
-        raise ValueRefused(_shortened(at), "is nested deeper than the stack has room for") from None
+        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
 
 
 def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
@@ -109,7 +108,7 @@ def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None
     try:
         return _text(tree).encode()
     except RecursionError:
-        raise ValueRefused(_shortened(at), "is nested deeper than the stack has room for") from None
+        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
 
 
 def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
@@ -125,16 +124,6 @@ def restore(tag: str, payload: Any) -> Any:
     if not isinstance(payload, kind):
         raise ValueError(f"tag {tag} cannot hold a {type(payload).__name__}")
     return build(payload)
-
-
-def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
-    """Restored builtins as the declared type. Refuses, by its path, what does not fit."""
-    try:
-        return _converter(kind)(value)
-    except _Misfit as misfit:
-        if erased := next(_erased_in(value), None):
-            raise ValueErased(erased.hash) from None
-        raise ValueRefused(_shortened(at + misfit.path), misfit.reason) from None
 
 
 # From Python to plain JSON. Each type has a function; a refusal collects its path on the way up.
@@ -168,7 +157,7 @@ class _Refusal(Exception):
                 reason = "refers to itself; store an id in place of the reference"
                 break
             seen.add(id(obj))
-        return ValueRefused(_shortened(path), reason)
+        return ValueRefused(shortened(path), reason)
 
 
 def _base64(body: bytes) -> str:
@@ -265,7 +254,7 @@ def _dict(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
         for key, item in obj.items():
             out[key] = _LOWER[type(item)](item, depth + 1, how)
     except _Refusal as refusal:
-        refusal.passed(_step(key), item)
+        refusal.passed(step_of(key), item)
         raise
     return out
 
@@ -283,7 +272,7 @@ def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
             part = item
             pairs[_text(name)] = name, _LOWER[type(item)](item, depth + 1, how)
     except _Refusal as refusal:
-        refusal.passed("(key)" if part is key else _step(key), part)
+        refusal.passed("(key)" if part is key else step_of(key), part)
         raise
     if len(pairs) < len(obj):
         raise _Refusal("has two keys that would be stored alike")
@@ -474,121 +463,20 @@ _RESTORE: Final[dict[str, tuple[Any, Callable[[Any], Any]]]] = {
 }
 
 
-# From builtins to declared types: by msgspec where it knows the type, else by pydantic.
-
-
-class _Misfit(ValueError):
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(reason)
-        self.path = path
-        self.reason = reason
-
-
-def _erased_in(value: Any) -> Iterator[Erased]:
-    kind = value.__class__
-    if kind is Erased:
-        yield value
-    elif kind in (dict, list, tuple, set, frozenset):
-        for item in value.values() if kind is dict else value:
-            yield from _erased_in(item)
-
-
-def _converter(kind: Any) -> Callable[[Any], Any]:
-    # A | B equals B | A, but where a value fits both it is to be the first: so the cache goes by spelling too.
-    spelling = "" if isinstance(kind, type) else repr(kind)
-    try:
-        return _converter_cached(kind, spelling)
-    except TypeError:
-        # Metadata inside Annotated need not be hashable.
-        return _converter_cached.__wrapped__(kind, spelling)
-
-
-@lru_cache(maxsize=TYPES_MAX)
-def _converter_cached(kind: Any, spelling: str) -> Callable[[Any], Any]:
-    if kind is Any or kind is object:
-        return lambda value: value
-    if not _holds_pydantic_dataclass(kind):
-        try:
-            msgspec.msgpack.Decoder(kind)
-            return partial(_by_msgspec, kind)
-        except (TypeError, NameError):
-            pass
-    return _by_pydantic(kind)
-
-
-def _holds_pydantic_dataclass(kind: Any) -> bool:
-    """msgspec would take it for a plain dataclass and misunderstand its defaults."""
-    if hasattr(get_origin(kind) or kind, "__is_pydantic_dataclass__"):
-        return True
-    return any(map(_holds_pydantic_dataclass, get_args(kind)))
-
-
-_PASSED: Final = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
-_MSGSPEC_PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
-
-
-def _by_msgspec(kind: Any, value: Any) -> Any:
-    try:
-        return msgspec.convert(value, kind, builtin_types=_PASSED, dec_hook=_other)
-    except msgspec.ValidationError as error:
-        reason, inner = str(error), error.__cause__
-        found = _MSGSPEC_PATH.search(reason)
-        path = found[1] if found else ""
-        if isinstance(inner, _Misfit):
-            raise _Misfit(path + inner.path, inner.reason) from None
-        raise _Misfit(path, _MSGSPEC_PATH.sub("", reason)) from None
-
-
-def _other(kind: Any, value: Any) -> Any:
-    """A type that msgspec leaves to us: a pydantic model, a subclass of a builtin, an Iterable."""
-    if isinstance(kind, type):
-        if isinstance(value, kind):
-            return value
-        if issubclass(kind, type(value)):
-            return kind(value)
-    if get_origin(kind) is Iterable:
-        return _converter(list[get_args(kind)])(value)  # type: ignore[misc]
-    return _by_pydantic_cached(kind)(value)
-
-
-def _by_pydantic(kind: Any) -> Callable[[Any], Any]:
-    import pydantic
-
-    try:
-        adapter = pydantic.TypeAdapter(kind)
-        adapter.rebuild()
-    except (pydantic.PydanticUserError, NameError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise _Misfit("", f"cannot come back as {kind!r}: {reason}") from None
-
-    def by_pydantic(value: Any) -> Any:
-        # Not strict: strictly, an enum or a dataclass could not be built from what was stored of it.
-        try:
-            return adapter.validate_python(value, strict=False, by_alias=False, by_name=True)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise _Misfit("".join(map(_step, first["loc"])), first["msg"]) from None
-
-    return by_pydantic
-
-
-_by_pydantic_cached = lru_cache(maxsize=TYPES_MAX)(_by_pydantic)
-
-
 # Paths.
 
 
-def _step(key: object) -> str:
+def step_of(key: object) -> str:
     """One step of a path: .name, [3] or ['two words']."""
     if isinstance(key, str) and key.isidentifier():
         return f".{key}"
     try:
-        return f"[{_shortened(repr(key))}]"
+        return f"[{shortened(repr(key))}]"
     except ValueError:
         # Python does not write out an int of thousands of digits.
         return f"[{type(key).__name__}]"
 
 
-def _shortened(path: str) -> str:
+def shortened(path: str) -> str:
     half = PATH_CHARS_MAX // 2
     return path if len(path) <= PATH_CHARS_MAX else f"{path[:half]}…{path[-half:]}"

@@ -150,12 +150,15 @@ class Fold:
 
     # the fold ---------------------------------------------------------------------------------
 
-    def is_quiet(self, event: e.Event) -> bool:
-        """Whether an event cannot change what the run is found by: nothing waits, and it makes nothing wait."""
+    def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
+        """Whether events cannot change what the run is found by: nothing waits, and they make nothing wait."""
         facts = self.facts
         if facts.idle or facts.status != "running":
             return False
-        return type(event) in _QUIET or (isinstance(event, e.AttemptEnded) and event.outcome == "returned")
+        for _, event in events:
+            if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):
+                return False
+        return True
 
     def apply(self, seq: int, event: e.Event) -> None:
         """Take in the next event of the timeline."""

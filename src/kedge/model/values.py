@@ -26,7 +26,8 @@ from msgspec import Raw
 
 from kedge.errors import ValueBroken, ValueErased, ValueRefused
 from kedge.model.chain import value_hash
-from kedge.model.codec import Erased, convert, plain, restore
+from kedge.model.codec import Erased, plain, restore
+from kedge.model.typed import convert
 
 __all__ = ["Blob", "Erased", "Fetch", "Packed", "check", "children", "pack", "references", "unpack"]
 
@@ -81,6 +82,9 @@ Fetch: TypeAlias = Callable[[Collection[bytes]], Mapping[bytes, Blob]]
 
 def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> Packed:
     """The object in its stored form. Refuses, by its path, what cannot be stored."""
+    raw = _plainly(obj)
+    if raw is not None:
+        return Packed(raw, ())
     tree = plain(obj, at=at, secret_key=secret_key)
     try:
         raw = _encode(tree)
@@ -90,6 +94,17 @@ def pack(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> 
         return Packed(packer.fragment(tree), tuple(packer.blobs.values()))
     except RecursionError:
         raise ValueRefused(at, "is nested deeper than the stack has room for") from None
+
+
+def _plainly(obj: object) -> bytes | None:
+    """The JSON of what is small and JSON already, which most values are: what reads back equal needs no tags."""
+    try:
+        raw = _encode(obj)
+        if len(raw) > STRING_BYTES_MAX or _NOT_PLAIN.search(raw) is not None:
+            return None
+        return raw if _decode(raw) == obj else None
+    except Exception:  # whatever is the matter, the long way finds it and names its place
+        return None
 
 
 def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
@@ -124,6 +139,9 @@ _CODECS: Final = {"$text": "text", "$blob": "bytes"}
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
+
+_NOT_PLAIN: Final = re.compile(rb'"\$|\d{19}|[{\[]{4}')
+"""What could be a tag, a long int, or too deep: where these bytes occur, the long way decides."""
 
 # Inside a string a quote is escaped, and a user's own key "$ref" stands in a pair of a $map. So in the JSON
 # that we write, which is compact, these bytes are a reference wherever they occur.

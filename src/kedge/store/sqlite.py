@@ -115,21 +115,46 @@ class SqliteStore:
             if head is not None:
                 return [head]
         with self._file.writing() as db:
-            return [self._append(db, item) for item in items]
+            return self._append_lone_ones(db, items) or [self._append(db, item) for item in items]
 
     def _append_lone(self, item: Append) -> Head | None:
         """One event, after a head as we last saw it: one statement. None: it is not so any more, look again."""
-        seen = self._seen.get(item.run)
-        if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
+        seen = self._last_seen(item)
+        if seen is None:
             return None
-        row = item.rows[0]
-        moved = (seen[0], seen[1], row.seq, row.hash, *seen[4:])
+        moved, columns = _lengthened(seen, item.rows[0])
         try:
-            self._file.write(Q.lengthen, (*_seen_as(seen), *_columns(row), row_check(*moved)))
+            self._file.write(Q.lengthen, columns)
         except sqlite3.IntegrityError:
             return None
         self._seen[item.run] = moved
         return _head(moved)
+
+    def _append_lone_ones(self, db: sqlite3.Cursor, items: Sequence[Append]) -> list[Head | LogError] | None:
+        """One event each of many runs, by one statement for all. None: some head is not as we saw it; look at each."""
+        moves: list[tuple[HeadRow, tuple[object, ...]]] = []
+        for item in items:
+            seen = self._last_seen(item)
+            if seen is None or not item.is_lone:
+                return None
+            moves.append(_lengthened(seen, item.rows[0]))
+        if len({moved[0] for moved, _ in moves}) < len(items):
+            return None  # two of one run: the second stands on the first
+        try:
+            db.executemany(Q.lengthen, [columns for _, columns in moves])
+        except sqlite3.IntegrityError:
+            db.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
+            return None
+        self._seen.update((moved[1], moved) for moved, _ in moves)
+        return [_head(moved) for moved, _ in moves]
+
+    def _last_seen(self, item: Append) -> HeadRow | None:
+        """The head that an append goes on from, as far as we know."""
+        seen = self._seen.get(item.run)
+        if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
+            return None
+        return seen
 
     def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
         """Check everything, then write everything: a refused item has written nothing."""
@@ -208,9 +233,8 @@ class SqliteStore:
         for row in item.rows:
             if row.seq != head[2] + 1:
                 raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1} belongs")
-            moved = (number, item.run, row.seq, row.hash, *head[4:])
-            db.execute(Q.lengthen, (*_seen_as(head), *_columns(row), row_check(*moved)))
-            head = moved
+            head, columns = _lengthened(head, row)
+            db.execute(Q.lengthen, columns)
         if item.pieces:
             _put_pieces(db, number, _LOG, item.pieces)
         if not item.is_plain:
@@ -573,13 +597,13 @@ def _is_there(item: Append, found: HeadRow) -> bool:
     return made and (found[2], found[3]) == item.last
 
 
-def _seen_as(head: HeadRow) -> tuple[int, int, bytes, int, str | None, int | None]:
-    """What a head must still be for an event to follow it."""
-    return head[0], head[2], head[3], head[4], head[7], head[8]
-
-
-def _columns(row: Row) -> tuple[int, bytes, bytes | None, bytes]:
-    return row.seq, row.body, row.data, row.hash
+def _lengthened(head: HeadRow, row: Row) -> tuple[HeadRow, tuple[object, ...]]:
+    """The head after one more event, and what the statement needs: the head as seen, the event, the checksum."""
+    number, run, after, before, epoch, base, parent, holder, until, removed = head
+    seq, hash_ = row.seq, row.hash
+    moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
+    event = (seq, row.body, row.data, hash_, row_check(*moved))
+    return moved, (number, after, before, epoch, holder, until, *event)
 
 
 def _hold(db: sqlite3.Cursor, row: HeadRow) -> None:
