@@ -5,6 +5,7 @@ A block that is only there to be read is opened with ```python no-run.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+
+from kedge.model.events import KINDS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RUN_SECONDS_MAX: Final = 120
@@ -204,3 +207,11 @@ def test_dead_links_and_missing_headings_are_caught(tmp_path: Path) -> None:
         "README.md:7: docs/gone.svg leads nowhere",
         "README.md:9: lost.md leads nowhere",
     ]
+
+
+def test_the_table_of_events_says_what_the_code_says() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    for kind, event in KINDS.items():
+        said = " ".join((inspect.getdoc(event) or "").split())
+        fields = ", ".join(f"`{name}`" for name in event.__struct_fields__ if name not in ("at", "data"))
+        assert f"| `{kind}` | {said} | {fields} |" in page, f"docs/events.md: the row of {kind} is stale"

@@ -311,8 +311,8 @@ def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path
     data = original.read_bytes()
     every = TRUTH + DERIVED
     before = dump(original, every)
-    path = tmp_path / "kedge.db"
-    for _ in range(150):
+    for number in range(150):
+        path = tmp_path / f"{number}.db"  # what a broken one leaves beside it must not meet the next
         offset = chance.randrange(100, len(data))
         raw = bytearray(data)
         raw[offset] ^= 1 << chance.randrange(8)

@@ -98,10 +98,18 @@ LARGE = {
 }
 PARTS = {"a": list(range(90)), "b": list(range(90, 180)), "c": list(range(400, 600, 2))}
 LARGE_RAW = (
-    b'{"$map":{"$list":["EWVVZ6vw8hdJ8iwNbMr7cpCUNkNdkjVQ95ntRW1Ol_w",'
-    b'"mYVKOu2yRH1iGy6KD0jOZdb6lz7-Ot9od9IlhmQ-cQ4","xmAJrPKbPYFiRVTAEF58UeKRBMRNWD3asItd5B3d6io"]}}'
+    b'{"$map":[["conversation",{"$list":["tQEY9PkgdcX_KZ7Lt_2z2KVQGGcTfw9RmrE_0VY7NuQ","zvJgJN8YQDInwU092V'
+    b'RXXuHulG5WBJ6Z0rIDwCBneRU","FoC2z4yPCGaxOx3R7AZA4nG8rrEJIDErrNcaLIc8e00","9NuyHdQ4k8TqtItmlBsqqF_9yV'
+    b'86CIKtopP4fp-ngro","z0CP3DP1IfTxk6tdv_SJ4F4dKI2PVBuukI1FIGnksiQ"]}],["text",{"$text":["Qu1riyM7ebZVv'
+    b't089NIZy19jy1Xlsrn74UA5UTal8es","vQIkWvlu1OeQlevBwva99C1cRCKMwDNqbsMBhuU-Tx8","Y_-P1LVuZ4GTASAwVbdWy'
+    b'8TF0-TkXR7cekC9bTSxfjM","Q2cf4r-7oP19Io2aDUmSKaptu7P8ISCbx7fEjFh8AYU","wh0pyuXOB-Sj6q0bZWL3QAr52RolL'
+    b'kgfs1V883T--8M"]}],["blob",{"$bytes":{"$blob":["jQ1bGOwa7wxXXLzgJXj2rSbW461qpwHz2WtW6L4KPjM"]}}],["t'
+    b'able",{"$map":{"$list":["9PKyCBd4GCvCB1AZC3aGOTX1a411hGyFDi-hzCfUEHk","VSvJLdnJM3xAHkq0Js0itaIWGSrS4'
+    b'a4NcR5Yhqo9szU","9aGPfD0QuJ-D9mVVJ8uJS9I3AZy3KANVWs7VOPHhzpM","fALnI1eoemRraAgH-gNPFPYM2yWDGdb4XK5fN'
+    b'eylQFA"]}}],["numbers",{"$tuple":[{"$int":"10000000000000000000000000"},0.5,null,-0.0]}],["$dollar",'
+    b'{"$map":{"$list":["SB_guJNtWZVMy6nWNhjZRlsZOdHFB2jeuvEb-GSxCHM"]}}]]}'
 )
-LARGE_BLOBS = "e23dc75ca54c2ca4a24cf97bebd575ef8ea48f403af2d0e5f44c93cfccbdfb90"
+LARGE_BLOBS = "8d588d8436c03b78c8dc5bfa4152066ef3d5716f2da4438574f29cd40ce3f183"
 
 
 def test_small_values_are_json_with_tags_and_have_no_pieces() -> None:
@@ -125,13 +133,13 @@ def test_each_kind_of_reference_is_written_like_this() -> None:
     assert pack(text).raw == b'{"$text":["Y3zc-kiQnTNOWtOq7MPWDBRXzmoMdD_ZCQVM_JUvr2Y"]}'
     assert pack(blob).raw == b'{"$bytes":{"$blob":["ctoF9T0MFpoFzz0Kggw4-t6cGbsB93Q4UcfmIPw8XBE"]}}'
     assert pack(list(range(300))).raw == (
-        b'{"$list":["RyZq76wtrCse1U6WqbAw1IX06cGi0ZKcgfjpwVqReaE",'
-        b'"pysjDoKtl53nVs6jq15v5EZ7ouXrgW7v7hxqDNmsvKU","9mWYdDTusc9Ntp82KENUpcy8AXcQbZbHdHOsraS78nE"]}'
+        b'{"$list":["Q_vH0C7k0KyavAvcp-nA8jdSJn6Vd05wMGHUcRAqP7c","nRhmw3h-F0Utqyocv2MNXXKksiMthpWRBRCJuLPR1-E'
+        b'","G1hq_B5hq5Hk3CDPSr4spiZFnEthBxD0B8EeszZAj_U","TPU5eYgpgPxu5EIyVQYgx3y17gOhsglmRyBymt8zIWc","6zesv'
+        b'5FBfnx-ClNMoeJW2gkyhtN-yh1mazAP-j08vlc","NqolLtH42DE5Ah9ySLhYUy5iDw6ub04oAMSdCTUJfng"]}'
     )
     assert pack(PARTS).raw == (
-        b'{"a":{"$ref":"EfvGEZBOQIs910H3fc2tqeyjsGTKGjMtYMGdIm1LD6g"},'
-        b'"b":{"$ref":"6QuUnG-i5jqOFIdVl6jnMXt-57JXtHfI2Z92Nt6ykMs"},'
-        b'"c":{"$ref":"jxUff2AdKQM8OqR0dWN3YP0HfT8rOnehtoxh50C9MJo"}}'
+        b'{"a":{"$ref":"EfvGEZBOQIs910H3fc2tqeyjsGTKGjMtYMGdIm1LD6g"},"b":{"$ref":"6QuUnG-i5jqOFIdVl6jnMXt-57J'
+        b'XtHfI2Z92Nt6ykMs"},"c":{"$ref":"jxUff2AdKQM8OqR0dWN3YP0HfT8rOnehtoxh50C9MJo"}}'
     )
 
 

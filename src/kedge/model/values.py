@@ -46,12 +46,12 @@ WHOLE_BYTES_MAX: Final = 8 * 1024
 PIECE_BYTES_MIN: Final = 1024
 PIECE_BYTES_MAX: Final = 16 * 1024
 
-CHUNK_BYTES_MIN: Final = 256
-CHUNK_BYTES_MORE: Final = 256
+CHUNK_BYTES_MIN: Final = 128
+CHUNK_BYTES_MORE: Final = 128
 """How many bytes a chunk holds beyond the least, on average."""
 CHUNK_BYTES_MAX: Final = 4096
 
-HASHES_MAX: Final = 16
+HASHES_MAX: Final = 8
 """How many hashes a node names before they are grouped into nodes of their own."""
 
 LEVELS_MAX: Final = 64
