@@ -110,51 +110,30 @@ class SqliteStore:
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        if len(items) == 1 and items[0].is_lone:
-            head = self._append_lone(items[0])
-            if head is not None:
-                return [head]
+        if items and all(item.is_lone for item in items):
+            heads = self._append_lone_ones(items)
+            if heads is not None:
+                return heads
         with self._file.writing() as db:
-            return self._append_lone_ones(db, items) or [self._append(db, item) for item in items]
+            return [self._append(db, item) for item in items]
 
-    def _append_lone(self, item: Append) -> Head | None:
-        """One event, after a head as we last saw it: one statement. None: it is not so any more, look again."""
-        seen = self._last_seen(item)
-        if seen is None:
-            return None
-        moved, columns = _lengthened(seen, item.rows[0])
-        try:
-            self._file.write(Q.lengthen, columns)
-        except sqlite3.IntegrityError:
-            return None
-        self._seen[item.run] = moved
-        return _head(moved)
+    def _append_lone_ones(self, items: Sequence[Append]) -> list[Head | LogError] | None:
+        """One event each of some runs, after heads as we last saw them, by one statement for all.
 
-    def _append_lone_ones(self, db: sqlite3.Cursor, items: Sequence[Append]) -> list[Head | LogError] | None:
-        """One event each of many runs, by one statement for all. None: some head is not as we saw it; look at each."""
+        None, and nothing is written: some head is not so any more, so each must be looked at.
+        """
         moves: list[tuple[HeadRow, tuple[object, ...]]] = []
         for item in items:
-            seen = self._last_seen(item)
-            if seen is None or not item.is_lone:
+            seen = self._seen.get(item.run)
+            if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
                 return None
             moves.append(_lengthened(seen, item.rows[0]))
-        if len({moved[0] for moved, _ in moves}) < len(items):
-            return None  # two of one run: the second stands on the first
         try:
-            db.executemany(Q.lengthen, [columns for _, columns in moves])
+            self._file.write(Q.lengthen, [columns for _, columns in moves])
         except sqlite3.IntegrityError:
-            db.execute("ROLLBACK")
-            db.execute("BEGIN IMMEDIATE")
             return None
         self._seen.update((moved[1], moved) for moved, _ in moves)
         return [_head(moved) for moved, _ in moves]
-
-    def _last_seen(self, item: Append) -> HeadRow | None:
-        """The head that an append goes on from, as far as we know."""
-        seen = self._seen.get(item.run)
-        if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
-            return None
-        return seen
 
     def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
         """Check everything, then write everything: a refused item has written nothing."""

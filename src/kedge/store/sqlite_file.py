@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -107,11 +107,16 @@ class SqliteFile:
 
     # what a transaction is made of ------------------------------------------------------------
 
-    def write(self, sql: str, columns: tuple[object, ...]) -> None:
-        """One statement that is a transaction by itself. What it refuses is an IntegrityError."""
+    def write(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """One statement for all rows, as one transaction. What it refuses is an IntegrityError; then none is written."""
+        if len(rows) > 1:
+            with self._writing as cursor:
+                cursor.executemany(sql, rows)
+            return
         with self._mutex:
             try:
-                self._insist(sql, columns)
+                # A single statement is a transaction by itself.
+                self._insist(sql, rows[0])
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.Error as error:
@@ -228,6 +233,8 @@ class SqliteFile:
         if isinstance(error, UnicodeDecodeError):
             return StoreBroken(self.place, "holds text that is none")
         if not isinstance(error, sqlite3.Error):
+            return error
+        if isinstance(error, sqlite3.IntegrityError):
             return error
         if isinstance(error, sqlite3.ProgrammingError):
             return StoreClosed(self.place) if self._closed else error
