@@ -234,11 +234,11 @@ class Log:
             fold.apply(seq, event)
         return fold, ledger
 
-    def refold(self, run: str) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
-        """Both folds after every event, from the events alone: no snapshot is trusted."""
+    def refold(self, run: str, up_to: int) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
+        """Both folds after every event up to a seq, from the events alone: no snapshot is trusted."""
         head = self.head(run)
         fold, ledger, start = self._base(head, head.base, trust=False)
-        for row, event in self._rows(run, start, head.seq):
+        for row, event in self._rows(run, start, up_to):
             if isinstance(event, RunRewound):
                 fold = self._rewound(run, event, trust=False)
             fold.apply(row.seq, event)

@@ -7,9 +7,11 @@ does not hold is quarantined, alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from kedge.errors import EventBroken, EventUnknown
 from kedge.log.handle import index_of, snapshot_of
@@ -23,6 +25,7 @@ from kedge.store.base import Head, Problem, Row
 
 _ROUND: Final = 2_000
 _TRIES: Final = 20
+_DERIVED: Final = ("piece_uses", "snapshots", "runs")
 Progress = Callable[[str, int], None]
 
 
@@ -62,34 +65,46 @@ def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Pro
 
 
 def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: Progress | None) -> None:
-    """Verify one run into a report, and set it apart if it does not hold."""
-    check = _checked(log, head, heal=heal, progress=progress)
-    tries = 1
-    while check.problems and tries < _TRIES and (now := log.store.head(head.run)) not in (None, check.head):
-        # The run went on meanwhile, so what looked wrong may only have been new.
-        check = _checked(log, now or head, heal=heal, progress=progress)
+    """Verify one run into a report, heal what is derived, and set the run apart if it does not hold."""
+    check = _RunCheck(log, head)
+    tries = 0
+    while not _examined(check, progress):
+        # The run went on meanwhile, so what looks wrong beside its log may only be new.
         tries += 1
+        if tries == _TRIES:
+            check.problems, check.healings = [], []
+            break
+        check = _RunCheck(log, log.store.head(head.run) or head)
+    if heal:
+        for healing in check.healings:
+            healing()
     report.runs += 1
     report.events += check.events
     report.erased += check.erased
     report.repaired += check.repaired
-    report.problems += check.problems
-    broken = next((problem for problem in check.problems if not problem.healed), None)
+    report.problems += [
+        structs.replace(problem, healed=True) if heal and problem.where in _DERIVED else problem
+        for problem in check.problems
+    ]
+    broken = next((problem for problem in check.problems if problem.where not in _DERIVED), None)
     if broken is not None and log.store.head(head.run) is not None and log.store.quarantined(head.run) is None:
         log.store.quarantine(head.run, f"{broken.what} at event {broken.seq}" if broken.seq else broken.what)
 
 
-def _checked(log: Log, head: Head, *, heal: bool, progress: Progress | None) -> _RunCheck:
-    check = _RunCheck(log, head)
+def _examined(check: _RunCheck, progress: Progress | None) -> bool:
+    """Whether what was found is final: a break of the chain always is, the rest only if the run stood still."""
     try:
         for events in check.walk():
             if progress is not None:
-                progress(head.run, events)
-        if not check.broken:
-            check.compare_derived(heal=heal)
+                progress(check.head.run, events)
+        if check.problems:
+            return True
+        stood = (check.head, check.store.index(check.head.run))
+        check.compare()
+        return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
     except Exception as error:  # a damaged row can be anything, and one run's damage must not hide another's
         check.say("events", f"cannot be read ({error})", check.seq + 1)
-    return check
+        return True
 
 
 def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
@@ -97,8 +112,7 @@ def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
     check = _RunCheck(log, head)
     for _ in check.walk():
         pass
-    broken = next((problem for problem in check.problems if not problem.healed), None)
-    return check.good_seq, check.good_hash, broken.what if broken else ""
+    return check.good_seq, check.good_hash, check.problems[0].what if check.problems else ""
 
 
 class _RunCheck:
@@ -111,7 +125,7 @@ class _RunCheck:
         self.hash = b""
         self.good_seq, self.good_hash = head.base, b""
         self.events = self.erased = self.repaired = 0
-        self.broken = False
+        self.healings: list[Callable[[], object]] = []
         self.used: set[bytes] = set()
         self.taken: dict[int, int] = {}
         self.erased_seqs: set[int] = set()
@@ -123,9 +137,8 @@ class _RunCheck:
         self.gone: list[tuple[int, bytes]] = []
         self.checked: set[bytes] = set()
 
-    def say(self, where: str, what: str, seq: int | None = None, *, healed: bool = False) -> None:
-        self.broken = self.broken or not healed
-        self.problems.append(Problem(where=where, what=what, run=self.head.run, seq=seq, healed=healed))
+    def say(self, where: str, what: str, seq: int | None = None) -> None:
+        self.problems.append(Problem(where=where, what=what, run=self.head.run, seq=seq))
 
     # the log itself ---------------------------------------------------------------------------
 
@@ -133,17 +146,17 @@ class _RunCheck:
         """Every row, in order, up to the first that breaks the chain; then what must hold at the end."""
         self._start()
         after = self.seq
-        while not self.broken and after < self.head.seq:
+        while not self.problems and after < self.head.seq:
             rows = self.store.read(self.head.run, after=after, limit=min(_ROUND, self.head.seq - after))
             if not rows:
                 break
             for row in rows:
                 self._row(row)
-                if self.broken:
+                if self.problems:
                     break
             after = rows[-1].seq
             yield self.events
-        if not self.broken:
+        if not self.problems:
             self._end()
 
     def _start(self) -> None:
@@ -182,7 +195,7 @@ class _RunCheck:
         self._first(row.seq, event)
         self._data(row, event)
         self._event(row.seq, event)
-        if not self.broken:
+        if not self.problems:
             self.good_seq, self.good_hash = self.seq, self.hash
             self.events += 1
 
@@ -293,10 +306,10 @@ class _RunCheck:
 
     # what is derived from it ------------------------------------------------------------------
 
-    def compare_derived(self, *, heal: bool) -> None:
+    def compare(self) -> None:
         """Messages, claims, snapshots, references and the index against what the log folds to, read afresh."""
         run, store = self.head.run, self.store
-        fold, ledger = self._snapshots(heal=heal)
+        fold, ledger = self._snapshots()
         self._messages()
         self._claims(ledger)
         aside = store.aside(run)
@@ -304,25 +317,26 @@ class _RunCheck:
             self.say("aside", f"{self.set_aside} events were set aside, {len(aside)} are there")
         for row in aside:
             self._keep(references(row.data or b""))
-        self._references(heal=heal)
-        self._index(fold, heal=heal)
+        self._references()
+        self._index(fold)
 
-    def _references(self, *, heal: bool) -> None:
+    def _references(self) -> None:
         """What keeps the log's values alive is exactly what the log uses; what was erased hides what it used."""
-        found = self.store.references(self.head.run).log
-        if self.used != found and (self.used - found or not (self.gone or self.without_data)):
-            self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many", healed=heal)
-            if heal:
-                wanted = self.used | found if self.gone or self.without_data else self.used
-                self.store.refer(self.head.run, wanted, at=self.head.seq, delivered=self.messages)
+        run, found = self.head.run, self.store.references(self.head.run).log
+        hidden = bool(self.gone or self.without_data)
+        if self.used - found or (found - self.used and not hidden):
+            self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many")
+            wanted = self.used | found if hidden else self.used
+            refer = partial(self.store.refer, run, wanted, at=self.head.seq, delivered=self.messages)
+            self.healings.append(refer)
 
-    def _snapshots(self, *, heal: bool) -> tuple[Fold, Ledger]:
+    def _snapshots(self) -> tuple[Fold, Ledger]:
         """Fold the whole log beside its snapshots: same seq, same hash, same root, all pieces."""
         run, store = self.head.run, self.store
         stored = {shot.seq: shot for shot in store.snapshots(run)}
         count, used = len(stored), set[bytes]()
         fold, ledger = Fold(), Ledger()
-        for row_hash, seq, fold, ledger in self.log.refold(run):
+        for row_hash, seq, fold, ledger in self.log.refold(run, self.head.seq):
             shot = stored.get(seq)
             if shot is not None and shot.fold == FOLD:
                 fresh = snapshot_of(fold, ledger, seq, row_hash)
@@ -330,9 +344,8 @@ class _RunCheck:
                 if (fresh.hash, fresh.root) == (shot.hash, shot.root) and self._whole(fresh.pieces):
                     del stored[seq]
         if stored or used != store.references(run).snapshots:
-            self.say("snapshots", f"some of {count} snapshots are not what the log folds to", healed=heal)
-            if heal:
-                store.forget_snapshots(run)
+            self.say("snapshots", f"some of {count} snapshots are not what the log folds to")
+            self.healings.append(partial(store.forget_snapshots, run))
         return fold, ledger
 
     def _whole(self, pieces: Collection[Blob]) -> bool:
@@ -376,7 +389,7 @@ class _RunCheck:
         """Whether a seq lies where a repair took events out: what they took and claimed stays so."""
         return seq is not None and any(seq in gap for gap in self.gaps)
 
-    def _index(self, fold: Fold, *, heal: bool) -> None:
+    def _index(self, fold: Fold) -> None:
         run, store = self.head.run, self.store
         said, row, messages = index_of(fold), store.index(run), store.messages(run)
         fits = (
@@ -385,14 +398,12 @@ class _RunCheck:
             and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
             and row.delivered == len(messages)
             and set(said.tags) == store.tags(run)
-        )
-        if fits and row is not None and row.wake_at_us != said.wake_at_us:
             # A message makes the run due as of its delivery, earlier than its log says.
-            fits = row.wake_at_us in {message.at_us for message in messages}
+            and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
+        )
         if not fits:
-            self.say("runs", "the index does not say what the log says", healed=heal)
-            if heal:
-                store.reindex(run, said, at=self.head.seq)
+            self.say("runs", "the index does not say what the log says")
+            self.healings.append(partial(store.reindex, run, said, at=self.head.seq))
 
 
 def _heads(log: Log) -> Iterator[Head]:

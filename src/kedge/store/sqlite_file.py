@@ -108,7 +108,7 @@ class SqliteFile:
     # what a transaction is made of ------------------------------------------------------------
 
     def write(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """One statement for all rows, as one transaction. What it refuses is an IntegrityError; then none is written."""
+        """One statement for all rows, as one transaction. What it refuses is an IntegrityError, and all of it."""
         if len(rows) > 1:
             with self._writing as cursor:
                 cursor.executemany(sql, rows)
