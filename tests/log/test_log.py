@@ -154,8 +154,10 @@ def test_an_id_is_used_once_and_an_unknown_one_is_named(log: Log) -> None:
         begin(log)
     with pytest.raises(RunUnknown, match="nobody"):
         log.open("nobody")
-    with pytest.raises(LogError, match="has no event 2"):
-        log.event("run_1", 2)
+    for look in (log.event, log.state, log.ledger, log.data):
+        with pytest.raises(LogError, match="has no event 2; it has 1 to 1"):
+            look("run_1", 2)
+    assert log.state("run_1", 0).seq == 0
 
 
 def test_what_is_appended_behind_is_there_after_the_barrier(log: Log) -> None:

@@ -253,6 +253,29 @@ def test_a_row_copied_to_another_key_is_found(original: Path, tmp_path: Path, ta
     assert check(tamper(original, tmp_path, change)).problems
 
 
+def test_an_event_slipped_in_after_the_head_stops_a_live_handle_with_a_clear_error(
+    original: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "kedge.db"
+    shutil.copy(original, path)
+    store = SqliteStore(path)
+    log = Log(store)
+    handle = log.open("run_1")
+    with sqlite3.connect(path) as db:
+        where = ((1 << 32) + handle.seq + 1, (1 << 32) + handle.seq)
+        db.execute(
+            "INSERT INTO events (id, body, data, hash) SELECT ?, body, data, hash FROM events WHERE id = ?", where
+        )
+    db.close()
+    with pytest.raises(StoreBroken, match="run_1: something stands where the next event belongs"):
+        handle.append(Entry(e.NoteMade(at=1), {"note": "refused"}))
+    with pytest.raises(RunBroken, match="goes on after its head"):
+        log.open("run_1")
+    log.open("run_2").append(Entry(e.NoteMade(at=1), {"note": "unharmed"}))
+    log.close()
+    store.close()
+
+
 def test_swapped_events_are_found_where_they_begin(original: Path, tmp_path: Path) -> None:
     def change(db: sqlite3.Connection) -> None:
         first = (1 << 32) + 20

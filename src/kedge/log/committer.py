@@ -31,6 +31,7 @@ BEHIND_SECONDS_MAX: Final = 0.0015
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
 _MIXED: Final = 8
+_MEASURED: Final = 4
 
 
 class Ticket:
@@ -68,6 +69,7 @@ class Committer:
         self._behind_bytes = 0
         self._leading = False
         self._wait_seconds = 0.0
+        self._commits = -1
         self._last_run = ""
         self._mixed = 0
         self._flush_scheduled = False
@@ -189,12 +191,15 @@ class Committer:
         return result
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        """Into the store, noting how long it made us wait: that, and not the work, tells a slow disk."""
+        """Into the store, noting now and then how long it made us wait: that, and not the work, tells a slow disk."""
+        self._commits += 1
+        if self._commits % _MEASURED:
+            return self._store.append(items)
         clock = self._clock
         began, worked = clock.monotonic(), clock.thread_seconds()
         results = self._store.append(items)
         waited = clock.monotonic() - began - (clock.thread_seconds() - worked)
-        self._wait_seconds += (waited - self._wait_seconds) * 0.1
+        self._wait_seconds += (waited - self._wait_seconds) * 0.3
         return results
 
     def _is_alone(self, run: str) -> bool:

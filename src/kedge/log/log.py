@@ -185,9 +185,7 @@ class Log:
         owner = self._owner(run, seq)
         row = self.store.row(owner, seq)
         if row is None:
-            head = self.head(run)
-            if seq > head.seq or seq < 1:
-                raise LogError(f"{run}: has no event {seq}; it has 1 to {head.seq}")
+            _place(self.head(run), seq or -1)
             raise RunBroken(run, seq=seq, reason="the event is missing")
         return row
 
@@ -213,13 +211,13 @@ class Log:
     def state(self, run: str, at: int | None = None) -> State:
         """The state at the head, or at any event before it; never folds more than lies between two snapshots."""
         head = self.head(run)
-        fold = self._fold(head, head.seq if at is None else at)
+        fold = self._fold(head, _place(head, at))
         return State(fold, _Reader(self, run))
 
     def ledger(self, run: str, at: int | None = None) -> Ledger:
         """The ledger likewise: every event counts, also what was rewound."""
         head = self.head(run)
-        return self._ledger(head, head.seq if at is None else at)
+        return self._ledger(head, _place(head, at))
 
     def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
         """Both folds at an event. One pass over the log, unless it was rewound on the way."""
@@ -353,6 +351,15 @@ class Log:
             found.update(level)
             wanted = [child for piece in level.values() for child in children(piece) if child not in found]
         return found
+
+
+def _place(head: Head, at: int | None) -> int:
+    """A seq of a log, 0 for before its first event, or None for its head."""
+    if at is None:
+        return head.seq
+    if not 0 <= at <= head.seq:
+        raise LogError(f"{head.run}: has no event {at}; it has 1 to {head.seq}")
+    return at
 
 
 def _event(run: str, row: Row) -> Event:

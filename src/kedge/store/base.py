@@ -198,8 +198,11 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_lone(self) -> bool:
         """Whether it is one event and nothing else: the common case, which a store may treat specially."""
-        more = self.birth or self.pieces or self.index or self.snapshot
-        return not more and len(self.rows) == 1 and self.rows[0].seq == self.after + 1 and self.is_plain
+        if self.birth or self.pieces or self.index or self.snapshot or self.claims or self.releases:
+            return False
+        if self.takes or self.returns or self.erases_rows or self.erases_pieces or len(self.rows) != 1:
+            return False
+        return self.rows[0].seq == self.after + 1
 
     @property
     def last(self) -> tuple[int, bytes]:

@@ -110,10 +110,9 @@ class SqliteStore:
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        if items and all(item.is_lone for item in items):
-            heads = self._append_lone_ones(items)
-            if heads is not None:
-                return heads
+        heads = self._append_lone_ones(items)
+        if heads is not None:
+            return heads
         with self._file.writing() as db:
             return [self._append(db, item) for item in items]
 
@@ -122,18 +121,24 @@ class SqliteStore:
 
         None, and nothing is written: some head is not so any more, so each must be looked at.
         """
-        moves: list[tuple[HeadRow, tuple[object, ...]]] = []
+        moves: list[HeadRow] = []
+        rows: list[tuple[object, ...]] = []
         for item in items:
             seen = self._seen.get(item.run)
-            if seen is None or seen[2] != item.after or seen[3] != item.before or seen[4] != item.epoch:
+            if seen is None or not item.is_lone or (item.after, item.before, item.epoch) != seen[2:5]:
                 return None
-            moves.append(_lengthened(seen, item.rows[0]))
+            moved, columns = _lengthened(seen, item.rows[0])
+            moves.append(moved)
+            rows.append(columns)
         try:
-            self._file.write(Q.lengthen, [columns for _, columns in moves])
+            self._file.write(Q.lengthen, rows)
         except sqlite3.IntegrityError:
             return None
-        self._seen.update((moved[1], moved) for moved, _ in moves)
-        return [_head(moved) for moved, _ in moves]
+        heads: list[Head | LogError] = []
+        for moved in moves:
+            self._seen[moved[1]] = moved
+            heads.append(_head(moved))
+        return heads
 
     def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
         """Check everything, then write everything: a refused item has written nothing."""
@@ -143,7 +148,11 @@ class SqliteStore:
         refused = self._refuse(db, item, found)
         if refused is not None:
             return refused
-        return self._write(db, found or self._give_birth(db, item), item)
+        try:
+            return self._write(db, found or self._give_birth(db, item), item)
+        except sqlite3.IntegrityError as error:
+            reason = f"{item.run}: something stands where the next event belongs ({error})"
+            raise StoreBroken(self.place, reason) from error
 
     def _refuse(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None) -> LogError | None:
         if item.birth is not None:
@@ -191,18 +200,8 @@ class SqliteStore:
         number: int = db.execute(Q.next_number).fetchone()[0]
         until = self._until(birth.lease_seconds) if birth.holder is not None else None
         epoch = 1 if birth.holder is not None else 0
-        row = (
-            number,
-            item.run,
-            item.after,
-            item.before,
-            epoch,
-            item.after,
-            birth.parent,
-            birth.holder,
-            until,
-            0,
-        )
+        at, lease = (item.after, item.before), (birth.holder, until)
+        row: HeadRow = (number, item.run, *at, epoch, item.after, birth.parent, *lease, 0)
         db.execute(Q.put_head, (*row, row_check(*row)))
         return row
 

@@ -109,7 +109,7 @@ class SqliteFile:
 
     def write(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
         """One statement for all rows, as one transaction. What it refuses is an IntegrityError, and all of it."""
-        if len(rows) > 1:
+        if len(rows) != 1:
             with self._writing as cursor:
                 cursor.executemany(sql, rows)
             return
@@ -188,6 +188,8 @@ class SqliteFile:
         writer.execute("PRAGMA fullfsync = ON")
         writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
         writer.execute("PRAGMA busy_timeout = 0")
+        # What is erased must be gone from the file, not only from view.
+        writer.execute("PRAGMA secure_delete = ON")
         application, found = self._format()
         if found == 0 and application in (0, APPLICATION_ID):
             self._create(setup)
