@@ -26,7 +26,7 @@ from kedge.errors import (
 )
 from kedge.log import Entry, Log, RunLog, verify
 from kedge.model import events as e
-from kedge.store import SqliteStore, open_store
+from kedge.store import SqliteStore, open_store, sqlite_file
 from kedge.store.base import STORE_FORMAT
 from kedge.store.sql import schema
 
@@ -336,3 +336,38 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.head("run_1")
     with pytest.raises(StoreClosed):
         store.append([])
+
+
+def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kedge.db"
+    store = SqliteStore(path)
+    begin(Log(store)).append(note("from before"))
+    store.close()
+    newer = STORE_FORMAT + 2
+    scripts = {
+        STORE_FORMAT + 1: "CREATE TABLE later (x INTEGER) STRICT;\nINSERT INTO later VALUES (1);",
+        newer: "ALTER TABLE later ADD COLUMN y TEXT;",
+    }
+    monkeypatch.setattr(sqlite_file, "STORE_FORMAT", newer)
+    monkeypatch.setattr(sqlite_file, "migration", lambda dialect, step: scripts[step])
+    store = SqliteStore(path)
+    assert store._file._writer.execute("PRAGMA user_version").fetchone()[0] == newer
+    assert store._file._writer.execute("SELECT x, y FROM later").fetchall() == [(1, None)]
+    assert Log(store).data("run_1", 2) == {"note": "from before"}
+    store.close()
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kedge.db"
+    SqliteStore(path).close()
+    monkeypatch.setattr(sqlite_file, "STORE_FORMAT", STORE_FORMAT + 1)
+    monkeypatch.setattr(sqlite_file, "migration", lambda dialect, step: "CREATE TABLE later (x);\nNONSENSE;")
+    with pytest.raises(StoreUnavailable, match="NONSENSE"):
+        SqliteStore(path)
+    monkeypatch.undo()
+    store = SqliteStore(path)
+    assert store.heads() == []
+    assert store.inspect() == []
+    store.close()
