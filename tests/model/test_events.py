@@ -62,8 +62,9 @@ def test_every_kind_has_a_sample_here() -> None:
 def test_a_kind_is_noun_and_past_and_round_trips(kind: str) -> None:
     assert re.fullmatch(r"[a-z]+\.[a-z]+", kind)
     event = msgspec.convert({"kind": kind, "at": 5, **SAMPLES[kind]}, e.KINDS[kind])
-    body = e.encode(event, "digest")
-    assert msgspec.json.decode(body) == {"kind": kind, "at": 5, "data": "digest", **SAMPLES[kind]}
+    body = e.encode(event, bytes(range(32)))
+    digest = e.to_text(bytes(range(32)))
+    assert msgspec.json.decode(body) == {"kind": kind, "at": 5, "data": digest, **SAMPLES[kind]}
     assert e.encode(e.decode(body)) == body
 
 
@@ -71,7 +72,8 @@ def test_the_bytes_of_an_event_are_these() -> None:
     event = e.AttemptStarted(at=7, step="6", attempt=1, key="r:step_6:pay:f3a9b12c", epoch=2)
     expected = b'{"kind":"attempt.started","step":"6","attempt":1,"key":"r:step_6:pay:f3a9b12c","epoch":2,"at":7}'
     assert e.encode(event) == expected
-    assert e.encode(event, "abc") == expected[:-1] + b',"data":"abc"}'
+    named = b',"data":"-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_-_8"}'
+    assert e.encode(event, b"\xfb\xff\xbf" * 10 + b"\xfb\xff") == expected[:-1] + named
 
 
 def test_an_event_cannot_be_changed() -> None:

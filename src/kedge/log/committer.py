@@ -82,7 +82,10 @@ class Committer:
 
     def commit(self, item: Append) -> Head:
         """Commit now and return the new head. Threads that come meanwhile share the next commit."""
-        if self._lead_alone():
+        with self._mutex:
+            alone = not (self._leading or self._queue or self._closed)
+            self._leading = self._leading or alone
+        if alone:
             return self._commit_alone(item)
         ticket = Ticket(item)
         self.wait(ticket, lead=self._enqueue(ticket, waits=True))

@@ -10,7 +10,7 @@ import msgspec
 from kedge.errors import HandleClosed, ValueRefused
 from kedge.log.committer import Committer, Ticket
 from kedge.model import chain
-from kedge.model.events import Event, RunRewound, encode, to_text
+from kedge.model.events import Event, RunRewound, encode
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
 from kedge.model.values import Blob, Packed, pack
@@ -162,13 +162,14 @@ class RunLog:
         pieces: list[Blob] = []
         told: list[tuple[int, Event]] = []
         for event, values in entries:
-            data = digest = None
+            data = None
             if values:
                 packed = self._pack(event, values)
                 data = packed.raw
-                digest = to_text(chain.value_hash("json", data))
+                body = encode(event, chain.data_hash(data))
                 pieces += packed.blobs
-            body = encode(event, digest)
+            else:
+                body = encode(event)
             hash_ = chain.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))

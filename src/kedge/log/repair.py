@@ -41,7 +41,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         by=by,
     )
     data = pack({"because": reason, "found": what}).raw
-    body = e.encode(event, e.to_text(chain.value_hash("json", data)))
+    body = e.encode(event, chain.data_hash(data))
     row = Row(last + 1, body, data, chain.link(head.hash, body))
     # The epoch rises, so that whoever still holds the run appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)

@@ -223,7 +223,7 @@ class _RunCheck:
         if row.data is None:
             self.without_data.append((row.seq, event.data))
             return
-        if e.to_text(chain.value_hash("json", row.data)) != event.data:
+        if e.to_text(chain.data_hash(row.data)) != event.data:
             self.say("events", "the data does not match its hash", row.seq)
             return
         self._pieces(row.seq, references(row.data))

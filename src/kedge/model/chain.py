@@ -41,6 +41,11 @@ def value_hash(codec: str, body: bytes) -> bytes:
     return sha256(b"\x02%b\x00%b" % (codec.encode(), body)).digest()
 
 
+def data_hash(data: bytes) -> bytes:
+    """The hash of an event's data, which is a value of codec `json`."""
+    return sha256(b"\x02json\x00" + data).digest()
+
+
 def links(before: bytes, bodies: Iterable[bytes]) -> list[bytes]:
     """The hashes of consecutive events."""
     hashes: list[bytes] = []

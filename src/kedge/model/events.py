@@ -433,14 +433,17 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 UPCASTERS: Final[dict[str, Upcaster]] = {}
 """From a kind no longer written, to the body of its successor (with `kind` set to the successor's)."""
 
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final[Callable[[bytes], Event]] = msgspec.json.Decoder(AnyEvent).decode
 
 
-def encode(event: Event, data: Digest | None = None) -> bytes:
-    """The body of an event, naming its data by hash."""
+def encode(event: Event, data: bytes | None = None) -> bytes:
+    """The body of an event, naming the hash of its data."""
     body = _encode(event)
-    return body if data is None else b'%b,"data":"%b"}' % (body[:-1], data.encode())
+    if data is None:
+        return body
+    return body[:-1] + b',"data":"' + b2a_base64(data, newline=False)[:43].translate(_URL_SAFE) + b'"}'
 
 
 def decode(body: bytes) -> Event:
@@ -466,9 +469,6 @@ def _upcast(body: bytes) -> Event:
         raise EventBroken(str(error)) from error
     name, _, version = kind.partition("/")
     raise EventUnknown(name, int(version) if version.isdigit() else 1)
-
-
-_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def to_text(digest: bytes) -> Digest:

@@ -100,8 +100,8 @@ def _plainly(obj: object) -> bytes | None:
     """The JSON of what is small and JSON already, which most values are: what reads back equal needs no tags."""
     try:
         raw = _encode(obj)
-        if len(raw) > STRING_BYTES_MAX or _NOT_PLAIN.search(raw) is not None:
-            return None
+        if len(raw) > STRING_BYTES_MAX or b'"$' in raw or b"[[[" in raw or _LONG_INT in raw.translate(_DIGITS):
+            return None  # it could be a tag, too deep, or an int beyond 64 bits
         return raw if _decode(raw) == obj else None
     except Exception:  # whatever is the matter, the long way finds it and names its place
         return None
@@ -140,8 +140,8 @@ _CODECS: Final = {"$text": "text", "$blob": "bytes"}
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
-_NOT_PLAIN: Final = re.compile(rb'"\$|\d{19}|[{\[]{4}')
-"""What could be a tag, a long int, or too deep: where these bytes occur, the long way decides."""
+_LONG_INT: Final = b"0" * 19
+_DIGITS: Final = bytes(48 if chr(byte).isdecimal() and byte < 128 else 32 for byte in range(256))
 
 # Inside a string a quote is escaped, and a user's own key "$ref" stands in a pair of a $map. So in the JSON
 # that we write, which is compact, these bytes are a reference wherever they occur.

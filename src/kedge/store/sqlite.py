@@ -580,8 +580,8 @@ def _lengthened(head: HeadRow, row: Row) -> tuple[HeadRow, tuple[object, ...]]:
     number, run, after, before, epoch, base, parent, holder, until, removed = head
     seq, hash_ = row.seq, row.hash
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
-    event = (seq, row.body, row.data, hash_, row_check(*moved))
-    return moved, (number, after, before, epoch, holder, until, *event)
+    checksum = row_check(*moved)
+    return moved, (number, after, before, epoch, holder, until, seq, row.body, row.data, hash_, checksum)
 
 
 def _hold(db: sqlite3.Cursor, row: HeadRow) -> None:
