@@ -13,7 +13,7 @@ from kedge.model import chain
 from kedge.model.events import Event, RunRewound, encode
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
-from kedge.model.values import Blob, Packed, pack
+from kedge.model.values import Blob, pack
 from kedge.store.base import Append, Birth, Claim, Head, Row, RunIndex, Snapshot
 
 SNAPSHOT_EVERY: Final = 1_024
@@ -164,7 +164,10 @@ class RunLog:
         for event, values in entries:
             data = None
             if values:
-                packed = self._pack(event, values)
+                try:
+                    packed = pack(values, at="", secret_key=self._secret_key)
+                except ValueRefused as refused:
+                    raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
                 data = packed.raw
                 body = encode(event, chain.data_hash(data))
                 pieces += packed.blobs
@@ -180,12 +183,6 @@ class RunLog:
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
         more = {} if lone else self._more(quiet, pieces, rights)
         return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
-
-    def _pack(self, event: Event, values: Mapping[str, Any]) -> Packed:
-        try:
-            return pack(values, at="", secret_key=self._secret_key)
-        except ValueRefused as refused:
-            raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
 
     def _more(self, quiet: bool, pieces: Sequence[Blob], rights: Rights | None) -> dict[str, Any]:
         """What an append carries besides its rows; most carry nothing."""
