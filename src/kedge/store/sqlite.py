@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -50,18 +50,32 @@ from kedge.store.base import (
     row_check,
 )
 from kedge.store.holders import Holders
-from kedge.store.sql import queries
 from kedge.store.sqlite_file import SqliteFile
 from kedge.store.sqlite_inspect import damaged_pieces, inspect
+from kedge.store.sqlite_rows import (
+    SEQ_BITS,
+    SEQ_MAX,
+    HeadRow,
+    Q,
+    erase,
+    hash_at,
+    head_found,
+    head_of,
+    hold,
+    is_there,
+    lengthened,
+    mark,
+    message_of,
+    number_known,
+    number_of,
+    put_pieces,
+    run_row,
+    run_row_of,
+    snapshot_of,
+)
 
-Q: Final = queries("sqlite")
-SEQ_BITS: Final = 32
-SEQ_MAX: Final = (1 << SEQ_BITS) - 1
 SEEN_MAX: Final = 10_000
 _LOG, _SNAPSHOT = 0, 1
-
-HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
-"""number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
 
 
 class SqliteStore:
@@ -127,7 +141,7 @@ class SqliteStore:
             seen = self._seen.get(item.run)
             if seen is None or not item.is_lone or (item.after, item.before, item.epoch) != seen[2:5]:
                 return None
-            moved, columns = _lengthened(seen, item.rows[0])
+            moved, columns = lengthened(seen, item.rows[0])
             moves.append(moved)
             rows.append(columns)
         try:
@@ -137,14 +151,14 @@ class SqliteStore:
         heads: list[Head | LogError] = []
         for moved in moves:
             self._seen[moved[1]] = moved
-            heads.append(_head(moved))
+            heads.append(head_of(moved))
         return heads
 
     def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
         """Check everything, then write everything: a refused item has written nothing."""
         found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
-        if found is not None and not found[9] and item.rows and _is_there(item, found):
-            return _head(found)
+        if found is not None and not found[9] and item.rows and is_there(item, found):
+            return head_of(found)
         refused = self._refuse(db, item, found)
         if refused is not None:
             return refused
@@ -175,7 +189,7 @@ class SqliteStore:
         standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
         if standing is None or standing[9]:
             return RunUnknown(parent)
-        if _hash_at(db, standing, item.after) != item.before:
+        if hash_at(db, standing, item.after) != item.before:
             return HeadMoved(parent, expected=item.after, actual=standing[2])
         return None
 
@@ -211,22 +225,22 @@ class SqliteStore:
         for row in item.rows:
             if row.seq != head[2] + 1:
                 raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1} belongs")
-            head, columns = _lengthened(head, row)
+            head, columns = lengthened(head, row)
             db.execute(Q.lengthen, columns)
         if item.pieces:
-            _put_pieces(db, number, _LOG, item.pieces)
+            put_pieces(db, number, _LOG, item.pieces)
         if not item.is_plain:
             self._write_rights(db, number, item)
         if item.index is not None:
             self._put_index(db, number, item.index, delivered=None)
         if item.snapshot is not None:
             shot = item.snapshot
-            _put_pieces(db, number, _SNAPSHOT, shot.pieces)
+            put_pieces(db, number, _SNAPSHOT, shot.pieces)
             db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
         if len(self._seen) >= SEEN_MAX:
             self._seen.clear()
         self._seen[item.run] = head
-        return _head(head)
+        return head_of(head)
 
     def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
         """Giving back comes before taking, so that one append can do both."""
@@ -238,24 +252,24 @@ class SqliteStore:
             db.execute(Q.put_claim, (*columns, row_check(*columns)))
         for taken, messages in ((None, item.returns), (seq, item.takes)):
             for message in messages:
-                _mark(db, number, message, taken)
+                mark(db, number, message, taken)
         for erased in item.erases_rows:
-            _erase(db, (number << SEQ_BITS) + erased)
+            erase(db, (number << SEQ_BITS) + erased)
         for piece in item.erases_pieces:
             db.execute(Q.erase_piece, (piece,))
 
     def head(self, run: str) -> Head | None:
         with self._file.reading() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-        return None if found is None or found[9] else _head(found)
+        return None if found is None or found[9] else head_of(found)
 
     def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
         with self._file.reading() as db:
-            return [(found[0], _head(found)) for found in db.execute(Q.heads, (after, limit))]
+            return [(found[0], head_of(found)) for found in db.execute(Q.heads, (after, limit))]
 
     def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
@@ -265,7 +279,7 @@ class SqliteStore:
 
     def row(self, run: str, seq: int) -> Row | None:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             found = None if number is None else db.execute(Q.event, ((number << SEQ_BITS) + seq,)).fetchone()
         return None if found is None else Row(*found)
 
@@ -278,7 +292,7 @@ class SqliteStore:
 
     def references(self, run: str) -> References:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
         return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (_LOG, _SNAPSHOT)))
 
@@ -301,18 +315,18 @@ class SqliteStore:
 
     def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             found = None if number is None else db.execute(Q.snapshot, (number, fold, at)).fetchone()
-        return None if found is None else _snapshot(found)
+        return None if found is None else snapshot_of(found)
 
     def snapshots(self, run: str) -> list[Snapshot]:
         with self._file.reading() as db:
-            number = _number(db, run)
-            return [] if number is None else [_snapshot(row) for row in db.execute(Q.snapshots, (number,))]
+            number = number_of(db, run)
+            return [] if number is None else [snapshot_of(row) for row in db.execute(Q.snapshots, (number,))]
 
     def forget_snapshots(self, run: str) -> None:
         with self._file.writing() as db:
-            number = _known(db, run)
+            number = number_known(db, run)
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
 
@@ -320,27 +334,27 @@ class SqliteStore:
 
     def lease(self, run: str, holder: str, *, seconds: float) -> Head:
         with self._file.writing() as db:
-            found = _found(db, run)
+            found = head_found(db, run)
             self._holders.hold(holder)
             if self._held(found[7], found[8]):
                 raise RunBusy(run, holder=str(found[7]))
             moved = (*found[:4], found[4] + 1, *found[5:7], holder, self._until(seconds), 0)
-            _hold(db, moved)
-            return _head(moved)
+            hold(db, moved)
+            return head_of(moved)
 
     def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None:
                 return False
-            _hold(db, (*found[:8], self._until(seconds), 0))
+            hold(db, (*found[:8], self._until(seconds), 0))
             return True
 
     def release(self, run: str, *, epoch: int) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is not None and not found[9] and found[4] == epoch and found[7] is not None:
-                _hold(db, (*found[:7], None, None, 0))
+                hold(db, (*found[:7], None, None, 0))
 
     def _held(self, holder: str | None, until_us: int | None) -> bool:
         """A lease ends with its time or with its holder's life, whichever is first."""
@@ -358,35 +372,37 @@ class SqliteStore:
             return [self._deliver(db, delivery) for delivery in deliveries]
 
     def _deliver(self, db: sqlite3.Cursor, delivery: Delivery) -> Delivered | LogError:
-        number = _number(db, delivery.run)
+        number = number_of(db, delivery.run)
         if number is None:
             return RunUnknown(delivery.run)
         before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
         if before is not None:
-            return Delivered(_message(delivery.run, before), fresh=False)
-        row = _run_row(db, number)
+            return Delivered(message_of(delivery.run, before), fresh=False)
+        row = run_row(db, number)
         message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
         columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
         db.execute(Q.put_message, (number, *columns, row_check(number, *columns)))
-        _put_pieces(db, number, _LOG, delivery.pieces)
+        put_pieces(db, number, _LOG, delivery.pieces)
         if row is not None:
             wake = row.wake_at_us
             if row.status not in ENDED:
                 wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
             db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
-        return Delivered(_message(delivery.run, columns), fresh=True)
+        return Delivered(message_of(delivery.run, columns), fresh=True)
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             return (
-                [] if number is None else [_message(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
+                []
+                if number is None
+                else [message_of(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
             )
 
     def messages(self, run: str) -> list[Message]:
         with self._file.reading() as db:
-            number = _number(db, run)
-            return [] if number is None else [_message(run, m) for m in db.execute(Q.messages, (number,))]
+            number = number_of(db, run)
+            return [] if number is None else [message_of(run, m) for m in db.execute(Q.messages, (number,))]
 
     # finding ----------------------------------------------------------------------------------
 
@@ -397,18 +413,18 @@ class SqliteStore:
 
     def claimed(self, run: str) -> dict[Claim, int]:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.claims_of, (number,)).fetchall()
         return {Claim(space, key): seq for space, key, seq in rows}
 
     def index(self, run: str) -> RunRow | None:
         with self._file.reading() as db:
-            number = _number(db, run)
-            return None if number is None else _run_row(db, number)
+            number = number_of(db, run)
+            return None if number is None else run_row(db, number)
 
     def tags(self, run: str) -> set[str]:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             return set() if number is None else {row[0] for row in db.execute(Q.tags_of, (number,))}
 
     def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
@@ -424,7 +440,7 @@ class SqliteStore:
             return True
 
     def _put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> None:
-        before = _run_row(db, number)
+        before = run_row(db, number)
         if delivered is None:
             last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
             delivered = last
@@ -455,11 +471,11 @@ class SqliteStore:
             values.append(query.tag)
         sql = Q.runs.format(conditions=conditions)
         with self._file.reading() as db:
-            return [_row(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
+            return [run_row_of(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
 
     def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
         with self._file.reading() as db:
-            free = (_row(row[:11]) for row in db.execute(Q.due, (now_us,)) if not self._held(row[11], row[12]))
+            free = (run_row_of(row[:11]) for row in db.execute(Q.due, (now_us,)) if not self._held(row[11], row[12]))
             return list(islice(free, limit))
 
     def soonest_us(self) -> int | None:
@@ -471,7 +487,7 @@ class SqliteStore:
 
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._file.writing() as db:
-            number = _known(db, run)
+            number = number_known(db, run)
             if reason is None:
                 db.execute(Q.drop_quarantine, (number,))
             else:
@@ -479,7 +495,7 @@ class SqliteStore:
 
     def quarantined(self, run: str) -> str | None:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             found = None if number is None else db.execute(Q.quarantined, (number,)).fetchone()
         return None if found is None else str(found[0])
 
@@ -503,7 +519,7 @@ class SqliteStore:
 
     def aside(self, run: str) -> list[Row]:
         with self._file.reading() as db:
-            number = _number(db, run)
+            number = number_of(db, run)
             if number is None:
                 return []
             first = number << SEQ_BITS
@@ -511,7 +527,7 @@ class SqliteStore:
 
     def remove(self, run: str) -> None:
         with self._file.writing() as db:
-            found = _found(db, run)
+            found = head_found(db, run)
             if db.execute(Q.has_fork, (run,)).fetchone():
                 raise StoreError(f"{run}: a fork stands on it; remove the fork first")
             number = found[0]
@@ -526,7 +542,7 @@ class SqliteStore:
                 Q.drop_quarantine,
             ):
                 db.execute(drop, (number,))
-            _hold(db, (*found[:7], None, None, 1))
+            hold(db, (*found[:7], None, None, 1))
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:
         with self._file.reading() as db:
@@ -547,122 +563,3 @@ class SqliteStore:
                 ):
                     db.execute(clear)
         return found
-
-
-# rows and records -------------------------------------------------------------------------------------
-
-
-def _head(found: HeadRow) -> Head:
-    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
-    return Head(
-        run=run,
-        seq=seq,
-        hash=hash_,
-        epoch=epoch,
-        base=base,
-        parent=parent,
-        holder=holder,
-        lease_until_us=until,
-    )
-
-
-def _is_there(item: Append, found: HeadRow) -> bool:
-    """Whether this very append was committed before, and its acknowledgement lost.
-
-    Two creators may write the same first event in the same instant; only the one that holds the run made it.
-    """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
-    return made and (found[2], found[3]) == item.last
-
-
-def _lengthened(head: HeadRow, row: Row) -> tuple[HeadRow, tuple[object, ...]]:
-    """The head after one more event, and what the statement needs: the head as seen, the event, the checksum."""
-    number, run, after, before, epoch, base, parent, holder, until, removed = head
-    seq, hash_ = row.seq, row.hash
-    moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
-    checksum = row_check(*moved)
-    return moved, (number, after, before, epoch, holder, until, seq, row.body, row.data, hash_, checksum)
-
-
-def _hold(db: sqlite3.Cursor, row: HeadRow) -> None:
-    """Write who holds a run; where its log ends stays as it is."""
-    number, _, _, _, epoch, _, _, holder, until, removed = row
-    db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
-
-
-def _found(db: sqlite3.Cursor, run: str) -> HeadRow:
-    found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-    if found is None or found[9]:
-        raise RunUnknown(run)
-    return found
-
-
-def _number(db: sqlite3.Cursor, run: str) -> int | None:
-    found = db.execute(Q.head, (run,)).fetchone()
-    return None if found is None or found[9] else int(found[0])
-
-
-def _known(db: sqlite3.Cursor, run: str) -> int:
-    return _found(db, run)[0]
-
-
-def _hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
-    """The chain's hash at a seq, looked for through the lineage of forks."""
-    if seq > head[2]:
-        return None
-    while seq <= head[5] and head[6] is not None:
-        head = _found(db, head[6])
-    found = db.execute(Q.event, ((head[0] << SEQ_BITS) + seq,)).fetchone()
-    return None if found is None else bytes(found[3])
-
-
-def _put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob]) -> None:
-    if pieces:
-        db.executemany(Q.put_piece, [(piece.hash, piece.codec, piece.body) for piece in pieces])
-        db.executemany(Q.use_piece, [(number, kind, piece.hash) for piece in pieces])
-
-
-def _erase(db: sqlite3.Cursor, id_: int) -> None:
-    """Empty an event's data, also where a repair set the event aside."""
-    db.execute(Q.erase_event, (id_,))
-    for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
-        columns = (id_, body, None, hash_)
-        db.execute(Q.put_aside, (*columns, row_check(*columns)))
-
-
-def _mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
-    found = db.execute(Q.message, (number, message)).fetchone()
-    if found is not None:
-        db.execute(Q.mark_message, (taken, row_check(number, *found[:6], taken), number, message))
-
-
-def _message(run: str, row: tuple[Any, ...]) -> Message:
-    number, id_, name, body, by, at_us, taken = row
-    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
-
-
-def _snapshot(row: tuple[int, int, bytes, bytes]) -> Snapshot:
-    seq, fold, hash_, root = row
-    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
-
-
-def _run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:
-    found = db.execute(Q.run_row, (number,)).fetchone()
-    return None if found is None else _row(found)
-
-
-def _row(row: tuple[Any, ...]) -> RunRow:
-    number, run, agent, status, priority, wake, started, changed, tags, delivered, checksum = row
-    if row_check(number, delivered) != checksum:
-        delivered = -1
-    return RunRow(
-        number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
-        started_at_us=started, changed_at_us=changed, tags=_tags(tags), delivered=delivered,
-    )  # fmt: skip
-
-
-def _tags(text: str) -> tuple[str, ...]:
-    try:
-        return msgspec.json.decode(text, type=tuple[str, ...])
-    except msgspec.DecodeError:
-        return (text,)  # a damaged copy of what the log says: verification finds the difference and writes it anew
