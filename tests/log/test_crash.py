@@ -27,7 +27,7 @@ def test_two_hundred_kills_at_random_moments_lose_no_acknowledged_event(tmp_path
     seed = random.randrange(10**9)
     found = run("moments", tmp_path, 200, seed)
     assert found["kills"] == 200, seed
-    assert found["events"] >= found["acknowledged"] > 200, seed
+    assert found["events"] >= found["acknowledged"] > 50, seed
 
 
 def test_dying_before_any_statement_leaves_a_whole_store_that_goes_on(tmp_path: Path) -> None:
