@@ -247,3 +247,46 @@ def test_hammering_from_threads_and_a_loop_together_loses_nothing() -> None:
     assert all(log.head(handle.run).seq == 51 for handle in handles)
     assert verify(log).holds
     log.close()
+
+
+def test_an_interrupted_leader_lets_those_who_wait_go_on() -> None:
+    class Interrupted(Watched):
+        armed = False
+
+        def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+            result = super().append(items)
+            if self.armed:
+                self.armed = False
+                raise KeyboardInterrupt
+            return result
+
+    store = Interrupted()
+    log = Log(store)
+    first, others = begin(log, "interrupted"), [begin(log, f"run_{number}") for number in range(3)]
+    store.armed = True
+    store.gate.clear()
+    raised: list[BaseException] = []
+
+    def lead() -> None:
+        try:
+            log.committer.wait(log.committer.submit(first._build([note(1)])))
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    committer = log.committer
+    committer._thread = threading.current_thread()  # no thread writes behind: the leader must
+    leader = threading.Thread(target=lead)
+    leader.start()
+    while not committer._leading:
+        pass
+    waiters = [threading.Thread(target=handle.append, args=(note(1),)) for handle in others]
+    for waiter in waiters:
+        waiter.start()
+    while len(committer._queue) < 3:
+        pass
+    store.gate.set()
+    for thread in (leader, *waiters):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(raised) == 1
+    assert all(log.head(handle.run).seq == 2 for handle in others)

@@ -16,9 +16,3 @@ def test_the_hashes_are_the_documented_ones() -> None:
 
 def test_the_genesis_binds_store_run_and_format() -> None:
     assert len({chain.genesis(store, run) for store in ("a", "b") for run in ("x", "y")}) == 4
-
-
-def test_links_are_links_one_after_the_other() -> None:
-    start = chain.genesis("s", "r")
-    one = chain.link(start, b"1")
-    assert chain.links(start, [b"1", b"2"]) == [one, chain.link(one, b"2")]

@@ -82,10 +82,7 @@ class Committer:
 
     def commit(self, item: Append) -> Head:
         """Commit now and return the new head. Threads that come meanwhile share the next commit."""
-        with self._mutex:
-            alone = not (self._leading or self._queue or self._closed)
-            self._leading = self._leading or alone
-        if alone:
+        if self._lead_alone():
             return self._commit_alone(item)
         ticket = Ticket(item)
         self.wait(ticket, lead=self._enqueue(ticket, waits=True))
@@ -186,9 +183,7 @@ class Committer:
             result = self._append((item,))[0]
         finally:
             with self._mutex:
-                self._leading = False
-                if self._queue:
-                    self._hand_on()
+                self._hand_on()
         if isinstance(result, LogError):
             raise result
         return result
@@ -266,7 +261,7 @@ class Committer:
             if not isinstance(error, Exception):
                 self._finish(batch, results)
                 with self._mutex:
-                    self._leading = False
+                    self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
                 raise
         self._finish(batch, results)
 

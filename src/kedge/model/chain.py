@@ -10,7 +10,6 @@ A fork's genesis is its parent's hash at the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final
 
@@ -44,12 +43,3 @@ def value_hash(codec: str, body: bytes) -> bytes:
 def data_hash(data: bytes) -> bytes:
     """The hash of an event's data, which is a value of codec `json`."""
     return sha256(b"\x02json\x00" + data).digest()
-
-
-def links(before: bytes, bodies: Iterable[bytes]) -> list[bytes]:
-    """The hashes of consecutive events."""
-    hashes: list[bytes] = []
-    for body in bodies:
-        before = link(before, body)
-        hashes.append(before)
-    return hashes

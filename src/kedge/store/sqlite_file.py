@@ -116,20 +116,11 @@ class SqliteFile:
         with self._mutex:
             try:
                 # A single statement is a transaction by itself.
-                self._cursor.execute(sql, rows[0])
+                self._insist(sql, rows[0])
             except sqlite3.IntegrityError:
                 raise
-            except sqlite3.Error:
-                self._write_after_all(sql, rows[0])
-
-    def _write_after_all(self, sql: str, row: tuple[object, ...]) -> None:
-        """The lock was taken, most likely: insist, and explain what else it is."""
-        try:
-            self._insist(sql, row)
-        except sqlite3.IntegrityError:
-            raise
-        except sqlite3.Error as error:
-            raise self.explain(error) from error
+            except sqlite3.Error as error:
+                raise self.explain(error) from error
 
     def begin(self) -> sqlite3.Cursor:
         """Wait for the write lock, in this process and among all, and begin."""
