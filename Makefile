@@ -20,7 +20,7 @@ demo: $(VENV)/has-package  ## watch a log being written, broken and proved
 test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest
 
-bench: $(VENV)/has-package  ## measure, side by side with raw stores, in one run
+bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench
 
 # The test group is here too, because what src/kedge/testing imports has to be found to be checked.

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench import conversation, folding, length, many_runs, one_run, snapshots
+from bench import conversation, folding, length, many_runs, many_steps, one_run, parked, recovery, snapshots, steps
 from bench.machine import description, sync_us
 from bench.measure import Measure, table
 
@@ -23,6 +23,10 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "folding": folding.measure,
     "conversation": conversation.measure,
     "snapshots": snapshots.measure,
+    "steps": steps.measure,
+    "many_steps": many_steps.measure,
+    "recovery": recovery.measure,
+    "parked": parked.measure,
 }
 
 PREFACE: Final = """\
@@ -30,7 +34,8 @@ PREFACE: Final = """\
 
 By `make bench`, which writes this page. Speed is a ratio to a raw store that was measured in the same rounds,
 in turn (A B, B A, A B …): the median of the rounds' ratios. "Bare" is Python's own `sqlite3` and one table:
-the same rows under the same PRAGMAs (page size, WAL, `synchronous = FULL`), one INSERT a commit.
+the same rows under the same PRAGMAs (page size, WAL, `synchronous = FULL`), one INSERT a commit. Rows beside
+peers are the best of three rounds, taken in turn, each peer in a process and a file of its own.
 """
 
 

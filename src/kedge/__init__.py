@@ -1,21 +1,111 @@
 """Kedge: the state layer for LLM agents. An agent's state is a projection of an immutable event log."""
 
-from kedge.clock import Clock, ManualClock, SystemClock
-from kedge.errors import KedgeError
+from kedge.clock import Clock, LeapingClock, ManualClock, SystemClock
+from kedge.errors import (
+    ChildFailed,
+    KedgeError,
+    NotDone,
+    RateLimited,
+    RunCancelled,
+    RunDiverged,
+    RunFailed,
+    RunPaused,
+    RunWaiting,
+    StepFailed,
+    WaitExpired,
+)
 from kedge.log import Entry, Log, RunLog, repair, verify
 from kedge.model.codec import Secret
+from kedge.model.failure import Failure
+from kedge.model.retry import Retry
+from kedge.model.state import State
+from kedge.runtime.client import Client, Handle, RunInfo, Wait, open  # noqa: A004
+from kedge.runtime.executor import Advanced
+from kedge.runtime.here import watch_io
+from kedge.runtime.limits import Limit
+from kedge.runtime.loop import LoopResult, loop, loop_sync
+from kedge.runtime.machine import Done, Next, WaitFor, machine
+from kedge.runtime.registry import (
+    KEY,
+    STEP,
+    Agent,
+    DidNotHappen,
+    Effect,
+    Happened,
+    Key,
+    Resource,
+    Tool,
+    ToolStep,
+    Unknown,
+    agent,
+    tool,
+)
+from kedge.runtime.run import Run, Step, SyncRun
+from kedge.runtime.scopes import First
+from kedge.runtime.steps import Child
+from kedge.runtime.toolset import Toolset
+from kedge.runtime.waits import Answer
 from kedge.store import open_store
 
 __all__ = [
+    "KEY",
+    "STEP",
+    "Advanced",
+    "Agent",
+    "Answer",
+    "Child",
+    "ChildFailed",
+    "Client",
     "Clock",
+    "DidNotHappen",
+    "Done",
+    "Effect",
     "Entry",
+    "Failure",
+    "First",
+    "Handle",
+    "Happened",
     "KedgeError",
+    "Key",
+    "LeapingClock",
+    "Limit",
     "Log",
+    "LoopResult",
     "ManualClock",
+    "Next",
+    "NotDone",
+    "RateLimited",
+    "Resource",
+    "Retry",
+    "Run",
+    "RunCancelled",
+    "RunDiverged",
+    "RunFailed",
+    "RunInfo",
     "RunLog",
+    "RunPaused",
+    "RunWaiting",
     "Secret",
+    "State",
+    "Step",
+    "StepFailed",
+    "SyncRun",
     "SystemClock",
+    "Tool",
+    "ToolStep",
+    "Toolset",
+    "Unknown",
+    "Wait",
+    "WaitExpired",
+    "WaitFor",
+    "agent",
+    "loop",
+    "loop_sync",
+    "machine",
+    "open",
     "open_store",
     "repair",
+    "tool",
     "verify",
+    "watch_io",
 ]

@@ -12,21 +12,43 @@ KedgeError
 │   ├── StoreBusy           another process kept the write lock too long
 │   ├── StoreBroken         the store's own structure is damaged
 │   └── StoreClosed         used after it was closed
-└── LogError
-    ├── RunUnknown          no run of that id
-    ├── RunExists           that id is taken
-    ├── RunBusy             another worker holds the run
-    ├── RunBroken           the run's record does not hold; it is quarantined
-    ├── HeadMoved           somebody else appended first
-    ├── EpochStale          the lease was taken over
-    ├── AlreadyClaimed      a unique right was used before
-    ├── MessageGone         an inbox message was taken before
-    ├── HandleClosed        an earlier commit failed; reopen the run
-    ├── EventUnknown        an event kind or version this build cannot read
-    └── EventBroken         bytes that are no event
+├── LogError
+│   ├── RunUnknown          no run of that id
+│   ├── RunExists           that id is taken
+│   ├── RunBusy             another worker holds the run
+│   ├── RunBroken           the run's record does not hold; it is quarantined
+│   ├── HeadMoved           somebody else appended first
+│   ├── EpochStale          the lease was taken over
+│   ├── AlreadyClaimed      a unique right was used before
+│   ├── MessageGone         an inbox message was taken before
+│   ├── HandleClosed        an earlier commit failed; reopen the run
+│   ├── EventUnknown        an event kind or version this build cannot read
+│   └── EventBroken         bytes that are no event
+├── DurationRefused         a text that names no duration or rate
+├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
+├── AgentUnknown            no agent of that name is declared in this process
+├── CalledDirectly          a tool called by agent code without the run
+├── OutsideBranch           a Run used from a task or thread that Kedge did not start
+├── NotDone                 raised by a tool: nothing happened
+│   └── RateLimited         raised by a tool: nothing happened, try again later
+├── StepFailed              a step ended with an error, which is on record
+│   └── ChildFailed         a child run failed or was cancelled
+├── WaitExpired             nobody answered in time and there was no default
+├── AnswerRefused           an answer that does not fit what was asked
+│   └── AlreadyAnswered     somebody answered first
+└── RunError
+    ├── RunWaiting          only a person or an outside event can wake the run
+    │   ├── RunPaused       somebody paused it
+    │   └── RunDiverged     its code and its record disagree
+    ├── RunFailed           the agent ended with an error
+    ├── RunCancelled        somebody cancelled the run
+    └── RunMismatch         the same id with another agent or input
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class KedgeError(Exception):
@@ -229,3 +251,178 @@ class EventBroken(LogError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"an event's body cannot be read ({reason}); verify the run to locate the break")
         self.reason = reason
+
+
+class DurationRefused(KedgeError, ValueError):
+    """A text that names no duration or rate."""
+
+    def __init__(
+        self, text: object, *, expected: str = "a number of seconds, or text such as '90s', '15m', '72h', '3d'"
+    ) -> None:
+        super().__init__(f"{text!r} is no duration; give {expected}")
+        self.text = text
+
+
+class DeclarationRefused(KedgeError, TypeError):
+    """A tool, an agent or one of their options is declared in a way that cannot work."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class AgentUnknown(KedgeError):
+    """No agent of that name is declared in this process."""
+
+    def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(f"agent {name!r} is not declared here (known: {names}); import the module that declares it")
+        self.name = name
+
+
+class CalledDirectly(KedgeError):
+    """Agent code called a tool by itself, past the record."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"{tool} was called directly by an agent; write run.call({tool}, …) so that it is on record")
+        self.tool = tool
+
+
+class OutsideBranch(KedgeError):
+    """A Run was used from a task or thread that Kedge did not start, so that no replay could follow it."""
+
+    def __init__(self, run: str, what: str) -> None:
+        super().__init__(f"{run}: {what}; use run.gather(…) for work side by side")
+        self.run = run
+
+
+class NotDone(KedgeError):
+    """Raised by a tool to say that nothing happened, so that it may be tried again."""
+
+
+class RateLimited(NotDone):
+    """Raised by a tool to say that the far side asks for patience. Nothing happened; it is not an attempt."""
+
+    def __init__(self, message: str = "rate limited", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class StepFailed(KedgeError):
+    """A step ended with an error. `failure` is what is on record, the same live and on replay."""
+
+    def __init__(self, step: str, name: str, failure: Any) -> None:
+        super().__init__(f"step {step} ({name}): {failure}")
+        self.step = step
+        self.name = name
+        self.failure = failure
+
+    def is_a(self, kind: type[BaseException] | str) -> bool:
+        """Whether the error on record is of this type, or of one derived from it."""
+        return bool(self.failure.is_a(kind))
+
+
+class ChildFailed(StepFailed):
+    """A child run failed or was cancelled."""
+
+    def __init__(self, step: str, name: str, failure: Any, *, run: str) -> None:
+        super().__init__(step, name, failure)
+        self.run = run
+
+
+class WaitExpired(KedgeError, TimeoutError):
+    """Nobody answered in time, and there was no default."""
+
+    def __init__(self, run: str, step: str, prompt: object) -> None:
+        super().__init__(f"{run}: step {step} waited for {prompt!r} until its time was up, and has no default")
+        self.run = run
+        self.step = step
+
+
+class AnswerRefused(KedgeError):
+    """An answer that does not fit what was asked; nothing changed."""
+
+    def __init__(self, wait: str, reason: str) -> None:
+        super().__init__(f"{wait}: {reason}")
+        self.wait = wait
+        self.reason = reason
+
+
+class AlreadyAnswered(AnswerRefused):
+    """Somebody answered first."""
+
+    def __init__(self, wait: str, *, by: str | None, at: str) -> None:
+        super().__init__(wait, f"was answered by {by or 'somebody'} at {at}; the first answer counts")
+        self.by = by
+        self.at = at
+
+
+class RunError(KedgeError):
+    """A run did not come to a result here. Its record stands."""
+
+    run: str
+
+
+class RunWaiting(RunError):
+    """Only a person or an outside event can wake the run. `waits` says for what."""
+
+    def __init__(self, run: str, waits: Sequence[Any], *, why: str | None = None) -> None:
+        told = why or "; ".join(map(str, waits)) or "an outside event"
+        super().__init__(f"{run}: waits for {told}")
+        self.run = run
+        self.waits = tuple(waits)
+
+
+class RunPaused(RunWaiting):
+    """Somebody paused the run."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run, (), why="somebody to resume it; it is paused")
+
+
+class RunDiverged(RunWaiting):
+    """The code asks for something else than what is on record at a step."""
+
+    def __init__(self, run: str, step: str, *, recorded: str, found: str, builds: tuple[str, str]) -> None:
+        before, now = builds
+        super().__init__(
+            run,
+            (),
+            why=f"mended code: at step {step} the record has {recorded} (build {before}), the code asks for "
+            f"{found} (build {now}); mend the code, or guard the change with run.patched, and run it again",
+        )
+        self.step = step
+        self.recorded = recorded
+        self.found = found
+        self.builds = builds
+
+
+class RunFailed(RunError):
+    """The agent ended with an error. `failure` is what is on record."""
+
+    def __init__(self, run: str, failure: Any, *, step: str | None = None) -> None:
+        place = f" at step {step}" if step else ""
+        super().__init__(f"{run}: failed{place}: {failure}; resume it to try again from there")
+        self.run = run
+        self.failure = failure
+        self.step = step
+
+
+class RunCancelled(RunError):
+    """Somebody cancelled the run."""
+
+    def __init__(self, run: str, *, not_undone: Sequence[str] = ()) -> None:
+        rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
+        super().__init__(f"{run}: was cancelled{rest}")
+        self.run = run
+        self.not_undone = tuple(not_undone)
+
+
+class RunMismatch(RunError):
+    """The same id was used before, with another agent or input."""
+
+    def __init__(self, run: str, what: str) -> None:
+        super().__init__(f"{run}: was started with another {what}; choose another id, or give the same {what}")
+        self.run = run
+        self.what = what

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kedge.clock import Clock
@@ -60,9 +60,12 @@ class Ticket:
 class Committer:
     """The one way from a process into its store."""
 
-    def __init__(self, store: Store, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX, behind: bool = True
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._behind = behind
         self._queue_bytes_max = queue_bytes_max
         self._mutex = threading.Lock()
         self._queue: deque[Ticket] = deque()
@@ -82,19 +85,21 @@ class Committer:
 
     def commit(self, item: Append) -> Head:
         """Commit now and return the new head. Threads that come meanwhile share the next commit."""
-        if self._lead_alone():
-            return self._commit_alone(item)
+        behind = self._lead_alone(item.run)
+        if behind is not None:
+            return self._commit_alone(item, behind)
         ticket = Ticket(item)
         self.wait(ticket, lead=self._enqueue(ticket, waits=True))
         return ticket.result()
 
-    def commit_soon(self, item: Append) -> Awaitable[Head]:
+    def commit_soon(self, item: Append) -> asyncio.Future[Head]:
         """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Head] = loop.create_future()
         slow = self._wait_seconds > SLOW_COMMIT_SECONDS
-        if not slow and self._is_alone(item.run) and self._lead_alone():
-            future.set_result(self._commit_alone(item))
+        behind = self._lead_alone(item.run) if not slow and self._is_alone(item.run) else None
+        if behind is not None:
+            future.set_result(self._commit_alone(item, behind))
         else:
             self._enqueue(Ticket(item, future), waits=False, lead=False)
             self._flush_soon(loop, slow=slow)
@@ -104,7 +109,8 @@ class Committer:
         """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
         ticket = Ticket(item)
         ticket.size_bytes = item.size_bytes
-        lead = self._enqueue(ticket, waits=False, lead=self._behind_bytes > self._queue_bytes_max)
+        full = not self._behind or self._behind_bytes > self._queue_bytes_max
+        lead = self._enqueue(ticket, waits=False, lead=full)
         if lead:
             self._drain(ticket)
         else:
@@ -170,23 +176,37 @@ class Committer:
                 ticket.gate = _shut()
             return False
 
-    def _lead_alone(self) -> bool:
-        """Lead at once if nothing waits and nobody is at it: the quick way for a single run."""
-        with self._mutex:
-            if self._leading or self._queue or self._closed:
-                return False
-            self._leading = True
-            return True
+    def _lead_alone(self, run: str) -> list[Ticket] | None:
+        """Lead at once if nobody is at it and nothing waits but what this run wrote behind: the quick way.
 
-    def _commit_alone(self, item: Append) -> Head:
+        Returns those tickets, which are to be committed first; None: others are concerned.
+        """
+        with self._mutex:
+            if self._leading or self._closed:
+                return None
+            for ticket in self._queue:
+                if ticket.item.run != run or ticket.future is not None or ticket.gate is not None:
+                    return None
+            self._leading = True
+            behind = list(self._queue)
+            self._queue.clear()
+            self._behind_bytes = 0
+            return behind
+
+    def _commit_alone(self, item: Append, behind: list[Ticket]) -> Head:
+        ticket = Ticket(item)
         try:
-            result = self._append((item,))[0]
+            if behind:
+                self._commit([*behind, ticket], hand_on=False)
+            else:
+                result = self._append((item,))[0]
+                if isinstance(result, LogError):
+                    raise result
+                return result
         finally:
             with self._mutex:
                 self._hand_on()
-        if isinstance(result, LogError):
-            raise result
-        return result
+        return ticket.result()
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
         """Into the store, noting now and then how long it made us wait: that, and not the work, tells a slow disk."""
@@ -253,15 +273,19 @@ class Committer:
         else:
             self._stir(urgent=True)
 
-    def _commit(self, batch: list[Ticket]) -> None:
+    def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
+        groups = _grouped(batch)
+        batch = [ticket for group in groups for ticket in group]
         try:
-            results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
+            done = self._append([_joined(group) for group in groups])
+            results: Sequence[Head | BaseException] = [done[n] for n, group in enumerate(groups) for _ in group]
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
                 self._finish(batch, results)
-                with self._mutex:
-                    self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
+                if hand_on:
+                    with self._mutex:
+                        self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
                 raise
         self._finish(batch, results)
 
@@ -327,6 +351,33 @@ class Committer:
             self._urgent = False
             if oldest is not None and not oldest.done:
                 self._lead_if_free()
+
+
+def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
+    """Tickets that can be one append: of one run, one after the other, with nothing that could be refused by itself."""
+    groups: list[list[Ticket]] = []
+    last: dict[str, list[Ticket]] = {}
+    for ticket in batch:
+        item = ticket.item
+        group = last.get(item.run)
+        if group is not None and _joins(group[-1].item, item):
+            group.append(ticket)
+        else:
+            group = last[item.run] = [ticket]
+            groups.append(group)
+    return groups
+
+
+def _joins(first: Append, later: Append) -> bool:
+    """A snapshot needs the pieces of the one before it, so it begins a group; no append holds two."""
+    return first.is_plain and later.is_plain and later.birth is None and later.snapshot is None
+
+
+def _joined(group: Sequence[Ticket]) -> Append:
+    item = group[0].item
+    for ticket in group[1:]:
+        item = item.joined(ticket.item)
+    return item
 
 
 def _shut() -> threading.Lock:

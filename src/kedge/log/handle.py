@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
@@ -108,6 +109,10 @@ class RunLog:
         """The epoch under which this handle appends."""
         return self._epoch
 
+    def go_on(self, head: Head) -> None:
+        """Go on under a lease taken anew; the head must be where this handle left it."""
+        self._epoch = head.epoch
+
     # appending --------------------------------------------------------------------------------
 
     def append(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
@@ -121,12 +126,23 @@ class RunLog:
 
     async def append_soon(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
         """As `append`, from a loop, in company with other tasks."""
+        return await self.append_begun(*entries, **rights)
+
+    def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> asyncio.Future[Head]:
+        """As `append_soon`, for whoever must not be interrupted while waiting: what it waits for is a future."""
         item = self._build(entries, rights)
         try:
-            return await self._committer.commit_soon(item)
+            future = self._committer.commit_soon(item)
         except Exception as error:
             self._failure = error
             raise
+        if not future.done():
+            future.add_done_callback(self._note)
+        return future
+
+    def _note(self, committed: asyncio.Future[Head]) -> None:
+        if not committed.cancelled() and self._failure is None:
+            self._failure = committed.exception()
 
     def append_behind(self, *entries: Entry, **rights: Unpack[Rights]) -> None:
         """Append without waiting: committed with the next append, or soon. `barrier` waits for it."""

@@ -44,9 +44,11 @@ class Recorded(NamedTuple):
 class Log:
     """All logs of one store. Safe to share between threads; each RunLog belongs to one at a time."""
 
-    def __init__(self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+    def __init__(
+        self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
+    ) -> None:
         self.store = store
-        self.committer = Committer(store, clock or SystemClock())
+        self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
 
     def close(self) -> None:
@@ -64,10 +66,14 @@ class Log:
         seconds: float = math.inf,
     ) -> RunLog:
         """A new run, its first event committed. With a holder, its creator holds it."""
-        head = Head(run=started.run, seq=0, hash=chain.genesis(self.store.id, started.run), epoch=0)
-        log = self._handle(head, Fold(), Ledger(), birth=Birth(holder=holder, lease_seconds=seconds))
+        log = self.begin(started.run, holder=holder, seconds=seconds)
         log.append(Entry(started, values))
         return log
+
+    def begin(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
+        """A new run of which nothing is written yet: the first append creates it."""
+        head = Head(run=run, seq=0, hash=chain.genesis(self.store.id, run), epoch=0)
+        return self._handle(head, Fold(), Ledger(), birth=Birth(holder=holder, lease_seconds=seconds))
 
     def fork(
         self,
@@ -149,6 +155,18 @@ class Log:
                 if not rows or rows[0].seq > last:
                     break
                 found += [Recorded(row.seq, _event(owner, row), row) for row in rows if row.seq <= last]
+                first = rows[-1].seq
+        return found
+
+    def rows(self, run: str, *, after: int = 0) -> list[Row]:
+        """Every committed row after a seq, through the lineage of a fork, undecoded."""
+        found: list[Row] = []
+        for owner, first, last in self._lineage(run, after):
+            while first < last:
+                rows = self.store.read(owner, after=first, limit=min(READ_LIMIT, last - first))
+                if not rows:
+                    break
+                found += rows
                 first = rows[-1].seq
         return found
 

@@ -76,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run began. Data: `input`, and `context` where the agent declares one."""
+    """A run began. Data: `input`."""
 
     run: str
     agent: str
@@ -181,7 +181,7 @@ class RunCompleted(Event, frozen=True, tag="run.completed"):
 
 
 class RunFailed(Event, frozen=True, tag="run.failed"):
-    """The agent ended with an error. Data: `failure`."""
+    """The agent ended with an error. Data: `failure`, `not_undone`."""
 
     step: StepId | None = None
 
@@ -227,9 +227,11 @@ class StepAdopted(Event, frozen=True, tag="step.adopted"):
 
 
 class StepDrifted(Event, frozen=True, tag="step.drifted"):
-    """A replayed step's arguments differ from the record in a way that changes nothing. Data: `recorded`, `found`."""
+    """A replayed step's arguments differ from the record in a way that changes nothing; `digest` is of those found.
+    Data: `recorded`, `found`."""
 
     step: StepId
+    digest: Digest | None = None
 
 
 class StepOverridden(Event, frozen=True, tag="step.overridden"):
@@ -265,13 +267,15 @@ class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
-    """One try is over. `retry_at`: it will be tried again then. `key` is given when it ended late, after a rewind.
-    Data: `output` or `failure`."""
+    """One try is over. `retry_at`: it will be tried again then; `limited`: for a rate limit, which does not count.
+    `key` is given when it ended late, after a rewind. Data: `output`, with `reply` and `reasoning` of a model's;
+    or `failure`."""
 
     step: StepId
     attempt: int
     outcome: Outcome
     retry_at: int | None = None
+    limited: bool = False
     usage: Usage | None = None
     key: str | None = None
     released: tuple[str, ...] = ()
@@ -374,24 +378,28 @@ class ChildEnded(Event, frozen=True, tag="child.ended"):
 
 
 class ContextChanged(Event, frozen=True, tag="context.changed"):
-    """The agent's document changed. Data: `document` when whole, otherwise `set` and `unset`."""
+    """The agent's document changed from the version that was seen. Data: `document` and its `form` when whole,
+    otherwise `set` and `unset`."""
 
     version: int
+    saw: int = 0
     whole: bool = False
     by: str = "agent"
     step: StepId | None = None
 
 
 class PlanMade(Event, frozen=True, tag="plan.made"):
-    """The agent said which stages it will go through."""
+    """The agent said which stages it will go through, before the step that is named."""
 
     stages: tuple[str, ...]
+    step: StepId | None = None
 
 
 class PlanReached(Event, frozen=True, tag="plan.reached"):
-    """The agent is at a stage of its plan."""
+    """The agent is at a stage of its plan, before the step that is named."""
 
     stage: str
+    step: StepId | None = None
 
 
 class NoteMade(Event, frozen=True, tag="note.made"):
@@ -402,9 +410,11 @@ class NoteMade(Event, frozen=True, tag="note.made"):
 
 
 class FactDrawn(Event, frozen=True, tag="fact.drawn"):
-    """Something from outside that takes no step: the time, a random number, an id, a patch marker. Data: `value`."""
+    """Something from outside that takes no number: the time, a random number, an id, a patch marker; drawn before the
+    step that is named. Data: `value`."""
 
     name: str
+    step: StepId | None = None
 
 
 class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):

@@ -196,13 +196,25 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
         return not (taken or self.erases_rows or self.erases_pieces)
 
     @property
-    def is_lone(self) -> bool:
-        """Whether it is one event and nothing else: the common case, which a store may treat specially."""
-        if self.birth or self.pieces or self.index or self.snapshot or self.claims or self.releases:
+    def is_bare(self) -> bool:
+        """Whether it is events in a row and nothing else: the common case, which a store may treat specially."""
+        if self.birth or self.pieces or self.index or self.snapshot or not self.is_plain or not self.rows:
             return False
-        if self.takes or self.returns or self.erases_rows or self.erases_pieces or len(self.rows) != 1:
-            return False
-        return self.rows[0].seq == self.after + 1
+        return self.rows[0].seq == self.after + 1 and self.rows[-1].seq == self.after + len(self.rows)
+
+    def joined(self, later: Append) -> Append:
+        """This append and the next of its run as one."""
+        return Append(
+            run=self.run,
+            after=self.after,
+            before=self.before,
+            epoch=later.epoch,
+            rows=self.rows + later.rows,
+            birth=self.birth,
+            pieces=self.pieces + later.pieces,
+            index=later.index or self.index,
+            snapshot=later.snapshot or self.snapshot,
+        )
 
     @property
     def last(self) -> tuple[int, bytes]:

@@ -62,6 +62,7 @@ from kedge.store.sqlite_rows import (
     head_found,
     head_of,
     hold,
+    inner_rows,
     is_there,
     lengthened,
     mark,
@@ -124,35 +125,34 @@ class SqliteStore:
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        heads = self._append_lone_ones(items)
+        heads = self._append_bare_ones(items)
         if heads is not None:
             return heads
         with self._file.writing() as db:
             return [self._append(db, item) for item in items]
 
-    def _append_lone_ones(self, items: Sequence[Append]) -> list[Head | LogError] | None:
-        """One event each of some runs, after heads as we last saw them, by one statement for all.
+    def _append_bare_ones(self, items: Sequence[Append]) -> list[Head | LogError] | None:
+        """Events of some runs, after heads as we last saw them, without looking at each.
 
         None, and nothing is written: some head is not so any more, so each must be looked at.
         """
-        moves: list[HeadRow] = []
-        rows: list[tuple[object, ...]] = []
+        moves: dict[str, HeadRow] = {}
+        inner: list[tuple[object, ...]] = []
+        last: list[tuple[object, ...]] = []
         for item in items:
             seen = self._seen.get(item.run)
-            if seen is None or not item.is_lone or (item.after, item.before, item.epoch) != seen[2:5]:
+            twice = item.run in moves
+            if seen is None or twice or not item.is_bare or (item.after, item.before, item.epoch) != seen[2:5]:
                 return None
-            moved, columns = lengthened(seen, item.rows[0])
-            moves.append(moved)
-            rows.append(columns)
+            moves[item.run], columns = lengthened(seen, item.rows)
+            inner += inner_rows(seen, item.rows)
+            last.append(columns)
         try:
-            self._file.write(Q.lengthen, rows)
+            self._file.write(Q.put_event, inner, Q.lengthen, last)
         except sqlite3.IntegrityError:
             return None
-        heads: list[Head | LogError] = []
-        for moved in moves:
-            self._seen[moved[1]] = moved
-            heads.append(head_of(moved))
-        return heads
+        self._seen.update(moves)
+        return [head_of(moved) for moved in moves.values()]
 
     def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
         """Check everything, then write everything: a refused item has written nothing."""
@@ -222,10 +222,12 @@ class SqliteStore:
     def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append) -> Head:
         """Everything that an accepted append brings; most bring rows alone."""
         number = head[0]
-        for row in item.rows:
-            if row.seq != head[2] + 1:
-                raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1} belongs")
-            head, columns = lengthened(head, row)
+        for place, row in enumerate(item.rows):
+            if row.seq != head[2] + 1 + place:
+                raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1 + place} belongs")
+        if item.rows:
+            db.executemany(Q.put_event, inner_rows(head, item.rows))
+            head, columns = lengthened(head, item.rows)
             db.execute(Q.lengthen, columns)
         if item.pieces:
             put_pieces(db, number, _LOG, item.pieces)

@@ -107,10 +107,13 @@ class SqliteFile:
 
     # what a transaction is made of ------------------------------------------------------------
 
-    def write(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """One statement for all rows, as one transaction. What it refuses is an IntegrityError, and all of it."""
-        if len(rows) != 1:
+    def write(
+        self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
+    ) -> None:
+        """Two statements for all rows, as one transaction. What they refuse is an IntegrityError, and all of it."""
+        if inner or len(rows) != 1:
             with self._writing as cursor:
+                cursor.executemany(first, inner)
                 cursor.executemany(sql, rows)
             return
         with self._mutex:

@@ -44,13 +44,20 @@ def is_there(item: Append, found: HeadRow) -> bool:
     return made and (found[2], found[3]) == item.last
 
 
-def lengthened(head: HeadRow, row: Row) -> tuple[HeadRow, tuple[object, ...]]:
-    """The head after one more event, and what the statement needs: the head as seen, the event, the checksum."""
+def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
+    """The head after these events, and what the statement needs: the head as seen, the last event, the checksum."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
+    row = rows[-1]
     seq, hash_ = row.seq, row.hash
     moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
     checksum = row_check(*moved)
     return moved, (number, after, before, epoch, holder, until, seq, row.body, row.data, hash_, checksum)
+
+
+def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """The events before the last one, which moves the head past all of them."""
+    first = head[0] << SEQ_BITS
+    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-1]]
 
 
 def hold(db: sqlite3.Cursor, row: HeadRow) -> None:

@@ -1,0 +1,800 @@
+"""The client: starts runs, looks at them, acts on them. Each method has an awaitable form, `.soon`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from kedge.clock import Clock, SystemClock
+from kedge.errors import (
+    AlreadyAnswered,
+    AnswerRefused,
+    KedgeError,
+    RunCancelled,
+    RunDiverged,
+    RunFailed,
+    RunMismatch,
+    RunPaused,
+    RunUnknown,
+    RunWaiting,
+)
+from kedge.ids import Ids, RandomIds
+from kedge.log import Log, Recorded, Report, verify
+from kedge.log.handle import Entry
+from kedge.model import events as e
+from kedge.model.state import State
+from kedge.model.typed import convert
+from kedge.runtime import terminal, waits
+from kedge.runtime.build import build_of
+from kedge.runtime.execution import Engine
+from kedge.runtime.executor import Advanced, Executor, Start, command, ended
+from kedge.runtime.here import mark_log_records
+from kedge.runtime.registry import AGENTS, Agent, AnyAgent
+from kedge.runtime.steps import delivery
+from kedge.runtime.waits import Verb
+from kedge.store import Store, open_store
+from kedge.store.base import ENDED, Delivered, RunQuery
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+
+logger: Final = logging.getLogger("kedge")
+_FOLLOW_SECONDS: Final = 0.1
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run is, in one line."""
+
+    run: str
+    agent: str
+    status: str
+    step: str | None
+    stage: str | None
+    plan: tuple[str, ...]
+    waits: tuple[Wait, ...]
+    wake_at_us: int | None
+    priority: int
+    tags: tuple[str, ...]
+    parent: str | None
+    started_at_us: int
+    changed_at_us: int
+    build: e.Build
+    holder: str | None
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a run waits for. Its id is what `answer` takes."""
+
+    id: str
+    run: str
+    step: str
+    waits_for: str
+    name: str
+    prompt: str | None
+    to: tuple[str, ...]
+    deadline_us: int | None
+    since_us: int
+    verbs: tuple[str, ...] = ()
+    options: tuple[Any, ...] = ()
+    intention: Any = None
+
+    def __str__(self) -> str:
+        what = self.prompt or self.name
+        who = f" (asked of {', '.join(self.to)})" if self.to else ""
+        return f"{self.waits_for} at step {self.step}: {what}{who}"
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a listing; `number` is the cursor for the next page."""
+
+    number: int
+    run: str
+    agent: str
+    status: str
+    priority: int
+    wake_at_us: int | None
+    started_at_us: int
+    changed_at_us: int
+    tags: tuple[str, ...]
+
+
+class Both(Generic[S, P, R]):
+    """A method that blocks, with an awaitable form that does not: `kd.answer(…)` and `await kd.answer.soon(…)`."""
+
+    def __init__(self, method: Callable[Concatenate[S, P], R]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: S, owner: type[S] | None = None) -> Bound[P, R]:
+        method = self._method
+
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            return method(instance, *args, **kwargs)
+
+        return Bound(bound)
+
+
+class Bound(Generic[P, R]):
+    """A method of one client."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[P, R]) -> None:
+        self._call = call
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call(*args, **kwargs)
+
+    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same, without blocking the loop."""
+        return await asyncio.to_thread(self._call, *args, **kwargs)
+
+
+class Client:
+    """A store with its runs. Close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        build: Callable[[AnyAgent], e.Build] = build_of,
+        lease_seconds: float = float("inf"),
+        grace_seconds: float = 5.0,
+        behind: bool = True,
+    ) -> None:
+        self.store = store
+        self.clock = clock or SystemClock()
+        self.ids = ids or RandomIds()
+        self.log = Log(store, clock=self.clock, behind=behind)
+        self.engine = Engine(
+            self.log,
+            clock=self.clock,
+            ids=self.ids,
+            holder=f"{os.getpid()}-{self.ids.new('h')}",
+            build=build,
+            lease_seconds=lease_seconds,
+            grace_seconds=grace_seconds,
+        )
+        self._own: _OwnLoop | None = None
+        self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
+        self._mutex = threading.Lock()
+        self._closed = False
+        mark_log_records()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Park what runs here, commit what waits, and let the store go."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._own is not None:
+            self._own.close(self._finish())
+        self.engine.threads.close()
+        self.log.close()
+        self.store.close()
+
+    async def _finish(self) -> None:
+        executor = self._executors.get(asyncio.get_running_loop())
+        if executor is not None:
+            await executor.close()
+        await self.engine.resources.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._finish()
+        await asyncio.to_thread(self.close)
+
+    # running ----------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> RunMethod:
+        """Run an agent here and now: starts it, or goes on with it. See `RunMethod`."""
+        return RunMethod(self)
+
+    @property
+    def start(self) -> StartMethod:
+        """Create a run for a worker, or for somebody who advances it. See `StartMethod`."""
+        return StartMethod(self)
+
+    def advance(self, run: str) -> Advanced:
+        """Drive one run until it has ended or waits; says which, and until when. What engines call."""
+        return self._blocking(self._executor_soon(lambda executor: executor.advance(run)))
+
+    def advance_due(self, limit: int = 100) -> list[Advanced]:
+        """Advance every run whose time has come, side by side."""
+        return self._blocking(self.advance_due_soon(limit))
+
+    async def advance_due_soon(self, limit: int = 100) -> list[Advanced]:
+        """As `advance_due`, on the caller's loop."""
+        executor = self._executor()
+        rows = self.store.due(self.clock.now_us(), limit=limit)
+        outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, KedgeError):
+                raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, Advanced)]
+
+    def _executor(self) -> Executor:
+        """The executor of the running loop."""
+        loop = asyncio.get_running_loop()
+        executor = self._executors.get(loop)
+        if executor is None:
+            for gone in [known for known in self._executors if known.is_closed()]:
+                del self._executors[gone]
+            executor = self._executors[loop] = Executor(self.engine)
+        return executor
+
+    async def _executor_soon(self, use: Callable[[Executor], Coroutine[Any, Any, R]]) -> R:
+        return await use(self._executor())
+
+    def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run something on the client's own loop, in a thread of its own, and wait for it."""
+        with self._mutex:
+            if self._closed:
+                work.close()
+                raise KedgeError("this client is closed; open the store again")
+            if self._own is None:
+                self._own = _OwnLoop()
+        return self._own.run(work)
+
+    def _notify(self, run: str) -> None:
+        for loop, executor in list(self._executors.items()):
+            if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(executor.notify, run)
+
+    # looking ----------------------------------------------------------------------------------
+
+    @Both
+    def info(self, run: str) -> RunInfo:
+        """Where a run is."""
+        return self._info(run)
+
+    def _info(self, run: str) -> RunInfo:
+        head = self.log.head(run)
+        state = self.log.state(run)
+        facts = state.fold.facts
+        return RunInfo(
+            run=run,
+            agent=facts.agent,
+            status=facts.status,
+            step=facts.current,
+            stage=facts.stage,
+            plan=facts.plan,
+            waits=tuple(self._waits(state)),
+            wake_at_us=state.fold.wake_at,
+            priority=facts.priority,
+            tags=facts.tags,
+            parent=facts.parent,
+            started_at_us=facts.started_at,
+            changed_at_us=facts.changed_at,
+            build=facts.build,
+            holder=head.holder,
+        )
+
+    @Both
+    def state(self, run: str, at: int | None = None) -> State:
+        """The state of a run at its head, or at any event."""
+        return self.log.state(run, at)
+
+    @Both
+    def events(self, run: str, after: int = 0, limit: int = 1_000) -> Sequence[Recorded]:
+        """Events of a run, in order."""
+        return self.log.read(run, after=after, limit=limit)
+
+    @Both
+    def list(
+        self,
+        *,
+        status: str | Sequence[str] = (),
+        agent: str | None = None,
+        tag: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[Listed]:
+        """Runs, newest first."""
+        statuses = (status,) if isinstance(status, str) else tuple(status)
+        rows = self.store.runs(RunQuery(status=statuses, agent=agent, tag=tag), before=before, limit=limit)
+        names = Listed.__struct_fields__
+        return [Listed(**{name: getattr(row, name) for name in names}) for row in rows]
+
+    @Both
+    def inbox(self, *, to: str | None = None, limit: int = 100) -> Sequence[Wait]:
+        """Everything that waits for a person, the oldest run first."""
+        found: list[Wait] = []
+        for row in reversed(self.store.runs(RunQuery(status=("waiting", "running")), limit=10_000)):
+            asked = [
+                wait for wait in self._waits(self.log.state(row.run)) if wait.waits_for in ("answer", "settlement")
+            ]
+            found += [wait for wait in asked if to is None or to in wait.to]
+        return found[:limit]
+
+    @Both
+    def verify(self) -> Report:
+        """Re-read the whole record and prove it, or say where it breaks."""
+        return verify(self.log)
+
+    def _waits(self, state: State) -> Iterator[Wait]:
+        for wait in state.fold.facts.waits.values():
+            data = state.data(wait.opened)
+            yield Wait(
+                id=f"{state.run}:{wait.step}",
+                run=state.run,
+                step=wait.step,
+                waits_for=wait.waits_for,
+                name=wait.name,
+                prompt=data.get("prompt"),
+                to=wait.to,
+                deadline_us=wait.deadline,
+                since_us=wait.at,
+                verbs=tuple(data.get("verbs") or ()),
+                options=tuple(data.get("options") or ()),
+                intention=data.get("intention"),
+            )
+
+    # people -----------------------------------------------------------------------------------
+
+    @Both
+    def answer(
+        self, wait: str, verb: Verb, *, value: Any = None, by: str | None = None, comment: str | None = None
+    ) -> None:
+        """Answer what a run waits for. The wait's id, or the run's where only one is open."""
+        self._answer(wait, verb, value, by, comment)
+
+    def _answer(self, wait: str, verb: str, value: Any, by: str | None, comment: str | None) -> None:
+        found = self._open_wait(wait)
+        run = found.run
+        opened = self.log.state(run).fold.facts.waits[found.step].opened
+        if verb not in found.verbs:
+            raise AnswerRefused(found.id, f"{verb!r} is no answer to this; it takes {', '.join(found.verbs)}")
+        if verb in ("edit", "respond") and value is None:
+            raise AnswerRefused(found.id, f"{verb!r} needs a value")
+        if verb == "respond" and found.options and value not in found.options:
+            raise AnswerRefused(found.id, f"{value!r} is not one of {', '.join(map(repr, found.options))}")
+        event: Any = self.log.event(run, opened)
+        body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
+        message_id = waits.answer_id(run, found.step, opened)
+        delivered = self._deliver(run, waits.ANSWER, body, id=message_id, by=by)
+        if not delivered.fresh:
+            first = delivered.message
+            raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
+
+    def _open_wait(self, wait: str) -> Wait:
+        run, _, step = wait.rpartition(":")
+        if self.store.head(wait) is not None:
+            run, step = wait, ""
+        elif not run or self.store.head(run) is None:
+            raise RunUnknown(run or wait)
+        state = self.log.state(run)
+        asked = [each for each in self._waits(state) if each.verbs and (not step or each.step == step)]
+        if len(asked) == 1:
+            return asked[0]
+        if asked:
+            ids = ", ".join(each.id for each in asked)
+            raise AnswerRefused(wait, f"several waits are open; name one of {ids}")
+        self._refuse_closed(wait, run, step)
+        raise AnswerRefused(wait, f"nothing to answer here; the run is {state.status}")
+
+    def _refuse_closed(self, wait: str, run: str, step: str) -> None:
+        """Tell who answered first, if somebody did."""
+        for message in reversed(self.store.messages(run)):
+            if message.name == waits.ANSWER and (not step or f":{step}@" in message.id):
+                raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
+
+    @Both
+    def send(self, run: str, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
+        """Send a message to a run; it waits there until the run asks for its name. The id makes it count once."""
+        if name.startswith("kedge."):
+            raise AnswerRefused(run, f"messages named {name!r} are Kedge's own; choose another name")
+        self._deliver(run, name, body, id=id or self.ids.new("msg"), by=by)
+
+    @Both
+    def say(self, run: str, text: str, *, by: str | None = None) -> None:
+        """Say something to a run; its loop hears it before it asks its model again."""
+        self._deliver(run, waits.SAID, text, id=self.ids.new("said"), by=by)
+
+    def _deliver(self, run: str, name: str, body: Any, *, id: str, by: str | None) -> Delivered:  # noqa: A002
+        [outcome] = self.store.deliver([delivery(run, name, body, id=id, by=by, at_us=self.clock.now_us())])
+        if isinstance(outcome, KedgeError):
+            raise outcome
+        self._notify(run)
+        return outcome
+
+    # acting -----------------------------------------------------------------------------------
+
+    @Both
+    def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
+        """Stop a run at its next step, until somebody resumes it."""
+        self._command(run, {"command": "pause", "because": because}, by)
+
+    @Both
+    def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
+        """End a run; with `compensate`, undo what it did. It ends when it is advanced next."""
+        self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
+
+    @Both
+    def set(self, run: str, /, *, by: str | None = None, unset: Sequence[str] = (), **changes: Any) -> None:
+        """Change entries of a run's context; its code sees that when its next step returns."""
+        self._command(run, {"command": "set", "set": changes, "unset": list(unset)}, by)
+
+    @Both
+    def prioritize(self, run: str, priority: int, *, by: str | None = None) -> None:
+        """Give a run another priority."""
+        self._command(run, {"command": "prioritize", "priority": priority}, by)
+
+    def _command(self, run: str, body: dict[str, Any], by: str | None) -> None:
+        row = self.store.index(run)
+        if row is None:
+            raise RunUnknown(run)
+        if row.status in ENDED:
+            raise AnswerRefused(run, f"the run is over ({row.status}); {body['command']} does nothing to it")
+        command(self.engine, run, body, by=by)
+        self._notify(run)
+
+    @Both
+    def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
+        """Let a paused or failed run go on, from the step that failed; says what it did. Advance it to see it go."""
+        return self._resume(run, by, because)
+
+    def _resume(self, run: str, by: str | None, because: str | None) -> str:
+        log = self.log.open(run, holder=self.ids.new("command"), seconds=30)
+        facts = log.fold.facts
+        told = {"because": because} if because else None
+        at = self.clock.now_us()
+        try:
+            if facts.status in ("completed", "cancelled"):
+                raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
+            if facts.paused or facts.mend:
+                log.append(Entry(e.RunResumed(at=at, by=by), told))
+                return "resumed"
+            if facts.status != "failed":
+                return f"{facts.status}, nothing holds it back"
+            failed: Any = self.log.event(run, facts.ended)
+            step = log.fold.step(failed.step) if failed.step else None
+            if step is None:
+                log.append(Entry(e.RunResumed(at=at, by=by), told))
+                return "resumed where its code failed"
+            rewound = e.RunRewound(
+                at=at,
+                cut=step.intended - 1,
+                generation=facts.generation + 1,
+                keep=self._siblings(run, step.id, step.intended),
+                by=by,
+            )
+            log.append(Entry(rewound, told))
+            return f"rewound to step {step.id}, which failed"
+        finally:
+            self.store.release(run, epoch=log.epoch)
+
+    def _siblings(self, run: str, step: str, after: int) -> tuple[int, ...]:
+        """Later events of branches beside the one of a step: they keep what they had."""
+        top, dot, _ = step.partition(".")
+        if not dot:
+            return ()
+        own = step.rpartition(".")[0]
+        kept: list[int] = []
+        for recorded in self.log.read(run, after=after - 1):
+            named = str(getattr(recorded.event, "step", None) or "")
+            if named.startswith(f"{top}.") and not named.startswith(f"{own}."):
+                kept.append(recorded.seq)
+        return tuple(kept)
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _named(self, agent: AnyAgent | str) -> AnyAgent:
+        return AGENTS.get(agent) if isinstance(agent, str) else agent
+
+    def _begin(
+        self,
+        agent: AnyAgent,
+        input: Any,  # noqa: A002
+        id: str | None,  # noqa: A002
+        priority: int | None,
+        tags: Sequence[str],
+        fresh: bool,
+    ) -> tuple[str, Start | None]:
+        """The run's id, and how to create it if it is not there."""
+        value = self._checked(agent, input)
+        if id is None and not fresh:
+            id = self._unfinished(agent, value)  # noqa: A001
+        run = id or self.ids.new(agent.name)
+        if self.store.head(run) is not None:
+            self._same(run, agent, value)
+            return run, None
+        started = e.RunStarted(
+            at=self.clock.now_us(),
+            run=run,
+            agent=agent.name,
+            build=self.engine.build(agent),
+            priority=agent.options.priority if priority is None else priority,
+            tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
+        )
+        return run, Start(started, agent, value)
+
+    def _checked(self, agent: AnyAgent, input: Any) -> Any:  # noqa: A002
+        """The input as the agent will see it, now and on replay."""
+        from kedge.runtime.context import through_codec
+
+        value = through_codec(input)
+        return convert(value, agent.input_type, at="input") if agent.takes_input else value
+
+    def _same(self, run: str, agent: AnyAgent, value: Any) -> None:
+        facts = self.log.state(run).fold.facts
+        if facts.agent != agent.name and facts.agent not in agent.options.aliases:
+            raise RunMismatch(run, f"agent ({facts.agent})")
+        recorded = self.log.data(run, facts.input).get("input")
+        recorded = convert(recorded, agent.input_type, at="input") if agent.takes_input else recorded
+        if agent.digest_of(recorded) != agent.digest_of(value):
+            raise RunMismatch(run, "input")
+
+    def _unfinished(self, agent: AnyAgent, value: Any) -> str | None:
+        """A run of the same agent and input that did not come to its end, and that nobody has."""
+        statuses = ("queued", "running", "waiting", "paused")
+        for row in self.store.runs(RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=statuses), limit=10):
+            head = self.store.head(row.run)
+            if head is not None and head.holder != self.engine.holder:
+                logger.warning("%s: goes on with this run, which was not finished (fresh=True starts another)", row.run)
+                return row.run
+        return None
+
+    def outcome(self, agent: AnyAgent, advanced: Advanced) -> Any:
+        """What `run` gives back or raises for where a run stands."""
+        run = advanced.run
+        if advanced.status == "completed":
+            returns = Any if agent.is_machine else agent.returns
+            return advanced.result if returns is Any else convert(advanced.result, returns, at="result")
+        if advanced.status == "failed":
+            raise RunFailed(run, advanced.failure, step=advanced.step)
+        if advanced.status == "cancelled":
+            raise RunCancelled(run, not_undone=advanced.not_undone)
+        if advanced.status == "paused":
+            raise RunPaused(run)
+        if advanced.diverged is not None:
+            step, recorded, found, builds = advanced.diverged
+            raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
+        raise RunWaiting(run, self._waits_below(run))
+
+    def _waits_below(self, run: str) -> Sequence[Wait]:
+        """What a run waits for; for children, what they wait for."""
+        found: list[Wait] = []
+        for wait in self._waits(self.log.state(run)):
+            below: Sequence[Wait] = self._waits_below(wait.name) if wait.waits_for == "child" else ()
+            found += below or [wait]
+        return found
+
+
+class _OwnLoop:
+    """A loop in a thread of its own, for callers that block."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="kedge-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise KedgeError("a blocking call of the client inside an agent; use its awaitable form, .soon")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Interrupted by a person: the run is told, and lets its lease go, before we leave.
+            if not future.done():
+                future.cancel()
+                with contextlib.suppress(BaseException):
+                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), self._loop).result(1)
+            raise
+
+    def close(self, last: Coroutine[Any, Any, None]) -> None:
+        try:
+            self.run(last)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+
+# running and starting ---------------------------------------------------------------------------------
+
+
+class RunMethod:
+    """`kd.run(agent, input, id=…)` and `await kd.run.soon(…)`."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @overload
+    def __call__(
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> O: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
+        tags: Sequence[str] = (), fresh: bool = False,
+    ) -> O: ...  # fmt: skip
+    def __call__(self, agent: AnyAgent, input: Any = None, **options: Any) -> Any:  # noqa: A002
+        """Run an agent here and now, and return its result.
+
+        An id that is known is gone on with; one that has ended gives its recorded result again. Timers, backoffs and
+        rate limits are sat out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with
+        the failure.
+        """
+        client = self._client
+        while True:
+            try:
+                return client._blocking(self._soon(agent, input, **options))  # pyright: ignore[reportPrivateUsage]
+            except RunWaiting as waiting:
+                if isinstance(waiting, RunPaused | RunDiverged) or not terminal.can_ask():
+                    raise
+                if not terminal.ask(client, waiting):
+                    raise
+                options["id"] = waiting.run
+
+    @overload
+    def soon(
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> Awaitable[O]: ...  # fmt: skip
+    @overload
+    def soon(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
+        tags: Sequence[str] = (), fresh: bool = False,
+    ) -> Awaitable[O]: ...  # fmt: skip
+    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Any]:  # noqa: A002
+        """The same, on the caller's own loop."""
+        return self._soon(agent, input, **options)
+
+    async def _soon(
+        self, agent: AnyAgent, input: Any, *, id: str | None = None, priority: int | None = None,  # noqa: A002
+        tags: Sequence[str] = (), fresh: bool = False,
+    ) -> Any:  # fmt: skip
+        client = self._client
+        agent = client._named(agent)  # pyright: ignore[reportPrivateUsage]
+        run, start = client._begin(agent, input, id, priority, tags, fresh)  # pyright: ignore[reportPrivateUsage]
+        if start is None:
+            row = client.store.index(run)
+            if row is not None and row.status in ENDED:
+                logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
+                return client.outcome(agent, ended(client.engine, run))
+        executor = client._executor()  # pyright: ignore[reportPrivateUsage]
+        return client.outcome(agent, await executor.advance(run, start=start, sit_out=True))
+
+
+class StartMethod:
+    """`kd.start(agent, input, id=…)` and `await kd.start.soon(…)`."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @overload
+    def __call__(
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
+    ) -> Handle[O]: ...
+    @overload
+    def __call__(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> Handle[O]: ...  # fmt: skip
+    def __call__(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
+        tags: Sequence[str] = (),
+    ) -> Handle[Any]:  # fmt: skip
+        """Create a run, durably, for whoever advances it; the same id again gives the same run."""
+        from kedge.runtime.steps import first_entries
+
+        client = self._client
+        agent = client._named(agent)  # pyright: ignore[reportPrivateUsage]
+        run, start = client._begin(agent, input, id, priority, tags, True)  # pyright: ignore[reportPrivateUsage]
+        if start is not None:
+            client.log.begin(run).append(*first_entries(*start))
+        return Handle(client, agent, run)
+
+    @overload
+    def soon(
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
+    ) -> Awaitable[Handle[O]]: ...
+    @overload
+    def soon(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
+        tags: Sequence[str] = (),
+    ) -> Awaitable[Handle[O]]: ...  # fmt: skip
+    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Handle[Any]]:  # noqa: A002
+        """The same, without blocking the loop."""
+        return asyncio.to_thread(lambda: self(agent, input, **options))
+
+
+class Handle(Generic[O]):
+    """A run that was started, to be looked at and waited for."""
+
+    def __init__(self, client: Client, agent: AnyAgent, run: str) -> None:
+        self._client = client
+        self._agent = agent
+        self.id = run
+
+    def info(self) -> RunInfo:
+        """Where it is."""
+        return self._client.info(self.id)
+
+    def state(self) -> State:
+        """Its state."""
+        return self._client.state(self.id)
+
+    def result(self, timeout: float | None = None) -> O:
+        """What it returns, when somebody has advanced it to its end. TimeoutError when the time is up."""
+        client = self._client
+        until = None if timeout is None else client.clock.monotonic() + timeout
+        while (row := client.store.index(self.id)) is None or row.status not in ENDED:
+            if until is not None and client.clock.monotonic() >= until:
+                raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")
+            time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
+        outcome: O = client.outcome(self._agent, ended(client.engine, self.id))
+        return outcome
+
+    def follow(self, after: int = 0) -> Iterator[Recorded]:
+        """Its events as they are committed, until it has ended."""
+        client = self._client
+        while True:
+            row = client.store.index(self.id)
+            recorded = client.events(self.id, after=after)
+            yield from recorded
+            after = recorded[-1].seq if recorded else after
+            if not recorded:
+                if row is not None and row.status in ENDED:
+                    return
+                time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
+
+
+def open(url: str = "kedge.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001
+    """Open a store for runs: a path, `sqlite:///path` or `memory:`. Made if it is not there.
+
+    durability   "power" (the default) or "process": what a commit survives
+    """
+    given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
+    own = {name: options.pop(name) for name in ("build", "lease_seconds", "grace_seconds", "behind") if name in options}
+    return Client(open_store(str(url), **given, **options), clock=clock, ids=ids, **own)
+
+
+def _input_tag(agent: AnyAgent, value: Any) -> str:
+    """How an unfinished run of the same input is found again."""
+    return f"input:{agent.digest_of(value).hex()[:16]}"
+
+
+def _moment(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,129 @@
+"""The agent's own document, as its code sees it: typed, versioned, and changed from outside only between steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from kedge.errors import ValueRefused
+from kedge.model.codec import plain
+from kedge.model.typed import convert
+from kedge.model.values import pack, unpack
+from kedge.runtime.registry import AnyAgent
+from kedge.runtime.replay import Record
+
+_SCALARS: Final = frozenset({str, int, bool, float, type(None)})
+
+
+class Document(dict[str, Any]):
+    """A context without a declared type: a dict whose entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the context has no {name!r}; set it with run.update({name}=…)") from None
+
+
+class Change(NamedTuple):
+    """A change on its way to the code: what to set and unset, or a whole document and the form it is in."""
+
+    seq: int
+    version: int
+    data: Mapping[str, Any]
+
+
+class Context:
+    """The document and its version. Changes from outside wait here until a step returns."""
+
+    def __init__(
+        self, agent: AnyAgent, document: Mapping[str, Any] | None, version: int, form: int | None = None
+    ) -> None:
+        self._agent = agent
+        self._document = self._migrated(dict(document or {}), form)
+        self.version = version
+        self.value = self._typed()
+        self._outside: deque[Change] = deque()
+
+    def _migrated(self, document: dict[str, Any], form: int | None) -> dict[str, Any]:
+        options = self._agent.options
+        for migrate in options.migrations[(form or options.form) - 1 :]:
+            document = migrate(document)
+        return document
+
+    def _typed(self) -> Any:
+        kind = self._agent.options.context
+        return Document(self._document) if kind is None else convert(self._document, kind, at="context")
+
+    def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some entries; they come back through the codec, like every value."""
+        kept: dict[str, Any] = through_codec(dict(changes))
+        before, self._document = self._document, {**self._document, **kept}
+        try:
+            value = self._typed()
+            lost = set(changes) - set(plain_names(value))
+            if lost:
+                raise ValueRefused(f"context.{min(lost)}", f"is no field of {type(value).__name__}")
+        except ValueRefused:
+            self._document = before
+            raise
+        self.value = value
+        self.version += 1
+        return kept
+
+    def from_outside(self, change: Change) -> None:
+        """Somebody changed it; the code sees that when its next step returns."""
+        self._outside.append(change)
+
+    def see(self, seq: int) -> None:
+        """A step returned at a seq: what came from outside before it is visible from now on."""
+        while self._outside and self._outside[0].seq < seq:
+            change = self._outside.popleft()
+            if "document" in change.data:
+                self._document = self._migrated(dict(change.data["document"] or {}), change.data.get("form"))
+            else:
+                gone = set(change.data.get("unset", ()))
+                kept = {name: value for name, value in self._document.items() if name not in gone}
+                self._document = {**kept, **change.data.get("set", {})}
+            self.version = change.version
+            self.value = self._typed()
+
+
+def plain_names(value: Any) -> list[str]:
+    """The entries that a document has."""
+    lowered = plain(value, at="context")
+    return list(lowered) if isinstance(lowered, dict) else []
+
+
+def through_codec(value: Any) -> Any:
+    """A value as it comes back from the record."""
+    if type(value) in _SCALARS:
+        return value
+    packed = pack(value, at="output")
+    blobs = {blob.hash: blob for blob in packed.blobs}
+    return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
+
+
+def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
+    """What the first event says of the context; None where the agent declares none."""
+    first = agent.first_context()
+    return None if first is None else through_codec(_as_dict(first))
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    lowered = plain(value, at="context")
+    if not isinstance(lowered, dict):
+        raise ValueRefused("context", f"{type(value).__name__} does not become a document; use a class with fields")
+    return lowered
+
+
+def recorded_context(
+    agent: AnyAgent, record: Record, base: tuple[Mapping[str, Any] | None, int, int | None]
+) -> Context:
+    """The context as it was where replay begins, with the changes from outside that are on record after that."""
+    document, version, form = base
+    context = Context(agent, document, version, form)
+    for outside in record.outside:
+        context.from_outside(Change(outside.seq, outside.event.version, record.data(outside.seq)))
+    return context

@@ -1,0 +1,122 @@
+"""How a run ends: what its children and effects become, and the last event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kedge.errors import KedgeError, StepFailed
+from kedge.log.handle import Entry
+from kedge.model import events as e
+from kedge.runtime import effects
+from kedge.runtime.execution import Branch, Execution
+from kedge.runtime.failures import describe
+from kedge.runtime.gate import Attempting, Intent, diverge
+from kedge.runtime.registry import AGENTS, TOOLS
+from kedge.runtime.replay import OVER
+from kedge.runtime.steps import Child, child_result
+
+CancelChild = Callable[..., Coroutine[Any, Any, None]]
+
+
+async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
+    """The agent's code is over: children, compensation, and the last event, durable before anybody is told."""
+    if error is None:
+        await _await_children(ex, branch)
+        _refuse_early_end(ex, branch, "its end")
+        await _cancel_children(ex, branch, compensate=False)
+        await ex.durably(Entry(e.RunCompleted(at=ex.now_us()), {"result": result}))
+        return
+    failure = describe(error)
+    _refuse_early_end(ex, branch, f"an error ({failure})")
+    values: dict[str, Any] = {"failure": failure}
+    if ex.agent.options.on_failure == "compensate":
+        await _cancel_children(ex, branch, compensate=True)
+        not_undone = await effects.compensate(ex, branch)
+        values |= {"not_undone": not_undone} if not_undone else {}
+    else:
+        await _cancel_children(ex, branch, compensate=False)
+    step = error.step if isinstance(error, StepFailed) else None
+    await ex.durably(Entry(e.RunFailed(at=ex.now_us(), step=step), values))
+
+
+def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
+    """Code that ends where the record goes on has diverged, unless what goes on is the undoing."""
+    nothing_undone = not ex.record.undoing
+    if ex.record.goes_on(branch.path, branch.count) and nothing_undone:
+        step = ex.record.step(branch.position)
+        if step is not None and step.sort == "wait" and step.name in _children(ex):
+            return
+        diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
+
+
+def _children(ex: Execution) -> dict[str, Any]:
+    return {child.run: child for child in ex.log.ledger.children}
+
+
+async def _await_children(ex: Execution, branch: Branch) -> None:
+    """Children that the run waits for when it ends."""
+    for child in list(ex.log.ledger.children):
+        if child.on_parent_end == "wait" and (child.status == "running" or ex.record.step(branch.position) is not None):
+            try:
+                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
+            except StepFailed:
+                continue
+
+
+async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
+    """Children that end with the run; those whose effects are to be undone are waited for."""
+    from kedge.runtime.executor import request_cancel
+    from kedge.runtime.waits import child_outcome
+
+    for child in list(ex.log.ledger.children):
+        if child.status != "running" or child.on_parent_end != "cancel":
+            continue
+        if child_outcome(ex.engine.log, child.run) is None:
+            request_cancel(ex.engine, child.run, compensate=compensate, by=ex.run_id)
+            ex.on_message(child.run)
+            ex.on_child(child.run)
+        if compensate:
+            try:
+                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
+            except StepFailed:
+                continue
+
+
+async def cancel(ex: Execution, branch: Branch, _cancel: CancelChild | None = None) -> None:
+    """Carry out a cancellation: children first, open attempts settled, then what is to be undone, in reverse order."""
+    requested = _request(ex)
+    await _cancel_children(ex, branch, compensate=requested.compensate)
+    values: dict[str, Any] = {}
+    if requested.compensate:
+        await _settle_open(ex, branch)
+        not_undone = await effects.compensate(ex, branch)
+        values = {"not_undone": not_undone} if not_undone else {}
+    await ex.durably(Entry(e.RunCancelled(at=ex.now_us()), values))
+
+
+def _request(ex: Execution) -> e.CancelRequested:
+    for recorded in reversed(ex.engine.log.read(ex.run_id)):
+        if isinstance(recorded.event, e.CancelRequested):
+            return recorded.event
+    raise KedgeError(f"{ex.run_id}: nobody asked for it to be cancelled")
+
+
+async def _settle_open(ex: Execution, branch: Branch) -> None:
+    """Attempts whose outcome is not known are settled before anything is undone."""
+    for past in list(ex.record.steps.values()):
+        tool = TOOLS.get(past.name)
+        in_doubt = past.status not in OVER and past.sort == "tool" and past.attempts and past.effect == "at_most_once"
+        if not in_doubt or tool is None:
+            continue
+        arguments = ex.record.data(past.intended)["arguments"]
+        intent = Intent(
+            "tool", tool.name, tool.fn, tool.shape, tool.shape.restore(arguments, arguments), tool.policy,
+            returns=tool.returns, recording=arguments,
+        )  # fmt: skip
+        attempting = Attempting(ex, branch, past.id, intent, past)
+        if attempting.is_open:
+            try:
+                await effects.settle(attempting, None)
+            except StepFailed:
+                continue

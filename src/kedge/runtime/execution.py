@@ -1,0 +1,462 @@
+"""One run in memory: its log, its record, its branches, and the order in which they go on.
+
+Owns who may go on when, and what closes the handle. What a step does is the gate's; what wakes a wait is in waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import heapq
+import math
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from kedge.clock import Clock
+from kedge.errors import KedgeError, OutsideBranch
+from kedge.ids import Ids
+from kedge.log.handle import Entry, RunLog
+from kedge.log.log import Log
+from kedge.model import events as e
+from kedge.runtime.here import HERE
+from kedge.runtime.limits import Buckets
+from kedge.runtime.registry import AnyAgent, Resource
+from kedge.runtime.replay import Record
+from kedge.runtime.signals import Interrupted, Signal, Stopped
+from kedge.runtime.threads import Threads
+
+if TYPE_CHECKING:
+    from kedge.runtime.context import Context
+    from kedge.runtime.waits import Waiter
+
+_LIVE: Final = math.inf
+_RELUCTANT_SECONDS: Final = 0.05
+_SIGNALS_MAX: Final = 8
+UNWIND_SECONDS: Final = 5.0
+
+
+class Engine:
+    """What all executions of a client share."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        clock: Clock,
+        ids: Ids,
+        holder: str,
+        build: Callable[[AnyAgent], e.Build],
+        lease_seconds: float = math.inf,
+        grace_seconds: float = 5.0,
+    ) -> None:
+        self.log = log
+        self.clock = clock
+        self.ids = ids
+        self.holder = holder
+        self.build = build
+        self.lease_seconds = lease_seconds
+        self.grace_seconds = grace_seconds
+        self.buckets = Buckets(clock)
+        self.threads = Threads()
+        self.resources = Resources()
+
+    @property
+    def secret_key(self) -> bytes:
+        return self.log.store.secret_key
+
+
+class Resources:
+    """Open resources, each once a process."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[Resource[Any], asyncio.Future[Any]]] = {}
+
+    async def get(self, resource: Resource[Any]) -> Any:
+        found = self._open.get(id(resource))
+        if found is None:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._open[id(resource)] = resource, future
+            try:
+                opened: Any = resource.open()
+                future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
+            except BaseException:
+                del self._open[id(resource)]
+                future.cancel()
+                raise
+            return future.result()
+        future = found[1]
+        return future.result() if future.done() else await asyncio.wrap_future(_watched(future))
+
+    async def close(self) -> None:
+        opened, self._open = list(self._open.values()), {}
+        for resource, future in reversed(opened):
+            if resource.close is not None and future.done() and not future.cancelled():
+                closed = resource.close(future.result())
+                if asyncio.iscoroutine(closed):
+                    await closed
+
+
+def _watched(future: asyncio.Future[Any]) -> Any:
+    """The same outcome, for whichever loop asks."""
+    watched: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def tell(done: asyncio.Future[Any]) -> None:
+        watched.set_result(done.result())
+
+    future.get_loop().call_soon_threadsafe(future.add_done_callback, tell)
+    return watched
+
+
+class Branch:
+    """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
+
+    __slots__ = ("applying", "count", "execution", "path", "scope", "stopped", "streaming", "task", "thread")
+
+    def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
+        self.execution = execution
+        self.path = path
+        self.scope = scope
+        self.count = 0
+        self.task: asyncio.Task[Any] | None = None
+        self.thread: int | None = None
+        self.applying: asyncio.Task[Any] | None = None
+        self.stopped: Stopped | None = None
+        self.streaming = False
+
+    def number(self) -> str:
+        self.count += 1
+        return f"{self.path}.{self.count}" if self.path else str(self.count)
+
+    @property
+    def position(self) -> str:
+        """Before which step the branch is."""
+        return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
+
+    @property
+    def in_agent(self) -> bool:
+        return True
+
+    @property
+    def replaying(self) -> bool:
+        return self.execution.record.goes_on(self.path, self.count)
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        return self.execution.run_id, self.position, None
+
+    def all_stops(self) -> bool:
+        """Whether this branch or one that it is part of was told to stop."""
+        return self.stopped is not None or (self.scope is not None and self.scope.branch.all_stops())
+
+
+class Scope:
+    """A gather under way: its branches, and whether they may begin anything new."""
+
+    __slots__ = ("branch", "branches", "running", "step")
+
+    def __init__(self, step: str, branch: Branch) -> None:
+        self.step = step
+        self.branch = branch
+        self.branches: list[Branch] = []
+        self.running = 0
+
+
+class Execution:
+    """A run while it is in memory."""
+
+    def __init__(self, engine: Engine, agent: AnyAgent, log: RunLog, record: Record, context: Context) -> None:
+        self.engine = engine
+        self.agent = agent
+        self.log = log
+        self.record = record
+        self.context = context
+        self.run_id = log.run
+        self.signal: Signal | None = None
+        self.stirred = asyncio.Event()
+        self.waiters: dict[e.StepId, Waiter] = {}
+        self.main: asyncio.Future[Any] | None = None
+        self.busy = 0
+        self.computing = 0
+        self.branches: set[Branch] = set()
+        self.lease_until = math.inf
+        self.touch_after_us = 0
+        self.patches: dict[str, bool] = {}
+        self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._signals = 0
+        self._reluctant: asyncio.TimerHandle | None = None
+        self.on_child: Callable[[str], None] = lambda run: None
+        self.on_message: Callable[[str], None] = lambda run: None
+        self.input: Any = None
+        self.received: Any = None
+        self.loop = asyncio.get_running_loop()
+        self.first_build: e.Build | None = None
+        self.diverged: tuple[str, str, str, tuple[str, str]] | None = None
+        self.diverged_at: str | None = None
+        self.progress: dict[e.StepId, Any] = {}
+        self._resumed = False
+
+    # time and writing -------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        return self.engine.clock.now_us()
+
+    def behind(self, *entries: Entry, **rights: Any) -> int:
+        """Write without waiting; returns the seq of the last event."""
+        try:
+            self.log.append_behind(*self._mended(entries), **rights)
+        except KedgeError as error:
+            self._failed(error)
+        return self.log.seq
+
+    async def durably(self, *entries: Entry, **rights: Any) -> bool:
+        """Write and wait until it holds, whoever cancels meanwhile. True: somebody did, which is still to be obeyed."""
+        cancelled = False
+        try:
+            writing = self.log.append_begun(*self._mended(entries), **rights)
+            while not writing.done():
+                try:
+                    await asyncio.shield(writing)
+                except asyncio.CancelledError:
+                    cancelled = True
+            writing.result()
+        except KedgeError as error:
+            self._failed(error)
+        return cancelled
+
+    async def barrier(self) -> None:
+        """Everything written so far holds."""
+        try:
+            await self.log.barrier_soon()
+        except KedgeError as error:
+            self._failed(error)
+
+    def _failed(self, error: KedgeError) -> None:
+        """A commit failed: nothing more is applied. A value that cannot be stored is the caller's own error."""
+        from kedge.errors import ValueRefused
+
+        if isinstance(error, ValueRefused):
+            raise error
+        self.close(Interrupted(error), cut=True)
+        raise self.signal or error
+
+    def check_lease(self) -> None:
+        """Just before applying: is the run still ours, by our own clock?"""
+        if self.engine.clock.monotonic() >= self.lease_until:
+            self.close(Interrupted(KedgeError(f"{self.run_id}: the lease ran out; nothing more was applied")), cut=True)
+            assert self.signal is not None
+            raise self.signal
+
+    def was_diverged(self, step: e.StepId) -> bool:
+        """Whether the record says already that code and record disagree at this step, and nothing was written since."""
+        return self.diverged_at == step
+
+    def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """The first thing that is written after a divergence says that the code was mended."""
+        if self.diverged_at is None or isinstance(entries[0].event, e.RunTaken):
+            return entries
+        self.diverged_at = None
+        return (Entry(e.RunResumed(at=self.now_us(), by="kedge"), {"because": "the code was mended"}), *entries)
+
+    def resumed(self) -> None:
+        """Another execution came before this one: its first live step is written before it is begun."""
+        self._resumed = True
+
+    def is_fresh_resume(self) -> bool:
+        """True once after a resume: so that a step that kills its process is counted, whatever it does."""
+        fresh, self._resumed = self._resumed, False
+        return fresh
+
+    # entering and leaving Run methods ----------------------------------------------------------
+
+    def branch_here(self) -> Branch:
+        """The branch whose code is running, or an error that says why there is none."""
+        branch = HERE.get()
+        if not isinstance(branch, Branch) or branch.execution is not self:
+            raise OutsideBranch(self.run_id, "a Run was used outside of its agent's own code")
+        return branch
+
+    def enter(self, branch: Branch, *, task: asyncio.Task[Any] | None = None) -> None:
+        if branch.thread is None:
+            if asyncio.current_task() is not branch.task:
+                raise OutsideBranch(self.run_id, "a Run was used in a task that Kedge did not start")
+        elif task is not None:
+            branch.applying = task
+        if branch.streaming:
+            raise KedgeError(f"{self.run_id}: a stream is still open; read it to its end before the next step")
+        self.refuse(branch)
+        self.computing -= 1
+        if self._turns and not self.computing:
+            self._next_turn()
+
+    def leave(self, branch: Branch) -> None:
+        self.computing += 1
+
+    def refuse(self, branch: Branch) -> None:
+        """Raise what closed the handle, or what stopped the branch."""
+        if self.signal is not None:
+            raise self.signal
+        if branch.stopped is not None:
+            raise branch.stopped
+
+    async def refused_again(self) -> None:
+        """Code that catches every signal and goes on would never end: after a while it simply never hears again."""
+        self._signals += 1
+        if self._signals > _SIGNALS_MAX:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+
+    # whose turn it is --------------------------------------------------------------------------
+
+    async def turn(self, seq: float = _LIVE) -> None:
+        """Wait until everything that is on record before a seq has been played; live work waits for all of it."""
+        if len(self.branches) == 1 or (seq is _LIVE and not self.record.unplayed):
+            return
+        if not self.record.unplayed and not self._turns and not self._is_threaded:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._turns, (seq, next(self._order), future))
+        if self.computing == 0:
+            self._next_turn()
+        elif not self._is_threaded:
+            self._insist()
+        await future
+        self.computing -= 1
+
+    @property
+    def _is_threaded(self) -> bool:
+        return not self.agent.is_async
+
+    def _next_turn(self) -> None:
+        while self._turns:
+            future = heapq.heappop(self._turns)[2]
+            if not future.done():
+                self.computing += 1
+                future.set_result(None)
+                break
+        if self._turns and not self._is_threaded:
+            self._insist()
+
+    def _insist(self) -> None:
+        """A branch that awaits something of its own looks as if it computed for ever: give the next its turn anyway."""
+        if self._reluctant is None:
+            loop = asyncio.get_running_loop()
+            self._reluctant = loop.call_later(_RELUCTANT_SECONDS, self._insisted)
+
+    def _insisted(self) -> None:
+        self._reluctant = None
+        if self._turns and self.signal is None:
+            self._next_turn()
+
+    def played(self, seq: int) -> None:
+        """A recorded outcome was given to the code."""
+        self.record.unplayed -= 1
+        self.context.see(seq)
+
+    async def recorded(self, seq: int) -> None:
+        """An outcome is on record now: it becomes the code's when its turn comes."""
+        if self._is_threaded or self.record.unplayed:
+            await self.turn(seq)
+        self.context.see(seq)
+
+    # waiting -----------------------------------------------------------------------------------
+
+    def rests(self) -> None:
+        """A branch waits for something outside."""
+        self.busy -= 1
+        if self.busy == 0:
+            self.stirred.set()
+
+    def wakes(self) -> None:
+        self.busy += 1
+
+    async def rest(self, seconds: float | None) -> bool:
+        """Until the agent ended or every branch waits or something came; False when the time was up first."""
+        if self.stirred.is_set():
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.stirred.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # closing -----------------------------------------------------------------------------------
+
+    def close(self, signal: Signal, *, cut: bool = False) -> None:
+        """Close the handle: waits end with the signal now, other branches meet it at their next step.
+
+        With `cut` running tools are cancelled; otherwise open attempts finish first.
+        """
+        if self.signal is None or isinstance(signal, Interrupted):
+            self.signal = signal
+        for waiter in self.waiters.values():
+            if not waiter.future.done():
+                self.wakes()
+                waiter.future.set_exception(self.signal)
+        for _, _, future in self._turns:
+            if not future.done():
+                self.computing += 1
+                future.set_exception(self.signal)
+        self._turns.clear()
+        if cut:
+            for branch in self.branches:
+                task = branch.applying or branch.task
+                if task is not None and task is not asyncio.current_task():
+                    task.cancel()
+        self.stirred.set()
+
+    async def unwind(self) -> None:
+        """Let the agent's code leave its blocks. Whatever it does there is refused; whatever it returns is dropped."""
+        if self.main is None or self.main.done():
+            return
+        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS)
+        if not done:
+            for branch in self.branches:
+                if branch.task is not None:
+                    branch.task.cancel()
+            await asyncio.wait({self.main}, timeout=0.1)
+
+    # starting code -----------------------------------------------------------------------------
+
+    def start(self, branch: Branch, code: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a branch's code: on the loop, or in a thread of its own."""
+        self.branches.add(branch)
+        self.busy += 1
+        self.computing += 1
+        context = copy_context()
+        context.run(HERE.set, branch)
+        if self.agent.is_async:
+            task = asyncio.get_running_loop().create_task(_awaited(code), context=context)
+            branch.task = task
+            future: asyncio.Future[Any] = task
+        else:
+            branch.thread = -1
+
+            def begin() -> Any:
+                branch.thread = threading.get_ident()
+                return code()
+
+            future = self.engine.threads.start(begin, context).future
+        future.add_done_callback(lambda _: self._ended(branch))
+        return future
+
+    def _ended(self, branch: Branch) -> None:
+        self.branches.discard(branch)
+        self.computing -= 1
+        self.busy -= 1
+        if branch.scope is not None:
+            branch.scope.running -= 1
+            if not branch.scope.running:
+                self.busy += 1  # the branch that gathered goes on
+        if self.busy == 0:
+            self.stirred.set()
+        if self._turns and not self.computing:
+            self._next_turn()
+
+
+async def _awaited(code: Callable[[], Any]) -> Any:
+    made = code()
+    return await made if hasattr(made, "__await__") else made

@@ -1,0 +1,665 @@
+"""The one way to the world: intend, record, fence, apply, record. A step is carried out here, attempt by attempt.
+
+What to do when it is in doubt, done before or to be undone is in `effects`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from kedge.errors import AlreadyClaimed, NotDone, StepFailed, ValueErased, ValueRefused
+from kedge.log.handle import Entry
+from kedge.model import events as e
+from kedge.model.codec import canonical
+from kedge.model.failure import Failure
+from kedge.model.fold import Step
+from kedge.model.keys import action_key, arguments_digest
+from kedge.model.retry import Retry
+from kedge.model.typed import convert
+from kedge.runtime import effects
+from kedge.runtime.context import through_codec
+from kedge.runtime.execution import Branch, Execution
+from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
+from kedge.runtime.here import HERE
+from kedge.runtime.isolated import run_isolated
+from kedge.runtime.models import reasoning_of, rebuild, reply_kind, usage_of, wire
+from kedge.runtime.registry import DEFAULT_RETRY, KEY, ONCE, STEP, Key, Policy, Shape, ToolStep
+from kedge.runtime.replay import OVER, Asked, compare, short
+from kedge.runtime.signals import Diverging, Interrupted, Stopped
+from kedge.runtime.threads import Work
+from kedge.runtime.waits import until_time
+from kedge.store.base import Claim
+
+SAFE: Final = frozenset({"reads", "idempotent", None})
+"""What may be tried again when it is in doubt."""
+
+ABANDON_SECONDS: Final = 30.0
+"""How long a blocking tool whose time is up is still waited for, before a person is asked."""
+
+RATE_LIMIT_SECONDS: Final = 1.0
+"""How long to wait for the first time when the far side does not say; doubled each time."""
+
+
+CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")
+
+
+class Intent:
+    """An intention: a call as data, and how it is to be carried out."""
+
+    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "name", "policy", "recording",
+                 "returns", "shape", "sort", "told", "undoes")  # fmt: skip
+
+    def __init__(
+        self,
+        sort: e.Sort,
+        name: str,
+        fn: Callable[..., Any],
+        shape: Shape | None,
+        arguments: dict[str, Any],
+        policy: Policy,
+        *,
+        returns: Any = Any,
+        told: Mapping[str, Any] | None = None,
+        undoes: tuple[e.StepId, int] | None = None,
+        recording: dict[str, Any] | None = None,
+    ) -> None:
+        self.sort: e.Sort = sort
+        self.name = name
+        self.fn = fn
+        self.shape = shape
+        self.arguments = arguments
+        self.policy = policy
+        self.returns = returns
+        self.told: Mapping[str, Any] = arguments if told is None else told
+        self.undoes = undoes
+        self.recording = arguments if recording is None else recording
+        self.effect: e.EffectClass | None = None
+        self.digest: bytes = b""
+        self.identity: bytes | None = None
+        self.claims: tuple[Claim, ...] = ()
+        self.injected: dict[str, Any] = shape.injected if shape is not None else {}
+
+    def weigh(self, step: e.StepId, secret_key: bytes) -> None:
+        """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
+        policy = self.policy
+        try:
+            self.digest = arguments_digest(self.told, secret_key=secret_key)
+            if policy.identity is not None:
+                named = {name: self.arguments[name] for name in policy.identity}
+                self.identity = arguments_digest(named, secret_key=secret_key)
+            self.claims = tuple(
+                Claim(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
+                for name in policy.consumes
+            )
+        except ValueRefused as refused:
+            place = refused.path.removeprefix("value").lstrip(".")
+            raise ValueRefused(f"step {step} ({self.name}): {place}", refused.reason) from None
+        if self.sort != "model":
+            chosen = policy.effect
+            self.effect = chosen(**self.arguments) if callable(chosen) else chosen
+
+    @property
+    def retry(self) -> Retry:
+        return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)
+
+    def asked(self) -> Asked:
+        return Asked(
+            sort=self.sort,
+            name=self.name,
+            digest=e.to_text(self.digest),
+            identity=e.to_text(self.identity) if self.identity is not None else None,
+            binding=self.effect not in ("reads", None),
+        )
+
+
+class Applied(NamedTuple):
+    """What came of one try: a value, or an error; and the thread, where one may still be at it."""
+
+    value: Any = None
+    error: BaseException | None = None
+    work: Work | None = None
+    timed_out: bool = False
+
+
+# a step, replayed or live -------------------------------------------------------------------------
+
+
+async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
+    """A step through the gate: its recorded outcome, or its attempts."""
+    step = step or branch.number()
+    intent.weigh(step, ex.engine.secret_key)
+    past = ex.record.step(step)
+    if past is None:
+        refuse_gap(ex, branch, step, str(intent.asked()))
+    else:
+        await agree(ex, branch, past, intent.asked(), intent.recording)
+        if past.status in OVER:
+            return await replayed(ex, branch, past, intent)
+    await ex.turn()
+    attempting = Attempting(ex, branch, step, intent, past)
+    try:
+        return await attempting.go()
+    except Stopped:
+        attempting.stopped()
+        raise
+
+
+def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
+    """Code may not ask for a step that the record passed over."""
+    if ex.record.goes_on(branch.path, branch.count):
+        diverge(ex, step, "nothing here, and goes on after it", found)
+
+
+async def agree(ex: Execution, branch: Branch, past: Step, asked: Asked, found: Any) -> e.StepIntended | None:
+    """Code and record must mean the same step; what only drifted is noted once."""
+    intended = ex.record.event(past.intended)
+    recorded = intended if isinstance(intended, e.StepIntended) else None
+    verdict = compare(past, recorded, asked)
+    if verdict == "same":
+        return recorded
+    was = _recorded_arguments(ex, past)
+    if verdict == "diverged":
+        told = f"{past.sort} {past.name}({short(was)})"
+        here = f"{asked.sort} {asked.name}({short(found)})"
+        diverge(ex, past.id, told, here)
+    drifts = ex.record.of(past.id, e.StepDrifted)
+    if not drifts or drifts[-1][1].digest != asked.digest:
+        event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
+        ex.behind(Entry(event, {"recorded": was, "found": found}))
+    return recorded
+
+
+def _recorded_arguments(ex: Execution, past: Step) -> Any:
+    try:
+        data = ex.record.data(past.intended)
+    except ValueErased:
+        return {}
+    return data.get("arguments", data)
+
+
+def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
+    """The run waits for mended code, with both sides named."""
+    now = ex.engine.build(ex.agent)
+    before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
+    builds = [_build_name(before), _build_name(now)]
+    ex.diverged = (step, recorded, found, (builds[0], builds[1]))
+    event = e.RunDiverged(at=ex.now_us(), step=step)
+    if not ex.was_diverged(step):
+        ex.behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
+    signal = Diverging(f"step {step}")
+    ex.close(signal)
+    raise signal
+
+
+def _build_name(build: e.Build) -> str:
+    return " ".join(filter(None, [build.version, build.commit])) or "unknown"
+
+
+async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) -> Any:
+    """The recorded outcome of a step that is over, in its recorded order."""
+    data = ex.record.data(past.output) if past.output else {}
+    failure = _failure_of(ex, past, data)
+    await ex.turn(past.ended)
+    if past.status != "done" and failure is not None and failure.kind == "cancelled":
+        if branch.stopped is None:
+            await until_cancelled(ex, past)
+        ex.played(past.ended)
+        ex.refuse(branch)
+    ex.played(past.ended)
+    if past.status == "done":
+        unconfirmed = [event for _, event in ex.record.of(past.id, e.EffectConfirmed) if not event.confirmed]
+        if unconfirmed:
+            raise StepFailed(past.id, past.name, effects.NOT_CONFIRMED)
+        return restored(intent, data.get("output"), data.get("reply"), past.id)
+    raise StepFailed(past.id, past.name, failure)
+
+
+def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure | None:
+    if past.status == "done":
+        return None
+    if past.status == "cancelled":
+        return CANCELLED
+    event = ex.record.event(past.output) if past.output else None
+    if isinstance(event, e.AttemptSettled):
+        return effects.stopped(event.by, data.get("because"))
+    found: Failure = convert(data["failure"], Failure, at="failure")
+    return found
+
+
+async def until_cancelled(ex: Execution, past: Step) -> None:
+    """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        ex.played(past.ended)
+        raise
+
+
+def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:
+    """A recorded value as the type that code expects."""
+    if reply is not None:
+        return rebuild(reply, value, intent.arguments)
+    if intent.returns is Any:
+        return value
+    return convert(value, intent.returns, at=f"step {step} ({intent.name})")
+
+
+# attempts -----------------------------------------------------------------------------------------
+
+
+class Attempting:
+    """A step that is not over: its attempts so far, and those to come."""
+
+    def __init__(self, ex: Execution, branch: Branch, step: e.StepId, intent: Intent, past: Step | None) -> None:
+        self.ex = ex
+        self.branch = branch
+        self.step = step
+        self.intent = intent
+        self.past = past
+        self.key: str | None = None
+        self.failure: Failure | None = None
+        self.unwritten: list[Entry] = []
+        self.made = 0
+        self.counted = 0
+        self.limited_since: int | None = None
+        self.limited = 0
+        self.until_us = 0
+        self.is_open = False
+        self.granted = False
+        self.cancelled = False
+        self.progress: Any = None
+        self.late: Any = None
+        if past is None:
+            self._intend()
+        else:
+            self._go_on(past)
+
+    def _intend(self) -> None:
+        intent = self.intent
+        undoes, undoes_seq = intent.undoes or (None, 0)
+        event = e.StepIntended(
+            at=self.ex.now_us(),
+            step=self.step,
+            sort=intent.sort,
+            name=intent.name,
+            digest=e.to_text(intent.digest),
+            identity=e.to_text(intent.identity) if intent.identity is not None else None,
+            effect=intent.effect,
+            undoes=undoes,
+            undoes_seq=undoes_seq,
+        )
+        because = intent.policy.because
+        self.unwritten.append(
+            Entry(
+                event,
+                {"arguments": intent.recording, "because": because} if because else {"arguments": intent.recording},
+            )
+        )
+
+    def _go_on(self, past: Step) -> None:
+        """Take up a step that another execution left: what is on record of it counts, not what code says now."""
+        record = self.ex.record
+        intended: e.StepIntended = record.event(past.intended)
+        self.intent.effect = intended.effect
+        if self.intent.shape is not None and self.intent.undoes is None:
+            recorded = record.data(past.intended)["arguments"]
+            self.intent.arguments = self.intent.shape.restore(recorded, self.intent.arguments)
+        self.made = len(past.attempts)
+        self.granted = bool(past.attempts) and past.status == "intended"
+        self.until_us = past.delayed_until or 0
+        for attempt in past.attempts:
+            started: e.AttemptStarted = record.event(attempt.started)
+            self.key = started.key
+            ended: e.AttemptEnded | None = record.event(attempt.ended) if attempt.ended else None
+            limited = ended is not None and ended.limited
+            self.counted += not limited
+            self.limited += limited
+            if limited and self.limited_since is None:
+                self.limited_since = attempt.at
+            if ended is not None and ended.outcome != "returned":
+                self.failure = convert(record.data(attempt.ended)["failure"], Failure, at="failure")
+        if past.attempts and not past.attempts[-1].ended and past.status != "intended":
+            self.is_open = True
+            self.failure = effects.DIED
+        elif past.status in ("in_doubt", "waiting") and past.attempts and past.attempts[-1].outcome == "unknown":
+            self.is_open = True
+
+    def written(self) -> list[Entry]:
+        """What is still to be written of the intention, from now on in somebody else's hands."""
+        entries, self.unwritten = self.unwritten, []
+        return entries
+
+    # the loop ---------------------------------------------------------------------------------
+
+    async def go(self) -> Any:
+        """Attempts until one returns, or none is left."""
+        ex = self.ex
+        if not self.made:
+            found = await effects.earlier(self)
+            if found is not None:
+                return await self._ended(found.seq, found.value)
+            await self._refuse_consumed()
+        if self.is_open and ex.touch_after_us > ex.now_us():
+            await until_time(ex, self.branch, self.step, ex.touch_after_us)
+        work: Work | None = None
+        while True:
+            if self.is_open and self.intent.effect not in SAFE:
+                settled = await effects.settle(self, work)
+                if settled is not None:
+                    return await self._ended(settled.seq, settled.value)
+                if self.cancelled:
+                    await self._end_cancelled()
+            elif self.counted >= self.allowed and not self.granted:
+                return await self._give_up()
+            self.granted = False
+            await until_time(ex, self.branch, self.step, self.until_us)
+            await self._tokens()
+            work = None
+            applied = await self._attempt()
+            if applied.error is None:
+                ended = self._returned(applied.value)
+                if ended is not None:
+                    return await self._ended(*ended)
+            else:
+                await self._raised(applied)
+                work = applied.work
+                if work is not None and self.intent.effect in SAFE:
+                    await self._outlive(work)
+
+    async def opened(self) -> Any:
+        """As `go`, for a stream: what was opened, of which nothing is recorded yet."""
+        while True:
+            if self.counted >= self.allowed:
+                return await self._give_up()
+            await until_time(self.ex, self.branch, self.step, self.until_us)
+            applied = await self._attempt()
+            if applied.error is None:
+                return applied.value
+            await self._raised(applied)
+
+    def note_failed(self, failure: Failure) -> None:
+        """A stream broke off: it is not tried again, since its first chunks were seen."""
+        self._note_failed(failure, "unknown", None)
+
+    @property
+    def allowed(self) -> int:
+        return self.intent.retry.attempts
+
+    async def _ended(self, seq: int, value: Any) -> Any:
+        ex = self.ex
+        policy = self.intent.policy
+        if policy.confirm is not None and not await effects.confirmed(self, value):
+            await ex.recorded(ex.log.seq)
+            raise StepFailed(self.step, self.intent.name, effects.NOT_CONFIRMED)
+        await ex.recorded(seq)
+        return value
+
+    async def _give_up(self) -> Any:
+        """No attempt is left, and the last one did not say so itself: its process died."""
+        failure = self.failure or effects.DIED
+        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
+        seq = self.ex.behind(*self.written(), Entry(event, {"failure": failure}))
+        await self.ex.recorded(seq)
+        raise StepFailed(self.step, self.intent.name, failure)
+
+    async def _end_cancelled(self) -> None:
+        event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")
+        await self.ex.recorded(self.ex.behind(*self.written(), Entry(event)))
+        raise asyncio.CancelledError
+
+    def stopped(self) -> None:
+        """A sibling ended while this step waited for its next attempt: it makes none any more."""
+        if not self.unwritten and self.ex.signal is None:
+            self.ex.behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
+
+    async def _refuse_consumed(self) -> None:
+        """A right that exists once and was used before: the step fails before anything is touched."""
+        for claim in self.intent.claims:
+            owner = self.ex.engine.log.store.owner(claim)
+            if owner is not None:
+                gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
+                self.failure = describe(gone)
+                await self._give_up()
+
+    async def _tokens(self) -> None:
+        """Wait for the rate limits that are declared; that is no attempt."""
+        intent, ex = self.intent, self.ex
+        while intent.policy.limits:
+            wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
+            if wait <= 0:
+                return
+            until = ex.now_us() + round(wait * 1_000_000)
+            because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
+            ex.behind(
+                *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
+            )
+            await until_time(ex, self.branch, self.step, until)
+
+    # one attempt ------------------------------------------------------------------------------
+
+    async def _attempt(self) -> Applied:
+        ex, intent = self.ex, self.intent
+        ex.refuse(self.branch)
+        ex.check_lease()
+        now = ex.now_us()
+        timeout = intent.policy.timeout
+        self.made += 1
+        if self.key is None:
+            generation = ex.log.fold.facts.generation
+            undo = intent.undoes is not None
+            self.key = action_key(ex.run_id, self.step, intent.name, intent.digest, generation=generation, undo=undo)
+        started = e.AttemptStarted(
+            at=now,
+            step=self.step,
+            attempt=self.made,
+            key=self.key,
+            epoch=ex.log.epoch,
+            deadline=None if timeout is None else now + round(timeout * 1_000_000),
+            claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in intent.claims),
+        )
+        entries = [*self.written(), Entry(started)]
+        if intent.effect in ("reads", None) and not ex.is_fresh_resume():
+            ex.behind(*entries)
+        elif await ex.durably(*entries, **({"claims": intent.claims} if intent.claims else {})):
+            return Applied(error=_Untouched())
+        ex.check_lease()
+        return await self._apply(timeout)
+
+    async def _apply(self, timeout: float | None) -> Applied:
+        ex, intent = self.ex, self.intent
+        assert self.key is not None
+        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
+        call = partial(_call, intent, await self._injected(place))
+        if intent.policy.isolate == "process":
+            return await run_isolated(intent.fn, intent.arguments, timeout)
+        if _is_async(intent.fn):
+            token = HERE.set(place)
+            limit = asyncio.timeout(timeout)
+            try:
+                async with limit:
+                    return Applied(await call())
+            except BaseException as error:
+                return Applied(error=error, timed_out=isinstance(error, TimeoutError) and limit.expired())
+            finally:
+                HERE.reset(token)
+        context = copy_context()
+        context.run(HERE.set, place)
+        work = ex.engine.threads.start(call, context)
+        return await waited_for(work, timeout)
+
+    async def _injected(self, place: ToolStep) -> dict[str, Any]:
+        injected: dict[str, Any] = {}
+        for name, marker in self.intent.injected.items():
+            if marker is KEY:
+                injected[name] = place.key
+            elif marker is STEP:
+                injected[name] = place
+            else:
+                injected[name] = await self.ex.engine.resources.get(marker.resource)
+        return injected
+
+    def _progress(self, value: Any) -> None:
+        """A tool says how far it got, from whichever thread it runs in."""
+        loop = self.ex.loop
+        self.progress = self.ex.progress[self.step] = through_codec(value)
+        entry = Entry(
+            e.AttemptProgressed(at=self.ex.now_us(), step=self.step, attempt=self.made), {"progress": self.progress}
+        )
+        if loop is _running_loop():
+            self.ex.behind(entry)
+        else:
+            loop.call_soon_threadsafe(self._tell_progress, entry)
+
+    def _tell_progress(self, entry: Entry) -> None:
+        if self.ex.signal is None:
+            self.ex.behind(entry)
+
+    # what came of it --------------------------------------------------------------------------
+
+    def _returned(self, value: Any) -> tuple[int, Any] | None:
+        """Record a value at once; None when it cannot be stored, which leaves the attempt in doubt."""
+        intent, ex = self.intent, self.ex
+        values: dict[str, Any] = {"output": value}
+        usage = None
+        try:
+            if intent.sort == "model":
+                reply = reply_kind(value)
+                usage = usage_of(value)
+                reasoning = reasoning_of(value)
+                values |= {"output": wire(value), "reply": reply} if reply else {}
+                values |= {"reasoning": reasoning} if reasoning else {}
+            seen = restored(intent, through_codec(values["output"]), values.get("reply"), self.step)
+            event = e.AttemptEnded(at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage)
+            return ex.behind(Entry(event, values)), seen
+        except ValueRefused as refused:
+            self._note_failed(describe(refused), "unknown", None)
+            self.counted = self.allowed
+            if intent.effect in SAFE:
+                raise StepFailed(self.step, intent.name, self.failure) from refused
+            return None
+
+    async def _raised(self, applied: Applied) -> None:
+        """Record a failure, and decide: again later, in doubt, or over."""
+        ex, intent, error = self.ex, self.intent, applied.error
+        assert error is not None
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            ex.close(Interrupted(error))
+        if isinstance(ex.signal, Interrupted):
+            raise ex.signal
+        if isinstance(error, _Untouched):
+            self._note_failed(CANCELLED, "refused", None)
+            ex.refuse(self.branch)
+            await ex.recorded(ex.log.seq)
+            raise asyncio.CancelledError
+        cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
+        failure = describe(error, kind="timeout" if applied.timed_out else None)
+        limited = None if cancelled else self._limited(error)
+        told = limited is not None or isinstance(error, (NotDone, *intent.retry.on))
+        outcome: e.Outcome = "refused" if told else "unknown"
+        self.counted += limited is None
+        retry_at = None if cancelled else self._retry_at(error, outcome, limited)
+        self._note_failed(failure, outcome, retry_at, limited=limited is not None)
+        if cancelled:
+            ex.refuse(self.branch)
+            self.cancelled = True
+            if intent.effect in SAFE:
+                await ex.recorded(ex.log.seq)
+                raise asyncio.CancelledError
+        elif retry_at is None and (outcome == "refused" or intent.effect in SAFE):
+            await ex.recorded(ex.log.seq)
+            raise StepFailed(self.step, intent.name, failure) from error
+
+    def _limited(self, error: BaseException) -> float | None:
+        """How long a rate limit asks us to wait; None when it is none. A 503 may have done something."""
+        seconds = rate_limit_seconds(error, now_us=self.ex.now_us())
+        status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+        return None if status == 503 and self.intent.effect not in SAFE else seconds
+
+    def _retry_at(self, error: BaseException, outcome: e.Outcome, limited: float | None) -> int | None:
+        ex, intent = self.ex, self.intent
+        now = ex.now_us()
+        if limited is not None:
+            self.limited += 1
+            since = self.limited_since = self.limited_since or now
+            wait = limited or RATE_LIMIT_SECONDS * 2 ** min(self.limited - 1, 6)
+            at = now + round(wait * 1_000_000)
+            return at if at - since <= intent.policy.patience * 1_000_000 else None
+        again = outcome == "refused" or (intent.effect in SAFE and is_transient(error))
+        if not again or self.counted >= self.allowed:
+            return None
+        delay: float = intent.retry.delay_seconds(self.counted, ex.engine.ids.fraction())
+        return now + round(delay * 1_000_000)
+
+    def _note_failed(
+        self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False
+    ) -> None:
+        ex, intent = self.ex, self.intent
+        released = intent.claims if outcome == "refused" else ()
+        event = e.AttemptEnded(
+            at=ex.now_us(),
+            step=self.step,
+            attempt=self.made,
+            outcome=outcome,
+            retry_at=retry_at,
+            limited=limited,
+            released=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in released),
+        )
+        ex.behind(Entry(event, {"failure": failure}), **({"releases": released} if released else {}))
+        self.failure = failure
+        self.until_us = retry_at or 0
+        self.is_open = outcome == "unknown"
+
+    async def _outlive(self, work: Work) -> None:
+        """No further attempt of a blocking tool starts while the thread of the last one lives."""
+        late = await waited_for(work, ABANDON_SECONDS)
+        if late.work is not None:
+            raise StepFailed(self.step, self.intent.name, self.failure)
+
+
+class _Untouched(Exception):
+    """An attempt was cancelled after it was recorded and before anything was touched."""
+
+
+async def waited_for(work: Work, timeout: float | None) -> Applied:
+    """The outcome of a blocking call; when its time is up or somebody cancels it is abandoned, not ended."""
+    try:
+        await asyncio.wait({work.future}, timeout=timeout)
+    except asyncio.CancelledError as error:
+        return Applied(error=error, work=work if work.alive else None)
+    if not work.future.done():
+        return Applied(error=TimeoutError(f"still running after {timeout:g} s"), work=work, timed_out=True)
+    if (failed := work.future.exception()) is not None:
+        return Applied(error=failed)
+    value = work.future.result()
+    if inspect.isawaitable(value):
+        try:
+            async with asyncio.timeout(timeout):
+                return Applied(await value)
+        except BaseException as raised:
+            return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
+    return Applied(value)
+
+
+def _call(intent: Intent, injected: Mapping[str, Any]) -> Any:
+    if intent.shape is None:
+        positional = intent.arguments.get("args", ())
+        named = {name: value for name, value in intent.arguments.items() if name != "args"}
+        return intent.fn(*positional, **named)
+    return intent.shape.call(intent.fn, intent.arguments, injected)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,552 @@
+"""Tools and agents as people declare them, and the registry that finds agents by name. Runs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, overload
+
+import msgspec
+from typing_extensions import TypeVar
+
+from kedge.errors import AgentUnknown, CalledDirectly, DeclarationRefused
+from kedge.model.codec import Secret, digest
+from kedge.model.events import EffectClass
+from kedge.model.retry import Retry, seconds
+from kedge.model.typed import convert
+from kedge.runtime.here import in_agent
+from kedge.runtime.limits import Limit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
+
+
+class Key(str):
+    """The idempotency key of the action that a tool performs."""
+
+    __slots__ = ()
+
+
+KEY: Final = Key()
+"""As the default of a parameter: the tool is given its key there, and callers leave it out."""
+
+Repeat = Literal["allow", "recorded", "ask"]
+Isolation = Literal["thread", "process"]
+Duration: TypeAlias = float | int | str
+
+
+class ToolStep:
+    """What a tool may know of the attempt it is, and how it says how far it got."""
+
+    def __init__(self, run: str, id: str, attempt: int, key: Key, progress: Callable[[Any], None]) -> None:  # noqa: A002
+        self.run = run
+        self.id = id
+        self.attempt = attempt
+        self.key = key
+        self.progress = progress
+        """Record how far a long tool got, so that half-done work can be undone or gone on with."""
+
+    @property
+    def in_agent(self) -> bool:
+        return False
+
+    @property
+    def replaying(self) -> bool:
+        return False
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        return self.run, self.id, self.attempt
+
+
+STEP: Final = ToolStep("", "", 0, KEY, lambda _: None)
+"""As the default of a parameter: the tool is given its step there, and callers leave it out."""
+
+
+class Resource(Generic[T]):
+    """A pool or a client that tools share: opened when first needed, closed with the client.
+
+    crm = kedge.Resource(open_crm)
+
+    @kedge.tool
+    async def look_up(name: str, crm: Crm = crm.inject()) -> Person: ...
+    """
+
+    def __init__(
+        self,
+        open: Callable[[], T] | Callable[[], Awaitable[T]],  # noqa: A002
+        close: Callable[[T], object] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        self.open = open
+        self.close = close
+        self.name = name or getattr(open, "__name__", "resource")
+
+    def inject(self) -> T:
+        """As the default of a tool's parameter: the tool is given the open resource there."""
+        return _Injected(self)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+class _Injected:
+    def __init__(self, resource: Resource[Any]) -> None:
+        self.resource = resource
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """One action on the world, as `reconcile`, `compensate` and `confirm` are told of it."""
+
+    tool: str
+    step: str
+    key: str
+    arguments: Mapping[str, Any]
+    result: Any = None
+    progress: Any = None
+    failure: Any = None
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """A reconciler found the effect in the world; the tool would have returned this."""
+
+    result: Any = None
+
+
+class DidNotHappen(msgspec.Struct, frozen=True):
+    """A reconciler found that it did not happen, and never will."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A reconciler could not find out."""
+
+
+Reconciled: TypeAlias = Happened | DidNotHappen | Unknown
+Reconciler: TypeAlias = Callable[[Effect], Any]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is carried out."""
+
+    effect: EffectClass | Callable[..., EffectClass] = "at_most_once"
+    retry: Retry | None = None
+    timeout: float | None = None
+    identity: tuple[str, ...] | None = None
+    repeat: Repeat = "allow"
+    consumes: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    compensate: Callable[..., Any] | None = None
+    reconcile: Reconciler | None = None
+    confirm: Callable[[Effect], Any] | None = None
+    isolate: Isolation = "thread"
+    patience: float = 3600.0
+    because: str | None = None
+
+
+DEFAULT_RETRY: Final = Retry()
+ONCE: Final = Retry(attempts=1)
+_EFFECTS: Final = ("reads", "idempotent", "at_most_once")
+
+
+class Tool(Generic[P, R]):
+    """A declared function. Agents call it through `run.call`; outside an agent it is the plain function."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, policy: Policy, shape: Shape | None = None) -> None:
+        self.fn = fn
+        self.name = name
+        self.policy = policy
+        self.shape = shape or Shape(fn, name)
+        self.__name__ = name
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.fn) or ""
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What callers give; injected parameters are left out."""
+        return self.shape.signature
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        return self.shape.hints
+
+    @property
+    def returns(self) -> Any:
+        return self.shape.returns
+
+    @property
+    def is_async(self) -> bool:
+        return self.shape.is_async
+
+    def __repr__(self) -> str:
+        return f"<kedge tool {self.name}>"
+
+    def _options(self, because: str | None, retry: Retry | None, timeout: Duration | None) -> Any:
+        policy = self.policy
+        changed = msgspec.structs.replace(
+            policy,
+            because=because if because is not None else policy.because,
+            retry=retry or policy.retry,
+            timeout=seconds(timeout) if timeout is not None else policy.timeout,
+        )
+        return type(self)(self.fn, self.name, changed, self.shape)
+
+    def _refuse_in_agent(self) -> None:
+        if in_agent():
+            raise CalledDirectly(self.name)
+
+
+class AsyncTool(Tool[P, R]):
+    """A tool written as `async def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        self._refuse_in_agent()
+        called: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return called
+
+    def options(
+        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None
+    ) -> AsyncTool[P, R]:
+        """The same tool, for one call, with a reason or another policy."""
+        changed: AsyncTool[P, R] = self._options(because, retry, timeout)
+        return changed
+
+
+class SyncTool(Tool[P, R]):
+    """A tool written as `def`: it runs in a thread, so that it holds up nobody else."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._refuse_in_agent()
+        result: R = self.fn(*args, **kwargs)
+        return result
+
+    def options(
+        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None
+    ) -> SyncTool[P, R]:
+        """The same tool, for one call, with a reason or another policy."""
+        changed: SyncTool[P, R] = self._options(because, retry, timeout)
+        return changed
+
+
+class Shape:
+    """What a function takes and returns: how calls are bound, digested and brought back from the record."""
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.is_async = inspect.iscoroutinefunction(fn)
+        whole = inspect.signature(fn)
+        hints = resolved_hints(fn)
+        self.injected: dict[str, Any] = {
+            parameter.name: parameter.default
+            for parameter in whole.parameters.values()
+            if parameter.default is KEY or parameter.default is STEP or isinstance(parameter.default, _Injected)
+        }
+        given = [p for p in whole.parameters.values() if p.name not in self.injected]
+        self.signature = whole.replace(parameters=given, return_annotation=inspect.Signature.empty)
+        self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
+        self.returns: Any = hints.get("return", Any)
+        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+        self._names = tuple(p.name for p in given)
+        self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name, defaults included. TypeError, as for any call, when they do not fit."""
+        if self._plain and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def told(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments without those left at their defaults, so that a new default parameter changes no digest."""
+        if not self._defaults:
+            return dict(arguments)
+        return {name: value for name, value in arguments.items() if not self._is_default(name, value)}
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        if name not in self._defaults:
+            kind = self.signature.parameters[name].kind
+            return not value and kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        default = self._defaults[name]
+        return value is default or (type(value) is type(default) and bool(value == default))
+
+    def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+        """Recorded arguments as the types they are declared with; what only this process knows comes from the call."""
+        restored = dict(live)
+        for name in self._names:
+            if name in recorded and not isinstance(recorded[name], Secret):
+                restored[name] = convert(recorded[name], self._hint(name), at=name)
+        return restored
+
+    def _hint(self, name: str) -> Any:
+        kind, hint = self.signature.parameters[name].kind, self.hints[name]
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple[hint, ...]  # type: ignore[valid-type]
+        return dict[str, hint] if kind is inspect.Parameter.VAR_KEYWORD else hint  # type: ignore[valid-type]
+
+    def call(self, fn: Callable[..., Any], arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
+        """Call the function with arguments by name."""
+        if self._plain:
+            return fn(**arguments, **injected)
+        bound = inspect.BoundArguments(self.signature, dict(arguments))  # type: ignore[arg-type,unused-ignore]
+        return fn(*bound.args, **bound.kwargs, **injected)
+
+
+def resolved_hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations; one that cannot be resolved counts as Any."""
+    written: dict[str, Any] = dict(getattr(inspect.unwrap(fn), "__annotations__", {}))
+    resolved = dict.fromkeys(written, Any)
+    seen = {**_locals_around(fn), **(inspect.getclosurevars(fn).nonlocals if inspect.isfunction(fn) else {})}
+    for name, hint in written.items():
+        one = types.SimpleNamespace(__annotations__={name: hint})
+        with contextlib.suppress(NameError, TypeError, AttributeError, SyntaxError):
+            found = typing.get_type_hints(one, getattr(fn, "__globals__", {}), seen, include_extras=True)
+            resolved[name] = found[name]
+    return resolved
+
+
+def _locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What was in sight where a function inside a function was declared: classes may be local to it, too."""
+    if "<locals>" not in getattr(fn, "__qualname__", ""):
+        return {}
+    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+# declaring tools ----------------------------------------------------------------------------------
+
+
+class _ToolDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTool[P, R]: ...
+
+
+@overload
+def tool(fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+@overload
+def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
+@overload
+def tool(
+    *,
+    effect: EffectClass | Callable[..., EffectClass] = "at_most_once",
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    identity: Sequence[str] | None = None,
+    repeat: Repeat = "allow",
+    consumes: Sequence[str] = (),
+    limit: Limit | Sequence[Limit] = (),
+    compensate: Callable[..., Any] | None = None,
+    reconcile: Reconciler | None = None,
+    confirm: Callable[[Effect], Any] | None = None,
+    isolate: Isolation = "thread",
+    patience: Duration = "1h",
+) -> _ToolDecorator: ...
+
+
+def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Declare a tool: what it does to the world, and what to do when that is in doubt.
+
+    effect      "reads", "idempotent" or "at_most_once" (the default), or a function of the arguments
+    retry       Retry(…): when and how often it is tried again
+    timeout     for one attempt
+    identity    the arguments that make two calls the same action; all of them by default
+    repeat      what the same action twice does: "allow", give the "recorded" result, or "ask"
+    consumes    arguments that can be used once in the whole store, such as a token
+    limit       Limit(…), shared between tools
+    compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
+    isolate     "process" runs it where it can be killed when its time is up
+    patience    how long rate limits may hold it up, in all
+    """
+
+    def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
+        called = name or str(getattr(fn, "__name__", "tool"))
+        policy = _policy(options)
+        kind: Any = AsyncTool if inspect.iscoroutinefunction(fn) else SyncTool
+        declared: Tool[..., Any] = kind(fn, called, policy)
+        _check_tool(declared)
+        TOOLS[called] = declared
+        return declared
+
+    return declare if fn is None else declare(fn)
+
+
+def _policy(options: dict[str, Any]) -> Policy:
+    options = dict(options)
+    limit = options.pop("limit", ())
+    options["limits"] = (limit,) if isinstance(limit, Limit) else tuple(limit)
+    if options.get("timeout") is not None:
+        options["timeout"] = seconds(options["timeout"])
+    options["patience"] = seconds(options.pop("patience", "1h"))
+    if options.get("identity") is not None:
+        options["identity"] = _names(options["identity"])
+    options["consumes"] = _names(options.get("consumes", ()))
+    return Policy(**options)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _check_tool(declared: Tool[..., Any]) -> None:
+    policy, name = declared.policy, declared.name
+    if not callable(policy.effect) and policy.effect not in _EFFECTS:
+        raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(_EFFECTS)}")
+    for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
+        for parameter in named:
+            if parameter not in declared.hints:
+                raise DeclarationRefused(name, f"{option} names {parameter!r}, which is none of its parameters")
+    for limit in policy.limits:
+        if limit.by is not None and limit.by not in declared.hints:
+            raise DeclarationRefused(
+                name, f"limit {limit.name!r} goes by {limit.by!r}, which is none of its parameters"
+            )
+    if policy.isolate == "process" and declared.is_async:
+        raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
+
+
+# declaring agents ---------------------------------------------------------------------------------
+
+OnFailure = Literal["stop", "compensate"]
+
+
+class Agent(Generic[I, O]):
+    """A function that people write, taking a Run and an input; found by name when a run goes on."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: AgentOptions, *, is_machine: bool = False) -> None:
+        self.fn = fn
+        self.name = name
+        self.options = options
+        self.is_machine = is_machine
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.__name__ = name
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+        parameters = list(inspect.signature(fn).parameters.values())
+        if not 1 <= len(parameters) <= 2:
+            raise DeclarationRefused(name, "an agent takes a Run and, if it needs one, a single input")
+        hints = resolved_hints(fn)
+        self.takes_input = len(parameters) == 2
+        self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
+        self.returns: Any = hints.get("return", Any)
+
+    def __repr__(self) -> str:
+        return f"<kedge agent {self.name}>"
+
+    def digest_of(self, input: Any) -> bytes:  # noqa: A002
+        """What tells two inputs apart."""
+        return digest(input, at="input")
+
+    def first_context(self) -> Any:
+        """The context that a run starts with; None without one."""
+        return None if self.options.context is None else self.options.context()
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent declares besides its code."""
+
+    context: type[Any] | None = None
+    migrations: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+    on_failure: OnFailure = "stop"
+    aliases: tuple[str, ...] = ()
+    priority: int = 0
+
+    @property
+    def form(self) -> int:
+        """The version of the context's form: one more for every migration."""
+        return len(self.migrations) + 1
+
+
+class _AgentDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[[Any, I], Coroutine[Any, Any, O]], /) -> Agent[I, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any], Coroutine[Any, Any, O]], /) -> Agent[None, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any, I], O], /) -> Agent[I, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any], O], /) -> Agent[None, O]: ...
+
+
+@overload
+def agent(fn: Callable[[Any, I], Coroutine[Any, Any, O]], /) -> Agent[I, O]: ...
+@overload
+def agent(fn: Callable[[Any], Coroutine[Any, Any, O]], /) -> Agent[None, O]: ...
+@overload
+def agent(fn: Callable[[Any, I], O], /) -> Agent[I, O]: ...
+@overload
+def agent(fn: Callable[[Any], O], /) -> Agent[None, O]: ...
+@overload
+def agent(
+    *,
+    name: str | None = None,
+    context: type[Any] | None = None,
+    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (),
+    on_failure: OnFailure = "stop",
+    aliases: Sequence[str] = (),
+    priority: int = 0,
+) -> _AgentDecorator: ...
+
+
+def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare an agent: an `async def` taking a Run, or a plain `def` taking a SyncRun, and an input.
+
+    name, aliases  how its runs find it again; an alias keeps runs of an older name going
+    context        the type of its document; migrations bring older documents up to date, one function a version
+    on_failure     "compensate" undoes what was done when it fails
+    priority       of its runs, unless they are given another
+    """
+    return declared(fn, options, is_machine=False)
+
+
+def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machine: bool) -> Any:
+    """An agent of either style, with its options, entered in the registry."""
+    name = options.pop("name", None)
+    for field in ("migrations", "aliases"):
+        options[field] = _names(options.get(field, ()))
+
+    def declare(fn: Callable[..., Any]) -> Agent[Any, Any]:
+        called = name or getattr(fn, "__name__", "agent")
+        made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)
+        AGENTS.add(made)
+        return made
+
+    return declare if fn is None else declare(fn)
+
+
+class Registry:
+    """The agents declared in this process, by name and alias. The last one declared under a name counts."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent[Any, Any]] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, declared: Agent[Any, Any]) -> None:
+        self._agents[declared.name] = declared
+        for alias in declared.options.aliases:
+            self._aliases[alias] = declared.name
+
+    def get(self, name: str) -> Agent[Any, Any]:
+        found = self._agents.get(name) or self._agents.get(self._aliases.get(name, ""))
+        if found is None:
+            raise AgentUnknown(name, known=self._agents)
+        return found
+
+
+AGENTS: Final = Registry()
+
+TOOLS: Final[dict[str, Tool[..., Any]]] = {}
+"""The tools declared in this process, so that what a run did can be undone by another process."""
+
+AnyTool: TypeAlias = Tool[..., Any]
+AnyAgent: TypeAlias = Agent[Any, Any]

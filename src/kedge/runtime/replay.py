@@ -1,0 +1,150 @@
+"""What is on record of a run, as its code meets it again: steps by id, and what was drawn between them.
+
+Reads what was loaded when the run was opened; writes nothing and decides nothing but whether code and record agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from kedge.errors import ValueErased
+from kedge.log.log import Log
+from kedge.model import events as e
+from kedge.model.fold import Fold, Step, timeline
+from kedge.model.values import unpack
+from kedge.store.base import Row
+
+_BETWEEN: Final = frozenset(
+    {"fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed"}
+)
+_OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
+                              "attempt.progressed"})  # fmt: skip
+_KIND_AT: Final = len(b'{"kind":"')
+
+OVER: Final = frozenset({"done", "failed", "cancelled"})
+
+
+class Outside(msgspec.Struct, frozen=True):
+    """A change of the context that came from outside."""
+
+    seq: int
+    event: e.ContextChanged
+
+
+class Record:
+    """The steps of a run's timeline and what lies between them. Grows no more once loaded."""
+
+    def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0) -> None:
+        self._log = log
+        self._run = run
+        # Of a run that is about to be created nothing is on record.
+        rows = _standing(log, run, after) if fold.facts.seq else ()
+        self._rows: dict[int, Row] = {row.seq: row for row in rows}
+        self.steps: dict[e.StepId, Step] = {}
+        for index in range(len(fold.steps) - 1, -1, -1):
+            step = fold.steps[index]
+            if step.intended <= after:
+                break
+            self.steps[step.id] = step
+        self.last: dict[str, int] = {}
+        for name in self.steps:
+            path, _, number = name.rpartition(".")
+            self.last[path] = max(self.last.get(path, 0), int(number))
+        self.unplayed = sum(step.status in OVER and step.sort != "scope" for step in self.steps.values())
+        self.outside: deque[Outside] = deque()
+        self.undoing: dict[e.StepId, e.StepId] = {
+            step.undoes: step.id for step in self.steps.values() if step.undoes is not None
+        }
+        self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
+        self._index()
+
+    def _index(self) -> None:
+        for seq, row in self._rows.items():
+            kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
+            if kind in _OF_STEPS:
+                event: Any = e.decode(row.body)
+                self._of_step[event.step].append((seq, event))
+            elif kind in _BETWEEN:
+                event = e.decode(row.body)
+                if isinstance(event, e.ContextChanged) and event.step is None:
+                    if event.by != "agent":
+                        self.outside.append(Outside(seq, event))
+                else:
+                    name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
+                    self._between[event.step or "", f"{kind}:{name}"].append(seq)
+
+    # reading ----------------------------------------------------------------------------------
+
+    def step(self, step: e.StepId) -> Step | None:
+        return self.steps.get(step)
+
+    def event(self, seq: int) -> Any:
+        return e.decode(self._rows[seq].body)
+
+    def data(self, seq: int) -> dict[str, Any]:
+        """The values of an event, verbatim. ValueErased when they were erased."""
+        row = self._rows[seq]
+        if row.data is not None:
+            return dict(unpack(row.data, self._log.store.pieces))
+        digest = e.decode(row.body).data
+        if digest is None:
+            return {}
+        raise ValueErased(e.from_text(digest))
+
+    def of(self, step: e.StepId, kind: type[e.Event]) -> list[tuple[int, Any]]:
+        """The events of a kind that belong to a step."""
+        return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
+
+    def take(self, position: str, kind: str, name: str = "") -> int | None:
+        """The seq of the next thing of this kind recorded before a step, and move past it."""
+        queue = self._between.get((position, f"{kind}:{name}"))
+        return queue.popleft() if queue else None
+
+    def goes_on(self, path: str, count: int) -> bool:
+        """Whether more steps are on record in a scope after this many."""
+        return self.last.get(path, 0) > count
+
+
+def _standing(log: Log, run: str, after: int) -> Iterable[Row]:
+    """A log's rows less what was rewound."""
+    rows = log.rows(run, after=after)
+    if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
+        return rows
+    standing = {seq for seq, _ in timeline([(row.seq, e.decode(row.body)) for row in rows])}
+    return [row for row in rows if row.seq in standing]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What code asks for at a step, in the terms in which it must agree with the record."""
+
+    sort: e.Sort
+    name: str
+    digest: e.Digest | None = None
+    identity: e.Digest | None = None
+    binding: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.sort} {self.name}" if self.sort != self.name else self.sort
+
+
+def compare(step: Step, recorded: e.StepIntended | None, asked: Asked) -> str:
+    """'same', 'drift' (the record stands, the difference is noted) or 'diverged'."""
+    if (step.sort, step.name) != (asked.sort, asked.name):
+        return "diverged"
+    if recorded is None:
+        return "same"
+    if asked.binding and (recorded.identity or recorded.digest) != (asked.identity or asked.digest):
+        return "diverged"
+    return "same" if recorded.digest == asked.digest else "drift"
+
+
+def short(values: Any, length: int = 160) -> str:
+    """Arguments as a person reads them in a message."""
+    named: dict[Any, Any] = {**values} if isinstance(values, dict) else {"value": values}
+    text = ", ".join(f"{name}={value!r}" for name, value in named.items())
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,466 @@
+"""What agent code sees of its run. `Run` is awaited; `SyncRun` blocks, and waits for the same steps.
+
+A method gives an inert Step, which gets its number when it is awaited; nothing happens before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Generic, Literal, ParamSpec, overload
+from uuid import UUID
+
+from typing_extensions import TypeVar
+
+from kedge.errors import KedgeError, OutsideBranch
+from kedge.model.retry import seconds
+from kedge.runtime import scopes, steps, streams
+from kedge.runtime.execution import Branch, Execution
+from kedge.runtime.gate import Intent, perform
+from kedge.runtime.models import recordable, without_sdk_retries
+from kedge.runtime.registry import Agent, AnyAgent, AnyTool, Duration, Policy, Tool
+from kedge.runtime.scopes import First
+from kedge.runtime.signals import Signal
+from kedge.runtime.steps import MISSING, Child
+from kedge.runtime.toolset import Toolset, dispatch, dispatch_sync
+from kedge.runtime.waits import Answer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+D = TypeVar("D")
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+C = TypeVar("C", default=Any)
+
+OnParentEnd = Literal["cancel", "abandon", "wait"]
+_MODEL: Final = Policy(effect="reads")
+
+
+class Step(Generic[T]):
+    """A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
+
+    __slots__ = ("_do", "_execution", "_name", "_taken")
+
+    def __init__(self, execution: Execution, name: str, do: Callable[[Branch], Coroutine[Any, Any, T]]) -> None:
+        self._execution = execution
+        self._name = name
+        self._do = do
+        self._taken = False
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._go().__await__()
+
+    async def _go(self) -> T:
+        execution = self._execution
+        branch = execution.branch_here()
+        self.take()
+        try:
+            execution.enter(branch)
+        except Signal:
+            await execution.refused_again()
+            raise
+        try:
+            return await self._do(branch)
+        finally:
+            execution.leave(branch)
+
+    def take(self) -> None:
+        if self._taken:
+            raise KedgeError(f"run.{self._name}(…) was awaited twice; each await needs a step of its own")
+        self._taken = True
+
+    async def in_thread(self, branch: Branch) -> T:
+        """The same for a branch whose code blocks in a thread of its own."""
+        execution = self._execution
+        self.take()
+        execution.enter(branch, task=asyncio.current_task())
+        try:
+            return await self._do(branch)
+        finally:
+            branch.applying = None
+            execution.leave(branch)
+
+    def __del__(self) -> None:
+        if not self._taken and self._execution.signal is None:
+            warnings.warn(f"run.{self._name}(…) was never awaited; nothing was done", RuntimeWarning, stacklevel=2)
+
+
+class _Common(Generic[C]):
+    """What both kinds of Run know without doing anything."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._messages: tuple[Any, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self._execution.run_id
+
+    @property
+    def input(self) -> Any:
+        """What the run was started with."""
+        return self._execution.input
+
+    @property
+    def context(self) -> C:
+        """The agent's own document, as of the last step that returned. Change it with `update`."""
+        value: C = self._execution.context.value
+        return value
+
+    @property
+    def parent(self) -> str | None:
+        """The run that spawned this one."""
+        return self._execution.log.fold.facts.parent
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step is on record already."""
+        return self._execution.branch_here().replaying
+
+    @property
+    def received(self) -> Any:
+        """In a state machine: what the wait before this transition ended with."""
+        return self._execution.received
+
+    # the inert steps, for both ------------------------------------------------------------------
+
+    def _step(self, name: str, do: Callable[[Branch], Coroutine[Any, Any, T]]) -> Step[T]:
+        return Step(self._execution, name, do)
+
+    def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step[Any]:
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"run.call takes a tool; declare {getattr(tool, '__name__', tool)!r} with @kedge.tool")
+        shape = tool.shape
+        arguments = shape.bind(args, kwargs)
+        intent = Intent(
+            "tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=tool.returns, told=shape.told(arguments)
+        )
+        return self._step("call", lambda branch: perform(self._execution, branch, intent))
+
+    def _model(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step[Any]:
+        intent = model_intent(fn, args, kwargs)
+        return self._step("model", lambda branch: perform(self._execution, branch, intent))
+
+    def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
+        execution = self._execution
+        return self._step(do.__name__, lambda branch: do(execution, branch, *args, **kwargs))
+
+
+def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+    """A call of a model as an intention; the client's own retries are off, so that each attempt is on record."""
+    policy, returns, name = _MODEL, Any, getattr(fn, "__qualname__", None) or type(fn).__name__
+    if isinstance(fn, Tool):
+        policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
+    arguments = {**({"args": list(args)} if args else {}), **kwargs}
+    told = recordable(arguments)
+    return Intent(
+        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, told=told, recording=told
+    )
+
+
+class Run(_Common[C]):
+    """An agent's run, for `async def` agents."""
+
+    def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
+        """Call a tool through the gate."""
+        return self._call(tool, args, kwargs)
+
+    @overload
+    def model(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Step[T]: ...
+    @overload
+    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
+    def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
+        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        return self._model(fn, args, kwargs)
+
+    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        return streams.stream(self._execution, model_intent(fn, args, kwargs))
+
+    async def dispatch(self, tools: Toolset, reply: Any) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it."""
+        return await dispatch(self, tools, reply)
+
+    def decided(
+        self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
+        by: str = "agent",
+    ) -> Step[T]:  # fmt: skip
+        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        return self._steps(steps.decided, question, choice, options, because, by)
+
+    def plan(self, stages: Sequence[str]) -> Step[None]:
+        """Say which stages the agent will go through."""
+        return self._steps(steps.plan, tuple(stages))
+
+    def at(self, stage: str) -> Step[None]:
+        """Say which stage the agent is at."""
+        return self._steps(steps.at, stage)
+
+    def note(self, note: Any) -> Step[None]:
+        """A remark for whoever reads the record."""
+        return self._steps(steps.note, note)
+
+    def update(self, **changes: Any) -> Step[None]:
+        """Change entries of the context."""
+        return self._steps(steps.update, changes)
+
+    def ask(
+        self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
+        options: Sequence[Any] | None = None, returns: Any = Any,
+    ) -> Step[Answer]:  # fmt: skip
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers."""
+        return self._steps(steps.ask, prompt, to, timeout, default, options, returns)
+
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None) -> Step[Any]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Step[Any]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> Step[T]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> Step[T | D]: ...
+    def wait(
+        self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
+    ) -> Step[Any]:
+        """Wait for a message of this name, first in first out."""
+        return self._steps(steps.wait, name, timeout, default, returns)
+
+    def heard(self) -> Step[list[Any]]:
+        """What people said to the run since it last listened; does not wait."""
+        return self._steps(steps.heard)
+
+    def sleep(self, duration: Duration) -> Step[None]:
+        """Wait for a while, however long; the run leaves memory meanwhile."""
+        return self._steps(steps.sleep, seconds(duration), None)
+
+    def sleep_until(self, moment: datetime) -> Step[None]:
+        """Wait until a moment, which must have a time zone."""
+        return self._steps(steps.sleep, None, moment)
+
+    @overload
+    def spawn(
+        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Step[Child[O]]: ...  # fmt: skip
+    @overload
+    def spawn(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Step[Child[O]]: ...  # fmt: skip
+    def spawn(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
+        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
+    ) -> Step[Child[Any]]:  # fmt: skip
+        """Start a child run; await `child.result()` for what it returns."""
+        return self._steps(steps.spawn, self, agent, input, id, on_parent_end, priority)
+
+    def send(self, run: str, name: str, body: Any = None) -> Step[None]:
+        """Send a message to another run."""
+        return self._steps(steps.send, run, name, body)
+
+    @overload
+    def gather(self, one: Awaitable[A], two: Awaitable[B], /) -> Step[tuple[A, B]]: ...
+    @overload
+    def gather(self, one: Awaitable[A], two: Awaitable[B], three: Awaitable[D], /) -> Step[tuple[A, B, D]]: ...
+    @overload
+    def gather(self, *branches: Awaitable[T]) -> Step[tuple[T, ...]]: ...
+    @overload
+    def gather(self, branches: Iterable[Awaitable[T]], /) -> Step[tuple[T, ...]]: ...
+    def gather(self, *branches: Any) -> Step[Any]:
+        """Branches side by side: steps or coroutines. One that fails stops the others at their next step."""
+        return self._steps(scopes.gather, scopes.spread(branches))
+
+    def first(self, *branches: Awaitable[T]) -> Step[First[T]]:
+        """Branches side by side, until one is done; the others stop at their next step."""
+        return self._steps(scopes.first, scopes.spread(branches))
+
+    def now(self) -> datetime:
+        """The time, as it was when the code first came here."""
+        return steps.now(self._execution, self._here())
+
+    def uuid(self) -> UUID:
+        """A fresh UUID, the same on replay."""
+        return steps.uuid(self._execution, self._here())
+
+    def random(self) -> float:
+        """A random number in [0, 1), the same on replay."""
+        return steps.random(self._execution, self._here())
+
+    def patched(self, name: str) -> bool:
+        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        return steps.patched(self._execution, self._here(), name)
+
+    def _here(self) -> Branch:
+        branch = self._execution.branch_here()
+        if asyncio.current_task() is not branch.task:
+            raise OutsideBranch(self.id, "a Run was used in a task that Kedge did not start")
+        self._execution.refuse(branch)
+        return branch
+
+
+class SyncRun(_Common[C]):
+    """An agent's run, for plain `def` agents: every method blocks until its step has ended."""
+
+    def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a tool through the gate."""
+        step: Step[T] = self._call(tool, args, kwargs)
+        return self._await(step)
+
+    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        step: Step[T] = self._model(fn, args, kwargs)
+        return self._await(step)
+
+    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._here())
+        while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
+            yield chunk
+
+    def dispatch(self, tools: Toolset, reply: Any) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it."""
+        return dispatch_sync(self, tools, reply)
+
+    def decided(
+        self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
+        by: str = "agent",
+    ) -> T:  # fmt: skip
+        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        step: Step[T] = self._steps(steps.decided, question, choice, options, because, by)
+        return self._await(step)
+
+    def plan(self, stages: Sequence[str]) -> None:
+        """Say which stages the agent will go through."""
+        self._await(self._steps(steps.plan, tuple(stages)))
+
+    def at(self, stage: str) -> None:
+        """Say which stage the agent is at."""
+        self._await(self._steps(steps.at, stage))
+
+    def note(self, note: Any) -> None:
+        """A remark for whoever reads the record."""
+        self._await(self._steps(steps.note, note))
+
+    def update(self, **changes: Any) -> None:
+        """Change entries of the context."""
+        self._await(self._steps(steps.update, changes))
+
+    def ask(
+        self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
+        options: Sequence[Any] | None = None, returns: Any = Any,
+    ) -> Answer:  # fmt: skip
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers."""
+        return self._await(self._steps(steps.ask, prompt, to, timeout, default, options, returns))
+
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
+        """Wait for a message of this name, first in first out."""
+        return self._await(self._steps(steps.wait, name, timeout, default, returns))
+
+    def heard(self) -> list[Any]:
+        """What people said to the run since it last listened; does not wait."""
+        return self._await(self._steps(steps.heard))
+
+    def sleep(self, duration: Duration) -> None:
+        """Wait for a while, however long; the run leaves memory meanwhile."""
+        self._await(self._steps(steps.sleep, seconds(duration), None))
+
+    def sleep_until(self, moment: datetime) -> None:
+        """Wait until a moment, which must have a time zone."""
+        self._await(self._steps(steps.sleep, None, moment))
+
+    @overload
+    def spawn(
+        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Child[O]: ...  # fmt: skip
+    @overload
+    def spawn(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Child[O]: ...  # fmt: skip
+    def spawn(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
+        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
+    ) -> Child[Any]:  # fmt: skip
+        """Start a child run; `run.result(child)` waits for what it returns."""
+        return self._await(self._steps(steps.spawn, self, agent, input, id, on_parent_end, priority))
+
+    def result(self, child: Child[O]) -> O:
+        """What a child returned; waits for it."""
+        step: Step[O] = self._steps(steps.child_result, child)
+        return self._await(step)
+
+    def send(self, run: str, name: str, body: Any = None) -> None:
+        """Send a message to another run."""
+        self._await(self._steps(steps.send, run, name, body))
+
+    def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
+        """Branches side by side, each a function without arguments."""
+        return self._await(self._steps(scopes.gather, scopes.spread(branches)))
+
+    def first(self, *branches: Callable[[], T]) -> First[T]:
+        """Branches side by side, until one is done; the others stop at their next step."""
+        return self._await(self._steps(scopes.first, scopes.spread(branches)))
+
+    def now(self) -> datetime:
+        """The time, as it was when the code first came here."""
+        return self._drawn(steps.now)
+
+    def uuid(self) -> UUID:
+        """A fresh UUID, the same on replay."""
+        return self._drawn(steps.uuid)
+
+    def random(self) -> float:
+        """A random number in [0, 1), the same on replay."""
+        return self._drawn(steps.random)
+
+    def patched(self, name: str) -> bool:
+        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        return self._drawn(partial(steps.patched, name=name))
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _here(self) -> Branch:
+        branch = self._execution.branch_here()
+        if threading.get_ident() != branch.thread:
+            raise OutsideBranch(self.id, "a Run was used in a thread that Kedge did not start")
+        return branch
+
+    def _await(self, step: Step[T]) -> T:
+        return self._on_loop(step.in_thread(self._here()))
+
+    def _on_loop(self, work: Awaitable[T]) -> T:
+        async def settled() -> T:
+            try:
+                return await work
+            except Signal:
+                await self._execution.refused_again()
+                raise
+
+        return asyncio.run_coroutine_threadsafe(settled(), self._execution.loop).result()
+
+    def _drawn(self, draw: Callable[[Execution, Branch], T]) -> T:
+        branch = self._here()
+
+        async def drawn() -> T:
+            self._execution.refuse(branch)
+            return draw(self._execution, branch)
+
+        return self._on_loop(drawn())

@@ -1,0 +1,43 @@
+"""What ends the execution of a run without being an error. Agent code may see these pass; it cannot act on them.
+
+They derive from BaseException, so that `except Exception` lets them through. Once one was raised the run's
+handle is closed: whatever agent code does while it unwinds is neither recorded nor applied.
+"""
+
+from __future__ import annotations
+
+
+class Signal(BaseException):
+    """The execution of the run ends here; the run itself may go on later."""
+
+
+class Parked(Signal):
+    """The run leaves memory. It is woken by its time, a message or a person."""
+
+
+class Paused(Signal):
+    """Somebody paused the run."""
+
+
+class Cancelling(Signal):
+    """Somebody asked the run to end."""
+
+
+class Diverging(Signal):
+    """Code and record disagree."""
+
+
+class Interrupted(Signal):
+    """The lease, the store or this process is gone; nothing more may be written by this execution."""
+
+    def __init__(self, cause: BaseException | None = None) -> None:
+        super().__init__(str(cause) if cause is not None else "interrupted")
+        self.cause = cause
+
+
+class Renewing(Signal):
+    """The run goes on in a fresh log."""
+
+
+class Stopped(Signal):
+    """A branch stops because a sibling failed or finished first; the run goes on."""

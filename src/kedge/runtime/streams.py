@@ -1,0 +1,128 @@
+"""A model's reply as it comes: chunks reach the agent live, and are recorded whole when the last one came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextvars import copy_context
+from typing import Any, Final
+
+from kedge.errors import KedgeError, StepFailed
+from kedge.log.handle import Entry
+from kedge.model import events as e
+from kedge.runtime.context import through_codec
+from kedge.runtime.execution import Branch, Execution
+from kedge.runtime.failures import describe
+from kedge.runtime.gate import Attempting, Intent, agree, refuse_gap, replayed, waited_for
+from kedge.runtime.models import join_chunks, rebuild, reply_kind, usage_of, wire
+from kedge.runtime.replay import OVER
+
+END: Final[Any] = object()
+"""What a blocking reader gets after the last chunk."""
+
+
+async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncIterator[Any]:
+    """One step whose outcome comes in chunks. No other step may begin before its end."""
+    branch = branch or ex.branch_here()
+    ex.enter(branch, task=asyncio.current_task())
+    inside, reading = True, None
+    try:
+        step = branch.number()
+        intent.weigh(step, ex.engine.secret_key)
+        past = ex.record.step(step)
+        if past is None:
+            refuse_gap(ex, branch, step, str(intent.asked()))
+        else:
+            await agree(ex, branch, past, intent.asked(), intent.recording)
+        if past is not None and past.status in OVER:
+            whole = await replayed(ex, branch, past, intent)
+            chunks = [_chunk(each) for each in whole["chunks"]]
+            source: Any = _listed(chunks)
+        else:
+            await ex.turn()
+            reading = _Reading(Attempting(ex, branch, step, intent, past))
+            source = await reading.open()
+        async for chunk in source:
+            branch.streaming = True
+            ex.leave(branch)
+            inside = False
+            yield chunk
+            branch.streaming = False
+            ex.computing -= 1
+            inside = True
+        if reading is not None:
+            await reading.end()
+    except GeneratorExit:
+        # The agent has heard enough: what came so far is the reply, now and on replay.
+        branch.streaming = False
+        if not inside:
+            ex.computing -= 1
+            inside = True
+        if reading is not None and ex.signal is None:
+            reading.record()
+        raise
+    finally:
+        branch.streaming = False
+        if inside:
+            ex.leave(branch)
+
+
+def _chunk(stored: Any) -> Any:
+    return rebuild(stored["reply"], stored["chunk"]) if stored.get("reply") else stored["chunk"]
+
+
+async def _listed(chunks: list[Any]) -> AsyncIterator[Any]:
+    for chunk in chunks:
+        yield chunk
+
+
+class _Reading:
+    """A stream that is being read: opening it is tried again like any call, reading it is not."""
+
+    def __init__(self, attempting: Attempting) -> None:
+        self.attempting = attempting
+        self.chunks: list[Any] = []
+
+    async def open(self) -> AsyncIterator[Any]:
+        source = await self.attempting.opened()
+        return self._read(source)
+
+    async def _read(self, source: Any) -> AsyncIterator[Any]:
+        try:
+            if hasattr(source, "__aiter__"):
+                async for chunk in source:
+                    self.chunks.append(chunk)
+                    yield chunk
+            else:
+                blocking = iter(source)
+                while (chunk := await self._next(blocking)) is not END:
+                    self.chunks.append(chunk)
+                    yield chunk
+        except (KedgeError, GeneratorExit):
+            raise
+        except Exception as error:
+            failure = describe(error)
+            self.attempting.note_failed(failure)
+            raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
+
+    async def _next(self, blocking: Any) -> Any:
+        ex = self.attempting.ex
+        applied = await waited_for(ex.engine.threads.start(lambda: next(blocking, END), copy_context()), None)
+        if applied.error is not None:
+            raise applied.error
+        return applied.value
+
+    def record(self) -> int:
+        """The whole reply, as one chunk where chunks can be joined."""
+        a = self.attempting
+        joined = join_chunks(self.chunks)
+        stored = [
+            {"chunk": wire(chunk), "reply": kind} if (kind := reply_kind(chunk)) else {"chunk": chunk}
+            for chunk in joined
+        ]
+        usage = usage_of(self.chunks)
+        event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
+        return a.ex.behind(Entry(event, {"output": through_codec({"chunks": stored})}))
+
+    async def end(self) -> None:
+        await self.attempting.ex.recorded(self.record())

@@ -1,0 +1,295 @@
+"""Waits: what a branch waits for, and how messages, people and time end it. Deliverers never hold a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from kedge.errors import ValueRefused
+from kedge.log.handle import Entry
+from kedge.log.log import Log
+from kedge.model import events as e
+from kedge.model.codec import digest
+from kedge.model.values import unpack
+from kedge.runtime.context import Change
+from kedge.runtime.signals import Cancelling, Paused
+from kedge.store.base import ENDED, Message
+
+if TYPE_CHECKING:
+    from kedge.runtime.execution import Branch, Execution
+
+COMMAND: Final = "kedge.command"
+"""The name under which commands reach a run that somebody holds."""
+
+ANSWER: Final = "kedge.answer"
+CHILD: Final = "kedge.child"
+SAID: Final = "kedge.said"
+
+Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
+QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
+SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back from a person, or from a deadline."""
+
+    kind: str
+    value: Any = None
+    by: str | None = None
+    comment: str | None = None
+    expired: bool = False
+
+    @property
+    def approved(self) -> bool:
+        """Whether what was asked may be done, perhaps with edits."""
+        return self.kind in ("approve", "edit")
+
+
+class Closed(NamedTuple):
+    """How a wait ended."""
+
+    seq: int
+    how: e.WaitEnd
+    by: str | None = None
+    answer: Any = None
+    comment: str | None = None
+
+
+Then = Callable[[Closed], Sequence[Entry]]
+
+
+class Waiter:
+    """A branch that waits. Without `opened` it only waits for time, and no event says so."""
+
+    __slots__ = ("deadline", "digest", "fits", "future", "name", "opened", "resting", "step", "then", "waits_for")
+
+    def __init__(
+        self,
+        step: e.StepId,
+        waits_for: str,
+        *,
+        name: str = "",
+        deadline: int | None = None,
+        digest: e.Digest | None = None,
+        opened: int = 0,
+        then: Then | None = None,
+        fits: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.step = step
+        self.waits_for = waits_for
+        self.name = name
+        self.deadline = deadline
+        self.digest = digest
+        self.opened = opened
+        self.then = then
+        self.fits = fits
+        self.resting = False
+        self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
+
+    def answer_id(self, run: str) -> str:
+        return answer_id(run, self.step, self.opened)
+
+
+def answer_id(run: str, step: e.StepId, opened: int) -> str:
+    """The id that answers to a wait carry, so that the first one wins."""
+    return f"answer:{run}:{step}@{opened}"
+
+
+def child_id(run: str) -> str:
+    return f"child:{run}"
+
+
+def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
+    """What an answer is bound to: an approval authorises nothing else."""
+    return e.to_text(digest([run, generation, step, waits_for, asked]))
+
+
+# waiting ------------------------------------------------------------------------------------------
+
+
+async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
+    """Wait: the branch rests, and the run may leave memory meanwhile."""
+    ex.waiters[waiter.step] = waiter
+    look(ex, only=waiter)
+    if waiter.future.done():
+        ex.waiters.pop(waiter.step, None)
+        return waiter.future.result()
+    waiter.resting = True
+    ex.rests()
+    try:
+        return await waiter.future
+    except asyncio.CancelledError:
+        if not waiter.future.done() or waiter.future.cancelled():
+            ex.wakes()
+        raise
+    finally:
+        ex.waiters.pop(waiter.step, None)
+
+
+async def until_time(ex: Execution, branch: Branch, step: e.StepId, at_us: int) -> None:
+    """Sit out a time that is on record already."""
+    if at_us > ex.now_us():
+        await until(ex, branch, Waiter(step, "delay", deadline=at_us))
+
+
+def end(ex: Execution, waiter: Waiter, closed: Closed, message: Message | None = None) -> None:
+    """A wait is over: on record first, then for the code."""
+    if waiter.future.done():
+        return
+    if waiter.waits_for != "delay":
+        event = e.WaitClosed(
+            at=ex.now_us(),
+            step=waiter.step,
+            how=closed.how,
+            by=closed.by,
+            message=message.number if message is not None else None,
+        )
+        values = {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})}
+        then = waiter.then(closed) if waiter.then is not None else ()
+        takes = (message.number,) if message is not None else ()
+        seq = ex.behind(Entry(event, values), *then, **({"takes": takes} if takes else {}))
+        closed = closed._replace(seq=seq)
+    if waiter.resting:
+        ex.wakes()
+    waiter.future.set_result(closed)
+
+
+def next_deadline(ex: Execution) -> int | None:
+    """When time alone wakes a branch."""
+    return min((w.deadline for w in ex.waiters.values() if w.deadline is not None), default=None)
+
+
+# looking at what came -----------------------------------------------------------------------------
+
+
+def look(ex: Execution, *, only: Waiter | None = None) -> None:
+    """Take what came for the run: messages in their order, then what time brought."""
+    if ex.signal is not None:
+        return
+    if only is None or only.waits_for != "delay":
+        for message in ex.engine.log.store.inbox(ex.run_id):
+            ex.log.seen = max(ex.log.seen, message.number)
+            _take(ex, message)
+            if ex.signal is not None:
+                return
+    now = ex.now_us()
+    for waiter in [only] if only is not None else list(ex.waiters.values()):
+        if waiter.waits_for == "child":
+            _look_at_child(ex, waiter)
+        elif waiter.deadline is not None and waiter.deadline <= now:
+            end(ex, waiter, Closed(0, "expired"))
+
+
+def body_of(log: Log, message: Message) -> Any:
+    return unpack(message.body, log.store.pieces)
+
+
+def _take(ex: Execution, message: Message) -> None:
+    if message.name == COMMAND:
+        _command(ex, message)
+    elif message.name == ANSWER:
+        _answered(ex, message)
+    elif message.name == CHILD:
+        _drop(ex, message)
+    elif message.name != SAID:
+        for waiter in sorted(ex.waiters.values(), key=lambda waiter: waiter.opened):
+            if waiter.waits_for == "event" and waiter.name == message.name and not waiter.future.done():
+                body = body_of(ex.engine.log, message)
+                end(ex, waiter, Closed(0, "answered", by=message.by, answer=body), message)
+                return
+
+
+def _drop(ex: Execution, message: Message) -> None:
+    """Take a message that nobody waits for any more."""
+    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
+    ex.behind(Entry(taken), takes=(message.number,))
+
+
+def _answered(ex: Execution, message: Message) -> None:
+    waiter = next((w for w in ex.waiters.values() if w.opened and w.answer_id(ex.run_id) == message.id), None)
+    if waiter is None or waiter.future.done():
+        if not _may_come(ex, message):
+            _drop(ex, message)
+        return
+    body: dict[str, Any] = body_of(ex.engine.log, message)
+    if waiter.digest is not None and body.get("digest") != waiter.digest:
+        _drop(ex, message)
+        return
+    answer = Answer(kind=body["kind"], value=body.get("value"), by=message.by, comment=body.get("comment"))
+    try:
+        if waiter.fits is not None and answer.kind in ("edit", "respond", "happened"):
+            waiter.fits(answer.value)
+    except ValueRefused as misfit:
+        _drop(ex, message)
+        note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
+        ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="kedge"), {"note": note}))
+        return
+    told = {"kind": answer.kind, "value": answer.value}
+    end(ex, waiter, Closed(0, "answered", by=message.by, answer=told, comment=answer.comment), message)
+
+
+def _may_come(ex: Execution, message: Message) -> bool:
+    """Whether an answer belongs to a wait that is open on record and that the code has not come to yet."""
+    waits = ex.log.fold.facts.waits.values()
+    return any(answer_id(ex.run_id, wait.step, wait.opened) == message.id for wait in waits)
+
+
+def _look_at_child(ex: Execution, waiter: Waiter) -> None:
+    outcome = child_outcome(ex.engine.log, waiter.name)
+    if outcome is not None:
+        end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
+
+
+def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
+    """How a run ended, followed through renewals; None while it has not."""
+    row = log.store.index(run)
+    if row is None or row.status not in ENDED:
+        return None
+    state = log.state(run)
+    facts = state.fold.facts
+    if facts.renewed_as is not None:
+        return child_outcome(log, facts.renewed_as)
+    data = state.data(facts.ended)
+    return {"status": facts.status, "result": data.get("result"), "failure": data.get("failure")}
+
+
+# commands -----------------------------------------------------------------------------------------
+
+
+def _command(ex: Execution, message: Message) -> None:
+    """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
+    body: dict[str, Any] = body_of(ex.engine.log, message)
+    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=COMMAND, id=message.id, by=message.by)
+    entries = command_entries(body, by=message.by, at=ex.now_us(), version=ex.log.fold.facts.context_version)
+    seq = ex.behind(Entry(taken), *entries, takes=(message.number,))
+    obey(ex, entries, seq)
+
+
+def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
+    for event, values in entries:
+        if isinstance(event, e.RunPaused):
+            ex.close(Paused())
+        elif isinstance(event, e.CancelRequested):
+            ex.close(Cancelling(), cut=True)
+        elif isinstance(event, e.ContextChanged):
+            ex.context.from_outside(Change(seq, event.version, values or {}))
+
+
+def command_entries(body: dict[str, Any], *, by: str | None, at: int, version: int) -> list[Entry]:
+    """A command as the events that carry it out."""
+    because = {"because": body["because"]} if body.get("because") else None
+    match body["command"]:
+        case "pause":
+            return [Entry(e.RunPaused(at=at, by=by), because)]
+        case "cancel":
+            return [Entry(e.CancelRequested(at=at, by=by, compensate=bool(body.get("compensate"))), because)]
+        case "prioritize":
+            return [Entry(e.RunPrioritized(at=at, by=by, priority=body["priority"]))]
+        case "set":
+            changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "somebody")
+            return [Entry(changed, {"set": body["set"], "unset": body.get("unset", [])})]
+        case _:
+            return []
