@@ -401,10 +401,12 @@ class RunDiverged(RunWaiting):
 class RunFailed(RunError):
     """The agent ended with an error. `failure` is what is on record."""
 
-    def __init__(self, run: str, failure: Any, *, step: str | None = None) -> None:
+    def __init__(self, run: str, failure: Any, *, step: str | None = None, not_undone: Sequence[str] = ()) -> None:
         place = f" at step {step}" if step else ""
-        super().__init__(f"{run}: failed{place}: {failure}; resume it to try again from there")
+        rest = f"; not undone: {', '.join(not_undone)}" if not_undone else ""
+        super().__init__(f"{run}: failed{place}: {failure}{rest}; resume it to try again from there")
         self.run = run
+        self.not_undone = tuple(not_undone)
         self.failure = failure
         self.step = step
 

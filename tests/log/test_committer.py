@@ -184,7 +184,7 @@ def test_what_waits_behind_shares_the_next_commit() -> None:
     handle.append_behind(note(1))
     waiter = threading.Thread(target=handle.append, args=(note(2),))
     waiter.start()
-    while len(committer._queue) < 2:
+    while not committer._queue or committer._queue[-1].gate is None:
         pass
     with committer._mutex:
         committer._hand_on()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections import deque
@@ -25,8 +26,11 @@ GROUP_MAX: Final = 512
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Uncommitted bytes that may wait; beyond that a submitter commits before it goes on."""
 
-BEHIND_SECONDS_MAX: Final = 0.0015
+BEHIND_SECONDS_MAX: Final = 0.001
 """How long an append that nobody waits for may look for company."""
+
+HURRIED_SECONDS: Final = 0.0002
+"""How long a thread may compute while another has something to write behind."""
 
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
@@ -116,6 +120,15 @@ class Committer:
         else:
             self._stir(urgent=False)
         return ticket
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back what was submitted last, if nobody is at it yet: whoever wrote it goes on to write more with it."""
+        with self._mutex:
+            if not self._queue or self._queue[-1] is not ticket:
+                return False
+            self._queue.pop()
+            self._behind_bytes -= ticket.size_bytes
+            return True
 
     # waiting ----------------------------------------------------------------------------------
 
@@ -278,7 +291,7 @@ class Committer:
         batch = [ticket for group in groups for ticket in group]
         try:
             done = self._append([_joined(group) for group in groups])
-            results: Sequence[Head | BaseException] = [done[n] for n, group in enumerate(groups) for _ in group]
+            results: Sequence[Head | BaseException] = _told(groups, done)
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -335,22 +348,40 @@ class Committer:
 
     def _write_behind(self) -> None:
         idle = 0
+        _hurry(+1)
         while True:
             oldest = self._queue[0] if self._queue else None
             if oldest is None and self._closed:
+                _hurry(-1)
                 return
             if oldest is None and idle >= _IDLE_ROUNDS:
+                _hurry(-1)
                 self._wake.clear()
                 if not self._queue and not self._closed:
                     self._wake.wait()
+                _hurry(+1)
                 idle = 0
                 continue
             if not self._urgent:
                 time.sleep(BEHIND_SECONDS_MAX)
-            idle = 0 if oldest is not None else idle + 1
+            idle = 0 if oldest is not None or self._queue else idle + 1
             self._urgent = False
-            if oldest is not None and not oldest.done:
-                self._lead_if_free()
+            self._lead_if_free()
+
+
+_hurrying = 0
+_usual_seconds = 0.0
+_hurry_mutex = threading.Lock()
+
+
+def _hurry(change: int) -> None:
+    """While something is written behind, threads hand over sooner, so that no computing holds up the record."""
+    global _hurrying, _usual_seconds
+    with _hurry_mutex:
+        if not _hurrying:
+            _usual_seconds = sys.getswitchinterval()
+        _hurrying += change
+        sys.setswitchinterval(min(_usual_seconds, HURRIED_SECONDS) if _hurrying else _usual_seconds)
 
 
 def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
@@ -360,7 +391,7 @@ def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
     for ticket in batch:
         item = ticket.item
         group = last.get(item.run)
-        if group is not None and _joins(group[-1].item, item):
+        if group is not None and group[-1].item.joins(item):
             group.append(ticket)
         else:
             group = last[item.run] = [ticket]
@@ -368,9 +399,16 @@ def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
     return groups
 
 
-def _joins(first: Append, later: Append) -> bool:
-    """A snapshot needs the pieces of the one before it, so it begins a group; no append holds two."""
-    return first.is_plain and later.is_plain and later.birth is None and later.snapshot is None
+def _told(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
+    """What became of each ticket: after a refusal, whatever else a run brought was refused for the same reason."""
+    refused: dict[str, LogError] = {}
+    results: list[Head | BaseException] = []
+    for group, result in zip(groups, done, strict=True):
+        run = group[0].item.run
+        if isinstance(result, LogError):
+            refused.setdefault(run, result)
+        results += [refused.get(run, result)] * len(group)
+    return results
 
 
 def _joined(group: Sequence[Ticket]) -> Append:

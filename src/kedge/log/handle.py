@@ -117,11 +117,11 @@ class RunLog:
 
     def append(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
         """Append durably: when this returns, the events are committed."""
-        item = self._build(entries, rights)
+        item = self._after_what_is_behind(self._build(entries, rights))
         try:
             return self._committer.commit(item)
         except BaseException as error:
-            self._failure = error
+            self._fail(error)
             raise
 
     async def append_soon(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
@@ -130,19 +130,29 @@ class RunLog:
 
     def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> asyncio.Future[Head]:
         """As `append_soon`, for whoever must not be interrupted while waiting: what it waits for is a future."""
-        item = self._build(entries, rights)
+        item = self._after_what_is_behind(self._build(entries, rights))
         try:
             future = self._committer.commit_soon(item)
         except Exception as error:
-            self._failure = error
+            self._fail(error)
             raise
         if not future.done():
             future.add_done_callback(self._note)
         return future
 
     def _note(self, committed: asyncio.Future[Head]) -> None:
-        if not committed.cancelled() and self._failure is None:
-            self._failure = committed.exception()
+        if not committed.cancelled() and (error := committed.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the handle. Where what was written behind was refused first, that is the reason."""
+        first = self._last.error if self._last is not None and self._last.done else None
+        self._failure = self._failure or first or error
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the handle is closed, if it is."""
+        return self._failure
 
     def append_behind(self, *entries: Entry, **rights: Unpack[Rights]) -> None:
         """Append without waiting: committed with the next append, or soon. `barrier` waits for it."""
@@ -167,6 +177,14 @@ class RunLog:
             self._failure, self._last = self._last.error, None
         if self._failure is not None:
             raise HandleClosed(self.run, self._failure) from self._failure
+
+    def _after_what_is_behind(self, item: Append) -> Append:
+        """An append together with what was written behind before it, if that is not on its way yet."""
+        last = self._last
+        if last is None or not last.item.joins(item) or not self._committer.withdraw(last):
+            return item
+        self._last = None
+        return last.item.joined(item)
 
     def _build(self, entries: Sequence[Entry], rights: Rights | None = None) -> Append:
         """Encode, chain, note for folding. A value may be refused: nothing changes before all are packed."""

@@ -412,8 +412,8 @@ def _attempt_ended(fold: Fold, seq: int, event: e.AttemptEnded) -> None:
 
 def _attempt_settled(fold: Fold, seq: int, event: e.AttemptSettled) -> None:
     step = fold.changing(event.step)
-    if step is None:
-        return
+    if step is None or not step.attempts:
+        return  # an orphan of another timeline was settled, whose step had the same number
     if event.settlement == "did_not_happen":
         fold.move(step, "intended", event, seq)
     else:

@@ -32,7 +32,7 @@ class Effect(msgspec.Struct, array_like=True, gc=False):
     attempts: int = 1
     ended: int = 0
     status: EffectStatus = "open"
-    adopted_by: str | None = None
+    adopted_at: int = 0
     undoes: int = 0
     claims: tuple[str, ...] = ()
 
@@ -133,7 +133,7 @@ class Ledger:
             effect = self.effects[index]
             if effect.started <= cut:
                 break
-            if effect.status in ("open", "in_doubt", "happened") and effect.adopted_by is None:
+            if effect.status in ("open", "in_doubt", "happened") and not effect.adopted_at:
                 found.append(effect)
         return found[::-1]
 
@@ -227,7 +227,9 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
         facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
     effect = ledger.changing(event.key)
     if effect is not None:
-        effect.attempts, effect.status, effect.claims = event.attempt, "open", event.claims
+        effect.attempts, effect.status, effect.claims = event.attempt, "open", event.claims or effect.claims
+        if effect.generation != facts.generation:
+            effect.adopted_at = seq
         return
     intention = facts.intentions.get(event.step)
     if intention is not None:
@@ -272,7 +274,7 @@ def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
 def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
     effect = ledger.started_at(event.seq)
     if effect is not None and effect.key == event.key:
-        effect.adopted_by = event.step
+        effect.adopted_at = seq
     ledger.facts.intentions.pop(event.step, None)
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import (
+    AgentUnknown,
     AlreadyAnswered,
     AnswerRefused,
     KedgeError,
@@ -32,10 +33,12 @@ from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report, verify
 from kedge.log.handle import Entry
 from kedge.model import events as e
+from kedge.model.fold import Fold, Step
 from kedge.model.state import State
 from kedge.model.typed import convert
 from kedge.runtime import terminal, waits
 from kedge.runtime.build import build_of
+from kedge.runtime.context import Context, through_codec
 from kedge.runtime.execution import Engine
 from kedge.runtime.executor import Advanced, Executor, Start, command, ended
 from kedge.runtime.here import mark_log_records
@@ -43,7 +46,7 @@ from kedge.runtime.registry import AGENTS, Agent, AnyAgent
 from kedge.runtime.steps import delivery
 from kedge.runtime.waits import Verb
 from kedge.store import Store, open_store
-from kedge.store.base import ENDED, Delivered, RunQuery
+from kedge.store.base import ENDED, Delivered, Head, RunQuery
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,6 +92,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int
     verbs: tuple[str, ...] = ()
     options: tuple[Any, ...] = ()
+    schema: Any = None
     intention: Any = None
 
     def __str__(self) -> str:
@@ -189,6 +193,8 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        if self._own is None and self.engine.resources:
+            self._own = _OwnLoop()
         if self._own is not None:
             self._own.close(self._finish())
         self.engine.threads.close()
@@ -355,6 +361,7 @@ class Client:
                 since_us=wait.at,
                 verbs=tuple(data.get("verbs") or ()),
                 options=tuple(data.get("options") or ()),
+                schema=data.get("schema"),
                 intention=data.get("intention"),
             )
 
@@ -375,6 +382,8 @@ class Client:
             raise AnswerRefused(found.id, f"{verb!r} is no answer to this; it takes {', '.join(found.verbs)}")
         if verb in ("edit", "respond") and value is None:
             raise AnswerRefused(found.id, f"{verb!r} needs a value")
+        if verb in ("edit", "respond") and (misfit := waits.misfit(found.schema, value)) is not None:
+            raise AnswerRefused(found.id, misfit)
         if verb == "respond" and found.options and value not in found.options:
             raise AnswerRefused(found.id, f"{value!r} is not one of {', '.join(map(repr, found.options))}")
         event: Any = self.log.event(run, opened)
@@ -441,7 +450,16 @@ class Client:
     @Both
     def set(self, run: str, /, *, by: str | None = None, unset: Sequence[str] = (), **changes: Any) -> None:
         """Change entries of a run's context; its code sees that when its next step returns."""
+        self._check_edit(run, changes)
         self._command(run, {"command": "set", "set": changes, "unset": list(unset)}, by)
+
+    def _check_edit(self, run: str, changes: dict[str, Any]) -> None:
+        """Refuse an edit that would not fit the context that the agent declares, where it is known here."""
+        state = self.log.state(run)
+        with contextlib.suppress(AgentUnknown):
+            agent = AGENTS.get(state.agent)
+            if agent.options.context is not None:
+                Context(agent, state.context.document, 0).update(changes)
 
     @Both
     def prioritize(self, run: str, priority: int, *, by: str | None = None) -> None:
@@ -463,20 +481,22 @@ class Client:
         return self._resume(run, by, because)
 
     def _resume(self, run: str, by: str | None, because: str | None) -> str:
+        row = self.store.index(run)
+        if row is not None and row.status in ("completed", "cancelled"):
+            raise AnswerRefused(run, f"the run is over ({row.status}); start another")
         log = self.log.open(run, holder=self.ids.new("command"), seconds=30)
         facts = log.fold.facts
         told = {"because": because} if because else None
         at = self.clock.now_us()
         try:
-            if facts.status in ("completed", "cancelled"):
-                raise AnswerRefused(run, f"the run is over ({facts.status}); start another")
             if facts.paused or facts.mend:
                 log.append(Entry(e.RunResumed(at=at, by=by), told))
                 return "resumed"
             if facts.status != "failed":
                 return f"{facts.status}, nothing holds it back"
             failed: Any = self.log.event(run, facts.ended)
-            step = log.fold.step(failed.step) if failed.step else None
+            undone = next((step for step in log.fold.steps if step.undone), None)
+            step = undone or (log.fold.step(failed.step) if failed.step else None)
             if step is None:
                 log.append(Entry(e.RunResumed(at=at, by=by), told))
                 return "resumed where its code failed"
@@ -484,26 +504,31 @@ class Client:
                 at=at,
                 cut=step.intended - 1,
                 generation=facts.generation + 1,
-                keep=self._siblings(run, step.id, step.intended),
+                keep=self._siblings(run, log.fold, step),
                 by=by,
             )
             log.append(Entry(rewound, told))
-            return f"rewound to step {step.id}, which failed"
+            return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
         finally:
-            self.store.release(run, epoch=log.epoch)
+            with contextlib.suppress(KedgeError):
+                self.store.release(run, epoch=log.epoch)
 
-    def _siblings(self, run: str, step: str, after: int) -> tuple[int, ...]:
-        """Later events of branches beside the one of a step: they keep what they had."""
-        top, dot, _ = step.partition(".")
+    def _siblings(self, run: str, fold: Fold, step: Step) -> tuple[int, ...]:
+        """Later events of branches beside the one of a step: they keep what they had ended."""
+        top, dot, _ = step.id.partition(".")
         if not dot:
             return ()
-        own = step.rpartition(".")[0]
-        kept: list[int] = []
-        for recorded in self.log.read(run, after=after - 1):
-            named = str(getattr(recorded.event, "step", None) or "")
-            if named.startswith(f"{top}.") and not named.startswith(f"{own}."):
-                kept.append(recorded.seq)
-        return tuple(kept)
+        own = step.id.rpartition(".")[0]
+        beside = {
+            other.id
+            for other in fold.steps
+            if other.status in ("done", "failed")
+            and other.id.startswith(f"{top}.")
+            and not other.id.startswith(f"{own}.")
+        }
+        rows = self.log.rows(run, after=step.intended - 1)
+        named = ((row.seq, getattr(e.decode(row.body), "step", None)) for row in rows)
+        return tuple(seq for seq, name in named if name in beside)
 
     # inside -----------------------------------------------------------------------------------
 
@@ -539,17 +564,13 @@ class Client:
 
     def _checked(self, agent: AnyAgent, input: Any) -> Any:  # noqa: A002
         """The input as the agent will see it, now and on replay."""
-        from kedge.runtime.context import through_codec
-
-        value = through_codec(input)
-        return convert(value, agent.input_type, at="input") if agent.takes_input else value
+        return agent.checked(through_codec(input, at="input"))
 
     def _same(self, run: str, agent: AnyAgent, value: Any) -> None:
         facts = self.log.state(run).fold.facts
         if facts.agent != agent.name and facts.agent not in agent.options.aliases:
             raise RunMismatch(run, f"agent ({facts.agent})")
-        recorded = self.log.data(run, facts.input).get("input")
-        recorded = convert(recorded, agent.input_type, at="input") if agent.takes_input else recorded
+        recorded = agent.checked(self.log.data(run, facts.input).get("input"))
         if agent.digest_of(recorded) != agent.digest_of(value):
             raise RunMismatch(run, "input")
 
@@ -558,10 +579,16 @@ class Client:
         statuses = ("queued", "running", "waiting", "paused")
         for row in self.store.runs(RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=statuses), limit=10):
             head = self.store.head(row.run)
-            if head is not None and head.holder != self.engine.holder:
+            if head is not None and not self._is_held(head):
                 logger.warning("%s: goes on with this run, which was not finished (fresh=True starts another)", row.run)
                 return row.run
         return None
+
+    def _is_held(self, head: Head) -> bool:
+        """Whether somebody is at a run: who lives, and whose time is not up."""
+        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock.now_us()):
+            return False
+        return self.store.lives(head.holder)
 
     def outcome(self, agent: AnyAgent, advanced: Advanced) -> Any:
         """What `run` gives back or raises for where a run stands."""
@@ -570,7 +597,7 @@ class Client:
             returns = Any if agent.is_machine else agent.returns
             return advanced.result if returns is Any else convert(advanced.result, returns, at="result")
         if advanced.status == "failed":
-            raise RunFailed(run, advanced.failure, step=advanced.step)
+            raise RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
         if advanced.status == "cancelled":
             raise RunCancelled(run, not_undone=advanced.not_undone)
         if advanced.status == "paused":
@@ -692,7 +719,7 @@ class RunMethod:
                 logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
                 return client.outcome(agent, ended(client.engine, run))
         executor = client._executor()  # pyright: ignore[reportPrivateUsage]
-        return client.outcome(agent, await executor.advance(run, start=start, sit_out=True))
+        return client.outcome(agent, await executor.advance(run, start=start, agent=agent, sit_out=True))
 
 
 class StartMethod:

@@ -41,7 +41,10 @@ class Context:
         self, agent: AnyAgent, document: Mapping[str, Any] | None, version: int, form: int | None = None
     ) -> None:
         self._agent = agent
-        self._document = self._migrated(dict(document or {}), form)
+        self._form = form
+        self._recorded = dict(document or {})
+        """The document in the form in which it is on record, and in which people edit it."""
+        self._document = self._migrated(self._recorded, form)
         self.version = version
         self.value = self._typed()
         self._outside: deque[Change] = deque()
@@ -83,11 +86,20 @@ class Context:
             if "document" in change.data:
                 self._document = self._migrated(dict(change.data["document"] or {}), change.data.get("form"))
             else:
-                gone = set(change.data.get("unset", ()))
-                kept = {name: value for name, value in self._document.items() if name not in gone}
-                self._document = {**kept, **change.data.get("set", {})}
+                self._edit(change.data.get("set", {}), set(change.data.get("unset", ())))
             self.version = change.version
             self.value = self._typed()
+
+    def _edit(self, changes: Mapping[str, Any], gone: set[str]) -> None:
+        """Somebody's edit: where the form has changed since, what it comes to in the form of today."""
+        before = self._migrated(dict(self._recorded), self._form)
+        self._recorded = {name: value for name, value in {**self._recorded, **changes}.items() if name not in gone}
+        after = self._migrated(dict(self._recorded), self._form)
+        edited = {name: value for name, value in after.items() if name not in before or before[name] != value}
+        dropped = before.keys() - after.keys()
+        if self._form in (None, self._agent.options.form):
+            edited, dropped = dict(changes), gone
+        self._document = {name: value for name, value in {**self._document, **edited}.items() if name not in dropped}
 
 
 def plain_names(value: Any) -> list[str]:
@@ -96,11 +108,11 @@ def plain_names(value: Any) -> list[str]:
     return list(lowered) if isinstance(lowered, dict) else []
 
 
-def through_codec(value: Any) -> Any:
+def through_codec(value: Any, *, at: str = "output") -> Any:
     """A value as it comes back from the record."""
     if type(value) in _SCALARS:
         return value
-    packed = pack(value, at="output")
+    packed = pack(value, at=at)
     blobs = {blob.hash: blob for blob in packed.blobs}
     return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
 

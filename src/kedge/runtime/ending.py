@@ -86,6 +86,7 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
 async def cancel(ex: Execution, branch: Branch, _cancel: CancelChild | None = None) -> None:
     """Carry out a cancellation: children first, open attempts settled, then what is to be undone, in reverse order."""
     requested = _request(ex)
+    _close_waits(ex, keep_settlements=requested.compensate)
     await _cancel_children(ex, branch, compensate=requested.compensate)
     values: dict[str, Any] = {}
     if requested.compensate:
@@ -95,10 +96,21 @@ async def cancel(ex: Execution, branch: Branch, _cancel: CancelChild | None = No
     await ex.durably(Entry(e.RunCancelled(at=ex.now_us()), values))
 
 
+def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
+    """What the run asked and waited for is of no interest any more, but for what must be known to undo it."""
+    undoing = {step.id for step in ex.record.steps.values() if step.name.startswith("undo ") or step.sort == "undo"}
+    for wait in list(ex.log.fold.facts.waits.values()):
+        if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
+            continue
+        ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
+
+
 def _request(ex: Execution) -> e.CancelRequested:
-    for recorded in reversed(ex.engine.log.read(ex.run_id)):
-        if isinstance(recorded.event, e.CancelRequested):
-            return recorded.event
+    for row in reversed(ex.engine.log.rows(ex.run_id)):
+        if row.body.startswith(b'{"kind":"cancel.requested"'):
+            requested: Any = e.decode(row.body)
+            if isinstance(requested, e.CancelRequested):
+                return requested
     raise KedgeError(f"{ex.run_id}: nobody asked for it to be cancelled")
 
 

@@ -6,14 +6,16 @@ Owns who may go on when, and what closes the handle. What a step does is the gat
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import heapq
+import logging
 import math
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from contextvars import copy_context
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kedge.clock import Clock
 from kedge.errors import KedgeError, OutsideBranch
@@ -26,11 +28,13 @@ from kedge.runtime.limits import Buckets
 from kedge.runtime.registry import AnyAgent, Resource
 from kedge.runtime.replay import Record
 from kedge.runtime.signals import Interrupted, Signal, Stopped
-from kedge.runtime.threads import Threads
+from kedge.runtime.threads import Threads, Work
 
 if TYPE_CHECKING:
     from kedge.runtime.context import Context
     from kedge.runtime.waits import Waiter
+
+logger: Final = logging.getLogger("kedge")
 
 _LIVE: Final = math.inf
 _RELUCTANT_SECONDS: Final = 0.05
@@ -59,6 +63,8 @@ class Engine:
         self.build = build
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
+        self.works: dict[tuple[str, e.StepId], Work] = {}
+        """Blocking calls by run and step, so that no other execution begins one while its thread lives."""
         self.buckets = Buckets(clock)
         self.threads = Threads()
         self.resources = Resources()
@@ -69,45 +75,51 @@ class Engine:
 
 
 class Resources:
-    """Open resources, each once a process."""
+    """Open resources, each once a loop: what is opened on one is often of no use on another."""
 
     def __init__(self) -> None:
-        self._open: dict[int, tuple[Resource[Any], asyncio.Future[Any]]] = {}
+        self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
 
     async def get(self, resource: Resource[Any]) -> Any:
-        found = self._open.get(id(resource))
-        if found is None:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._open[id(resource)] = resource, future
-            try:
-                opened: Any = resource.open()
-                future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
-            except BaseException:
-                del self._open[id(resource)]
-                future.cancel()
-                raise
-            return future.result()
-        future = found[1]
-        return future.result() if future.done() else await asyncio.wrap_future(_watched(future))
+        loop = asyncio.get_running_loop()
+        place = id(resource), loop
+        if place in self._open:
+            return await asyncio.shield(self._open[place][1])
+        future: asyncio.Future[Any] = loop.create_future()
+        self._open[place] = resource, future
+        try:
+            opened: Any = resource.open()
+            future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
+        except BaseException as error:
+            del self._open[place]
+            future.set_exception(error if isinstance(error, Exception) else KedgeError(f"{resource.name}: not opened"))
+            future.exception()
+            raise
+        return future.result()
 
     async def close(self) -> None:
-        opened, self._open = list(self._open.values()), {}
-        for resource, future in reversed(opened):
-            if resource.close is not None and future.done() and not future.cancelled():
-                closed = resource.close(future.result())
-                if asyncio.iscoroutine(closed):
-                    await closed
+        """Close what is open, the last one first. What belongs to a loop that is gone can only be let go."""
+        opened, self._open = list(self._open.items()), {}
+        for (_, loop), (resource, future) in reversed(opened):
+            if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:
+                continue
+            try:
+                closing = resource.close(future.result())
+                if asyncio.iscoroutine(closing):
+                    await closing
+            except Exception as error:
+                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
+                logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)
 
 
-def _watched(future: asyncio.Future[Any]) -> Any:
-    """The same outcome, for whichever loop asks."""
-    watched: concurrent.futures.Future[Any] = concurrent.futures.Future()
+class Written(NamedTuple):
+    """The seq of the last event that was written, and whether somebody cancelled meanwhile, which is to be obeyed."""
 
-    def tell(done: asyncio.Future[Any]) -> None:
-        watched.set_result(done.result())
-
-    future.get_loop().call_soon_threadsafe(future.add_done_callback, tell)
-    return watched
+    seq: int
+    cancelled: bool
 
 
 class Branch:
@@ -146,18 +158,20 @@ class Branch:
     def tell(self) -> tuple[str, str | None, int | None]:
         return self.execution.run_id, self.position, None
 
-    def all_stops(self) -> bool:
-        """Whether this branch or one that it is part of was told to stop."""
-        return self.stopped is not None or (self.scope is not None and self.scope.branch.all_stops())
+    @property
+    def is_over(self) -> bool:
+        """Whether the record says that the gather that this branch is part of came to its end."""
+        return self.scope is not None and (self.scope.is_over or self.scope.branch.is_over)
 
 
 class Scope:
     """A gather under way: its branches, and whether they may begin anything new."""
 
-    __slots__ = ("branch", "branches", "running", "step")
+    __slots__ = ("branch", "branches", "is_over", "running", "step")
 
-    def __init__(self, step: str, branch: Branch) -> None:
+    def __init__(self, step: str, branch: Branch, *, is_over: bool) -> None:
         self.step = step
+        self.is_over = is_over
         self.branch = branch
         self.branches: list[Branch] = []
         self.running = 0
@@ -183,6 +197,10 @@ class Execution:
         self.lease_until = math.inf
         self.touch_after_us = 0
         self.patches: dict[str, bool] = {}
+        facts = log.fold.facts
+        self.generation = facts.generation
+        self.left_behind = bool(facts.generation or facts.forked_from)
+        """Whether there may be effects that this timeline does not have."""
         self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
         self._signals = 0
@@ -196,7 +214,10 @@ class Execution:
         self.diverged: tuple[str, str, str, tuple[str, str]] | None = None
         self.diverged_at: str | None = None
         self.progress: dict[e.StepId, Any] = {}
-        self._resumed = False
+        self._is_first = True
+        self.parked = False
+        self.took: set[int] = set()
+        self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
 
     # time and writing -------------------------------------------------------------------------
 
@@ -211,11 +232,12 @@ class Execution:
             self._failed(error)
         return self.log.seq
 
-    async def durably(self, *entries: Entry, **rights: Any) -> bool:
-        """Write and wait until it holds, whoever cancels meanwhile. True: somebody did, which is still to be obeyed."""
-        cancelled = False
+    async def durably(self, *entries: Entry, **rights: Any) -> Written:
+        """Write and wait until it holds, whoever cancels meanwhile."""
+        cancelled, seq = False, 0
         try:
             writing = self.log.append_begun(*self._mended(entries), **rights)
+            seq = self.log.seq
             while not writing.done():
                 try:
                     await asyncio.shield(writing)
@@ -224,7 +246,7 @@ class Execution:
             writing.result()
         except KedgeError as error:
             self._failed(error)
-        return cancelled
+        return Written(seq, cancelled)
 
     async def barrier(self) -> None:
         """Everything written so far holds."""
@@ -239,8 +261,14 @@ class Execution:
 
         if isinstance(error, ValueRefused):
             raise error
-        self.close(Interrupted(error), cut=True)
+        self.close(Interrupted(self.log.failure or error), cut=True)
         raise self.signal or error
+
+    def interrupted(self, error: KedgeError) -> Signal:
+        """The store could not do what a step needs of it: that is no failure of the run, which goes on another time."""
+        self.close(Interrupted(error), cut=True)
+        assert self.signal is not None
+        return self.signal
 
     def check_lease(self) -> None:
         """Just before applying: is the run still ours, by our own clock?"""
@@ -260,14 +288,23 @@ class Execution:
         self.diverged_at = None
         return (Entry(e.RunResumed(at=self.now_us(), by="kedge"), {"because": "the code was mended"}), *entries)
 
-    def resumed(self) -> None:
-        """Another execution came before this one: its first live step is written before it is begun."""
-        self._resumed = True
+    def is_first_live(self) -> bool:
+        """True once: the first live step is durable before it begins, so that one that kills its process is counted."""
+        first, self._is_first = self._is_first, False
+        return first
 
-    def is_fresh_resume(self) -> bool:
-        """True once after a resume: so that a step that kills its process is counted, whatever it does."""
-        fresh, self._resumed = self._resumed, False
-        return fresh
+    async def still_wanted(self) -> None:
+        """Somebody cancelled. Was it the agent's own code, or does the loop end, or whoever drives the run?
+
+        In the latter case they are told in this turn or the next, and nothing more is written.
+        """
+        if self.parked:
+            self.close(Interrupted())
+        for _ in range(3):
+            if self.signal is None:
+                await asyncio.sleep(0)
+        if self.signal is not None:
+            raise self.signal
 
     # entering and leaving Run methods ----------------------------------------------------------
 
@@ -288,8 +325,6 @@ class Execution:
             raise KedgeError(f"{self.run_id}: a stream is still open; read it to its end before the next step")
         self.refuse(branch)
         self.computing -= 1
-        if self._turns and not self.computing:
-            self._next_turn()
 
     def leave(self, branch: Branch) -> None:
         self.computing += 1
@@ -302,19 +337,26 @@ class Execution:
             raise branch.stopped
 
     async def refused_again(self) -> None:
-        """Code that catches every signal and goes on would never end: after a while it simply never hears again."""
+        """Code that catches every signal and goes on would never end: after a while it is never heard again."""
         self._signals += 1
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Such code is being collected, after its loop: giving back control is all that ends it.
+            await _suspended()
+            return
         if self._signals > _SIGNALS_MAX:
-            await asyncio.get_running_loop().create_future()
+            await loop.create_future()
         await asyncio.sleep(0)
 
     # whose turn it is --------------------------------------------------------------------------
 
     async def turn(self, seq: float = _LIVE) -> None:
         """Wait until everything that is on record before a seq has been played; live work waits for all of it."""
-        if len(self.branches) == 1 or (seq is _LIVE and not self.record.unplayed):
+        if self.is_solo:
             return
-        if not self.record.unplayed and not self._turns and not self._is_threaded:
+        if not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
+            self.pass_on()
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._turns, (seq, next(self._order), future))
@@ -324,6 +366,18 @@ class Execution:
             self._insist()
         await future
         self.computing -= 1
+        if seq is _LIVE:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """This branch is about to do something that takes a while: the next has its turn."""
+        if self._turns and not self.computing:
+            self._next_turn()
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether there is one line of code only, so that no order has to be kept."""
+        return len(self.branches) == 1
 
     @property
     def _is_threaded(self) -> bool:
@@ -440,10 +494,12 @@ class Execution:
                 return code()
 
             future = self.engine.threads.start(begin, context).future
-        future.add_done_callback(lambda _: self._ended(branch))
+        future.add_done_callback(partial(self._ended, branch))
         return future
 
-    def _ended(self, branch: Branch) -> None:
+    def _ended(self, branch: Branch, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # looked at here, because nobody awaits the branches of a run that was parked
         self.branches.discard(branch)
         self.computing -= 1
         self.busy -= 1
@@ -455,6 +511,11 @@ class Execution:
             self.stirred.set()
         if self._turns and not self.computing:
             self._next_turn()
+
+
+@types.coroutine
+def _suspended() -> Generator[None, None, None]:
+    yield
 
 
 async def _awaited(code: Callable[[], Any]) -> Any:

@@ -23,6 +23,7 @@ from kedge.errors import (
     KedgeError,
     MessageGone,
     RunBusy,
+    RunExists,
     ValueRefused,
 )
 from kedge.log.handle import Entry, RunLog
@@ -34,7 +35,7 @@ from kedge.runtime.context import recorded_context, through_codec
 from kedge.runtime.execution import Branch, Engine, Execution
 from kedge.runtime.here import HERE
 from kedge.runtime.registry import AGENTS, AnyAgent
-from kedge.runtime.replay import Record
+from kedge.runtime.replay import OVER, Record
 from kedge.runtime.run import Run, SyncRun
 from kedge.runtime.signals import Cancelling, Diverging, Interrupted, Parked, Paused, Signal
 from kedge.runtime.steps import first_entries
@@ -48,7 +49,7 @@ WARM_MAX: Final = 64
 POLL_SECONDS: Final = 0.25
 """How often a run that is busy looks whether another process sent it something."""
 
-_AGAIN: Final = (AlreadyClaimed, MessageGone)
+_AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists)
 """Refusals of a commit that another look at the store resolves."""
 
 
@@ -90,7 +91,9 @@ class Executor:
 
     # advancing --------------------------------------------------------------------------------
 
-    async def advance(self, run: str, *, start: Start | None = None, sit_out: bool = False) -> Advanced:
+    async def advance(
+        self, run: str, *, start: Start | None = None, agent: AnyAgent | None = None, sit_out: bool = False
+    ) -> Advanced:
         """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here."""
         if run in self._live:
             raise RunBusy(run, holder=self.engine.holder)
@@ -98,26 +101,28 @@ class Executor:
         try:
             while True:
                 try:
-                    return await self._advanced(run, start, sit_out)
+                    return await self._advanced(run, start, agent, sit_out)
                 except _AGAIN:
                     start = None
         finally:
             self._live.pop(run, None)
 
-    async def _advanced(self, run: str, start: Start | None, sit_out: bool) -> Advanced:
+    async def _advanced(self, run: str, start: Start | None, agent: AnyAgent | None, sit_out: bool) -> Advanced:
         taken = self._warmed(run) if start is None else self._begun(start)
-        ex = taken or self._opened(run)
+        ex = taken or self._opened(run, agent)
         if isinstance(ex, Advanced):
             return ex
         self._live[run] = ex
         try:
             await self._drive(ex, sit_out=sit_out)
             return await self._conclude(ex)
-        except BaseException:
+        except BaseException as error:
             if not isinstance(ex.signal, Interrupted):
                 ex.close(Interrupted(), cut=True)
             await asyncio.shield(ex.unwind())
             self._release(ex)
+            if isinstance(error, Interrupted):
+                raise _cause(error, run) from None
             raise
 
     def notify(self, run: str) -> None:
@@ -132,7 +137,7 @@ class Executor:
             task.cancel()
         for ex in [*self._live.values(), *self._warm.values()]:
             if ex is not None and ex.signal is None:
-                ex.close(Parked())
+                ex.close(Parked() if ex.parked else Interrupted(), cut=not ex.parked)
                 await ex.unwind()
         if self._children:
             await asyncio.wait(set(self._children.values()), timeout=5)
@@ -155,7 +160,7 @@ class Executor:
     def _warmed(self, run: str) -> Execution | None:
         """A run that waits in memory, if nobody touched it since."""
         ex = self._warm.pop(run, None)
-        if ex is None:
+        if ex is None or ex.signal is not None:
             return None
         engine = self.engine
         try:
@@ -164,36 +169,38 @@ class Executor:
             self._drop(ex)
             raise
         if head.seq != ex.log.seq or head.hash != ex.log.hash:
-            engine.log.store.release(run, epoch=head.epoch)
+            engine.log.store.release(run, epoch=head.epoch, holder=engine.holder)
             self._drop(ex)
             return None
+        ex.parked = False
         ex.log.go_on(head)
         self._leased(ex)
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.behind(Entry(taken))
         waits.look(ex)
+        for waiter in ex.waiters.values():
+            if waiter.waits_for == "child":
+                self._schedule(ex, waiter.name)
         return ex
 
-    def _opened(self, run: str) -> Execution | Advanced:
+    def _opened(self, run: str, agent: AnyAgent | None) -> Execution | Advanced:
         """A run from its record."""
         engine = self.engine
-        head = engine.log.head(run)
         now = engine.clock.now_us()
-        proven = head.holder is None or head.lease_until_us is None or head.lease_until_us > now
+        lease_until_us = engine.log.head(run).lease_until_us
         log = engine.log.open(run, holder=engine.holder, seconds=engine.lease_seconds)
         try:
             facts = log.fold.facts
             stays = self._stays(log)
             if stays is not None:
-                self.engine.log.store.release(run, epoch=log.epoch)
+                engine.log.store.release(run, epoch=log.epoch, holder=engine.holder)
                 return stays
-            agent = AGENTS.get(facts.agent)
+            agent = agent or AGENTS.get(facts.agent)
             point = machine.resume_point(engine.log, run, log.fold) if agent.is_machine else machine.Resumed()
             ex = self._execution(agent, log, point)
             ex.first_build = facts.build
             ex.input = _input(engine, agent, run, facts.input)
-            ex.touch_after_us = 0 if proven else _touch_after(ex, head.lease_until_us or now)
-            ex.resumed()
+            ex.touch_after_us = _touch_after(ex, lease_until_us or now)
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
             taken = e.RunTaken(at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent))
@@ -204,7 +211,7 @@ class Executor:
                 waits.look(ex)
             self._start(ex, point)
         except BaseException:
-            engine.log.store.release(run, epoch=log.epoch)
+            engine.log.store.release(run, epoch=log.epoch, holder=engine.holder)
             raise
         return ex
 
@@ -258,9 +265,11 @@ class Executor:
                 await ex.barrier()
                 if wake is None and not self._children_of(ex):
                     return
-                if wake is not None and wake > ex.now_us() and not sit_out and not self._children_of(ex):
+                sits = sit_out and any(waiter.waits_for in ("time", "delay") for waiter in ex.waiters.values())
+                if wake is not None and wake > ex.now_us() and not sits and not self._children_of(ex):
                     return
-                nap = clock.nap_seconds(nap) if wake is not None else nap
+                if wake is not None:
+                    nap = min(clock.nap_seconds(max((wake - ex.now_us()) / 1_000_000, 0.0)), POLL_SECONDS)
             await ex.rest(max(nap, 0.0))
             self._keep(ex)
             if not ex.main.done():
@@ -300,6 +309,8 @@ class Executor:
         facts = ex.log.fold.facts
         if facts.ended:
             self._tell_parent(ex)
+            if facts.status == "failed":
+                self._release(ex)  # somebody may resume it; of others nobody wants the lease any more
             return ended(self.engine, ex.run_id)
         self._release(ex)
         return standing(self.engine, ex)
@@ -333,9 +344,10 @@ class Executor:
 
     def _release(self, ex: Execution) -> None:
         with contextlib.suppress(KedgeError):
-            self.engine.log.store.release(ex.run_id, epoch=ex.log.epoch)
+            self.engine.log.store.release(ex.run_id, epoch=ex.log.epoch, holder=self.engine.holder)
 
     def _keep_warm(self, ex: Execution) -> None:
+        ex.parked = True
         self._warm[ex.run_id] = ex
         while len(self._warm) > self._warm_max:
             _, coldest = self._warm.popitem(last=False)
@@ -427,12 +439,14 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
         result = through_codec(await _code(ex, branch, point))
         if ex.agent.returns is not Any and not ex.agent.is_machine:
             convert(result, ex.agent.returns, at="result")
-    except Signal:
+    except (Signal, GeneratorExit):
         raise
     except BaseException as raised:
         error = raised
     finally:
         ex.computing -= 1
+    if isinstance(error, asyncio.CancelledError):
+        await ex.still_wanted()
     if ex.signal is not None:
         raise ex.signal
     if isinstance(error, ValueRefused) and error.__traceback__ is not None:
@@ -565,16 +579,19 @@ def _context_base(engine: Engine, log: RunLog, agent: AnyAgent, after: int) -> t
 
 
 def _input(engine: Engine, agent: AnyAgent, run: str, seq: int) -> Any:
-    value = engine.log.data(run, seq).get("input")
-    return convert(value, agent.input_type, at="input") if agent.takes_input else value
+    return agent.checked(engine.log.data(run, seq).get("input"))
 
 
 def _touch_after(ex: Execution, lease_until_us: int) -> int:
-    """R16: when the holder before may be frozen rather than dead, its open attempts are left alone for a while."""
+    """R16: where whoever began an attempt may be frozen rather than dead, it is left alone for a while."""
     grace = round(ex.engine.grace_seconds * 1_000_000)
+    open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
     latest = 0
-    for step in ex.record.steps.values():
-        if step.attempts and not step.attempts[-1].ended and step.status not in ("done", "failed", "cancelled"):
-            deadline = ex.record.event(step.attempts[-1].started).deadline
-            latest = max(latest, (deadline or lease_until_us) + grace)
+    for step in open_ones:
+        if step.status in OVER:
+            continue
+        started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
+        holder = ex.record.holder_of(started.epoch)
+        if holder is not None and holder != ex.engine.holder and ex.engine.log.store.lives(holder):
+            latest = max(latest, (started.deadline or lease_until_us) + grace)
     return latest

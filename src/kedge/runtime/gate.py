@@ -13,7 +13,15 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from kedge.errors import AlreadyClaimed, NotDone, StepFailed, ValueErased, ValueRefused
+from kedge.errors import (
+    AlreadyClaimed,
+    DeclarationRefused,
+    NotDone,
+    RateLimited,
+    StepFailed,
+    ValueErased,
+    ValueRefused,
+)
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.codec import canonical
@@ -27,9 +35,9 @@ from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
 from kedge.runtime.here import HERE
-from kedge.runtime.isolated import run_isolated
+from kedge.runtime.isolated import IsolatedError, run_isolated
 from kedge.runtime.models import reasoning_of, rebuild, reply_kind, usage_of, wire
-from kedge.runtime.registry import DEFAULT_RETRY, KEY, ONCE, STEP, Key, Policy, Shape, ToolStep
+from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, KEY, ONCE, STEP, Happened, Key, Policy, Shape, ToolStep
 from kedge.runtime.replay import OVER, Asked, compare, short
 from kedge.runtime.signals import Diverging, Interrupted, Stopped
 from kedge.runtime.threads import Work
@@ -46,14 +54,15 @@ RATE_LIMIT_SECONDS: Final = 1.0
 """How long to wait for the first time when the far side does not say; doubled each time."""
 
 
+_NONE: Final[Mapping[str, Any]] = {}
 CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")
 
 
 class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
-    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "name", "policy", "recording",
-                 "returns", "shape", "sort", "told", "undoes")  # fmt: skip
+    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name", "policy",
+                 "recording", "returns", "shape", "sort", "told", "undoes")  # fmt: skip
 
     def __init__(
         self,
@@ -83,7 +92,8 @@ class Intent:
         self.digest: bytes = b""
         self.identity: bytes | None = None
         self.claims: tuple[Claim, ...] = ()
-        self.injected: dict[str, Any] = shape.injected if shape is not None else {}
+        self.injected: Mapping[str, Any] = shape.injected if shape is not None else _NONE
+        self.is_async = shape.is_async if shape is not None else _is_async(fn)
 
     def weigh(self, step: e.StepId, secret_key: bytes) -> None:
         """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
@@ -103,6 +113,8 @@ class Intent:
         if self.sort != "model":
             chosen = policy.effect
             self.effect = chosen(**self.arguments) if callable(chosen) else chosen
+            if self.effect not in EFFECTS:
+                raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
 
     @property
     def retry(self) -> Retry:
@@ -125,6 +137,7 @@ class Applied(NamedTuple):
     error: BaseException | None = None
     work: Work | None = None
     timed_out: bool = False
+    untouched: bool = False
 
 
 # a step, replayed or live -------------------------------------------------------------------------
@@ -132,27 +145,31 @@ class Applied(NamedTuple):
 
 async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
     """A step through the gate: its recorded outcome, or its attempts."""
+    intent.weigh(step or branch.position, ex.engine.secret_key)
     step = step or branch.number()
-    intent.weigh(step, ex.engine.secret_key)
     past = ex.record.step(step)
     if past is None:
-        refuse_gap(ex, branch, step, str(intent.asked()))
+        if branch.scope is not None or ex.record.goes_on(branch.path, branch.count):
+            refuse_gap(ex, branch, step, str(intent.asked()))
     else:
         await agree(ex, branch, past, intent.asked(), intent.recording)
         if past.status in OVER:
             return await replayed(ex, branch, past, intent)
-    await ex.turn()
+    if not ex.is_solo:
+        await ex.turn()
     attempting = Attempting(ex, branch, step, intent, past)
     try:
         return await attempting.go()
     except Stopped:
         attempting.stopped()
         raise
+    finally:
+        attempting.over()
 
 
 def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
     """Code may not ask for a step that the record passed over."""
-    if ex.record.goes_on(branch.path, branch.count):
+    if ex.record.goes_on(branch.path, branch.count) or branch.is_over:
         diverge(ex, step, "nothing here, and goes on after it", found)
 
 
@@ -213,10 +230,10 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
         ex.refuse(branch)
     ex.played(past.ended)
     if past.status == "done":
-        unconfirmed = [event for _, event in ex.record.of(past.id, e.EffectConfirmed) if not event.confirmed]
-        if unconfirmed:
+        value = restored(intent, data.get("output"), data.get("reply"), past.id)
+        if not await effects.stays_confirmed(ex, branch, past, intent, value):
             raise StepFailed(past.id, past.name, effects.NOT_CONFIRMED)
-        return restored(intent, data.get("output"), data.get("reply"), past.id)
+        return value
     raise StepFailed(past.id, past.name, failure)
 
 
@@ -234,9 +251,11 @@ def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure |
 
 async def until_cancelled(ex: Execution, past: Step) -> None:
     """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
+    ex.pass_on()
     try:
         await asyncio.get_running_loop().create_future()
     except asyncio.CancelledError:
+        await ex.still_wanted()
         ex.played(past.ended)
         raise
 
@@ -245,7 +264,7 @@ def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> A
     """A recorded value as the type that code expects."""
     if reply is not None:
         return rebuild(reply, value, intent.arguments)
-    if intent.returns is Any:
+    if intent.returns is Any or type(value) is intent.returns:
         return value
     return convert(value, intent.returns, at=f"step {step} ({intent.name})")
 
@@ -271,10 +290,12 @@ class Attempting:
         self.limited = 0
         self.until_us = 0
         self.is_open = False
+        self.holds = False
         self.granted = False
         self.cancelled = False
         self.progress: Any = None
-        self.late: Any = None
+        self.late: Happened | None = None
+        self.inflight: tuple[str, e.Digest] | None = None
         if past is None:
             self._intend()
         else:
@@ -324,11 +345,25 @@ class Attempting:
                 self.limited_since = attempt.at
             if ended is not None and ended.outcome != "returned":
                 self.failure = convert(record.data(attempt.ended)["failure"], Failure, at="failure")
+        owners = [self.ex.engine.log.store.owner(claim) for claim in self.intent.claims]
+        starts = {attempt.started for attempt in past.attempts}
+        self.holds = bool(owners) and all(own is not None and own.seq in starts for own in owners)
         if past.attempts and not past.attempts[-1].ended and past.status != "intended":
             self.is_open = True
             self.failure = effects.DIED
         elif past.status in ("in_doubt", "waiting") and past.attempts and past.attempts[-1].outcome == "unknown":
             self.is_open = True
+
+    def begins(self, tool: str, identity: e.Digest) -> None:
+        """The same action in another branch waits until this one is over, and then looks what came of it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ex.inflight[tool, identity] = future
+        self.inflight = tool, identity
+
+    def over(self) -> None:
+        """Whatever waits for this step goes on."""
+        if self.inflight is not None:
+            self.ex.inflight.pop(self.inflight).set_result(None)
 
     def written(self) -> list[Entry]:
         """What is still to be written of the intention, from now on in somebody else's hands."""
@@ -340,14 +375,22 @@ class Attempting:
     async def go(self) -> Any:
         """Attempts until one returns, or none is left."""
         ex = self.ex
+        policy = self.intent.policy
         if not self.made:
-            found = await effects.earlier(self)
-            if found is not None:
-                return await self._ended(found.seq, found.value)
-            await self._refuse_consumed()
+            if ex.left_behind or policy.repeat != "allow":
+                found = await effects.earlier(self)
+                if found is not None:
+                    await ex.recorded(found.seq)
+                    return found.value
+            if self.intent.claims:
+                await self._refuse_consumed()
         if self.is_open and ex.touch_after_us > ex.now_us():
-            await until_time(ex, self.branch, self.step, ex.touch_after_us)
-        work: Work | None = None
+            # The holder before may only be frozen: its attempt is left alone for as long as it may take.
+            until, because = ex.touch_after_us, "the last holder may still be at it"
+            ex.behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
+            await until_time(ex, self.branch, self.step, until)
+            self.until_us = 0
+        work = ex.engine.works.get((ex.run_id, self.step))
         while True:
             if self.is_open and self.intent.effect not in SAFE:
                 settled = await effects.settle(self, work)
@@ -358,19 +401,25 @@ class Attempting:
             elif self.counted >= self.allowed and not self.granted:
                 return await self._give_up()
             self.granted = False
-            await until_time(ex, self.branch, self.step, self.until_us)
-            await self._tokens()
-            work = None
+            if self.until_us:
+                await until_time(ex, self.branch, self.step, self.until_us)
+            if policy.limits:
+                await self._tokens()
+            late = await self._outlived(work)
+            if late is not None:
+                return await self._ended(late.seq, late.value)
             applied = await self._attempt()
+            work = applied.work
+            if work is not None and self.intent.effect in SAFE and self.counted + 1 < self.allowed:
+                # The next attempt may not begin before the thread of this one ends, which may still bring a result.
+                late_one = await waited_for(work, ABANDON_SECONDS)
+                applied = late_one if late_one.error is None else applied
             if applied.error is None:
                 ended = self._returned(applied.value)
                 if ended is not None:
                     return await self._ended(*ended)
             else:
                 await self._raised(applied)
-                work = applied.work
-                if work is not None and self.intent.effect in SAFE:
-                    await self._outlive(work)
 
     async def opened(self) -> Any:
         """As `go`, for a stream: what was opened, of which nothing is recorded yet."""
@@ -393,11 +442,12 @@ class Attempting:
 
     async def _ended(self, seq: int, value: Any) -> Any:
         ex = self.ex
-        policy = self.intent.policy
-        if policy.confirm is not None and not await effects.confirmed(self, value):
+        if self.intent.policy.confirm is not None and not await effects.confirmed(self, value):
             await ex.recorded(ex.log.seq)
             raise StepFailed(self.step, self.intent.name, effects.NOT_CONFIRMED)
-        await ex.recorded(seq)
+        if not ex.is_solo:
+            await ex.recorded(seq)
+        ex.context.see(seq)
         return value
 
     async def _give_up(self) -> Any:
@@ -430,11 +480,16 @@ class Attempting:
     async def _tokens(self) -> None:
         """Wait for the rate limits that are declared; that is no attempt."""
         intent, ex = self.intent, self.ex
-        while intent.policy.limits:
+        since = ex.now_us()
+        while True:
             wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
             if wait <= 0:
                 return
             until = ex.now_us() + round(wait * 1_000_000)
+            if until - since > intent.policy.patience * 1_000_000:
+                told = f"no turn within {intent.policy.patience:g} s by its own limits"
+                self.failure = describe(RateLimited(told))
+                await self._give_up()
             because = "limit " + ", ".join(limit.name for limit in intent.policy.limits)
             ex.behind(
                 *self.written(), Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because))
@@ -451,9 +506,10 @@ class Attempting:
         timeout = intent.policy.timeout
         self.made += 1
         if self.key is None:
-            generation = ex.log.fold.facts.generation
             undo = intent.undoes is not None
-            self.key = action_key(ex.run_id, self.step, intent.name, intent.digest, generation=generation, undo=undo)
+            self.key = action_key(ex.run_id, self.step, intent.name, intent.digest, generation=ex.generation, undo=undo)
+        claims = () if self.holds else intent.claims
+        self.holds = bool(intent.claims)
         started = e.AttemptStarted(
             at=now,
             step=self.step,
@@ -461,27 +517,36 @@ class Attempting:
             key=self.key,
             epoch=ex.log.epoch,
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
-            claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in intent.claims),
+            claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in claims),
         )
         entries = [*self.written(), Entry(started)]
-        if intent.effect in ("reads", None) and not ex.is_fresh_resume():
+        if intent.effect in ("reads", None) and not ex.is_first_live():
             ex.behind(*entries)
-        elif await ex.durably(*entries, **({"claims": intent.claims} if intent.claims else {})):
+        elif (await ex.durably(*entries, **({"claims": claims} if claims else {}))).cancelled:
             return Applied(error=_Untouched())
         ex.check_lease()
-        return await self._apply(timeout)
+        try:
+            injected = await self._injected() if intent.injected else {}
+        except Exception as error:
+            return Applied(error=error, untouched=True)
+        return await self._apply(timeout, injected)
 
-    async def _apply(self, timeout: float | None) -> Applied:
+    async def _apply(self, timeout: float | None, injected: dict[str, Any]) -> Applied:
         ex, intent = self.ex, self.intent
         assert self.key is not None
         place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
-        call = partial(_call, intent, await self._injected(place))
+        for name, marker in intent.injected.items():
+            if marker is KEY or marker is STEP:
+                injected[name] = place.key if marker is KEY else place
+        call = partial(_call, intent, injected)
         if intent.policy.isolate == "process":
-            return await run_isolated(intent.fn, intent.arguments, timeout)
-        if _is_async(intent.fn):
+            return await run_isolated(intent.fn, intent.arguments, place, timeout)
+        if intent.is_async:
             token = HERE.set(place)
             limit = asyncio.timeout(timeout)
             try:
+                if timeout is None:
+                    return Applied(await call())
                 async with limit:
                     return Applied(await call())
             except BaseException as error:
@@ -491,16 +556,14 @@ class Attempting:
         context = copy_context()
         context.run(HERE.set, place)
         work = ex.engine.threads.start(call, context)
+        ex.engine.works[ex.run_id, self.step] = work
         return await waited_for(work, timeout)
 
-    async def _injected(self, place: ToolStep) -> dict[str, Any]:
+    async def _injected(self) -> dict[str, Any]:
+        """The resources that the tool needs, open before it is called."""
         injected: dict[str, Any] = {}
         for name, marker in self.intent.injected.items():
-            if marker is KEY:
-                injected[name] = place.key
-            elif marker is STEP:
-                injected[name] = place
-            else:
+            if marker is not KEY and marker is not STEP:
                 injected[name] = await self.ex.engine.resources.get(marker.resource)
         return injected
 
@@ -548,8 +611,8 @@ class Attempting:
         """Record a failure, and decide: again later, in doubt, or over."""
         ex, intent, error = self.ex, self.intent, applied.error
         assert error is not None
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            ex.close(Interrupted(error))
+        if isinstance(error, asyncio.CancelledError):
+            await ex.still_wanted()
         if isinstance(ex.signal, Interrupted):
             raise ex.signal
         if isinstance(error, _Untouched):
@@ -558,9 +621,12 @@ class Attempting:
             await ex.recorded(ex.log.seq)
             raise asyncio.CancelledError
         cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
-        failure = describe(error, kind="timeout" if applied.timed_out else None)
+        if isinstance(error, IsolatedError):
+            failure = error.failure
+        else:
+            failure = describe(error, kind="timeout" if applied.timed_out else None)
         limited = None if cancelled else self._limited(error)
-        told = limited is not None or isinstance(error, (NotDone, *intent.retry.on))
+        told = limited is not None or applied.untouched or _is_any(error, (NotDone, *intent.retry.on))
         outcome: e.Outcome = "refused" if told else "unknown"
         self.counted += limited is None
         retry_at = None if cancelled else self._retry_at(error, outcome, limited)
@@ -600,7 +666,7 @@ class Attempting:
         self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False
     ) -> None:
         ex, intent = self.ex, self.intent
-        released = intent.claims if outcome == "refused" else ()
+        released = intent.claims if outcome == "refused" and self.holds else ()
         event = e.AttemptEnded(
             at=ex.now_us(),
             step=self.step,
@@ -610,16 +676,22 @@ class Attempting:
             limited=limited,
             released=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in released),
         )
-        ex.behind(Entry(event, {"failure": failure}), **({"releases": released} if released else {}))
+        values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
+        ex.behind(Entry(event, values), **({"releases": released} if released else {}))
+        self.holds = self.holds and not released
         self.failure = failure
         self.until_us = retry_at or 0
         self.is_open = outcome == "unknown"
 
-    async def _outlive(self, work: Work) -> None:
-        """No further attempt of a blocking tool starts while the thread of the last one lives."""
+    async def _outlived(self, work: Work | None) -> effects.Found | None:
+        """No further attempt of a blocking tool starts while the thread of the last one lives; it may yet succeed."""
+        if work is None or not work.alive:
+            return None
         late = await waited_for(work, ABANDON_SECONDS)
         if late.work is not None:
-            raise StepFailed(self.step, self.intent.name, self.failure)
+            self.failure = describe(TimeoutError("the thread of the last attempt is still at it"), kind="timeout")
+            await self._give_up()
+        return effects.happened_late(self, late.value) if late.error is None else None
 
 
 class _Untouched(Exception):
@@ -652,6 +724,12 @@ def _call(intent: Intent, injected: Mapping[str, Any]) -> Any:
         named = {name: value for name, value in intent.arguments.items() if name != "args"}
         return intent.fn(*positional, **named)
     return intent.shape.call(intent.fn, intent.arguments, injected)
+
+
+def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Also for an error that another process raised, and of which only the record is here."""
+    told = getattr(error, "failure", None)
+    return isinstance(error, kinds) or (isinstance(told, Failure) and any(map(told.is_a, kinds)))
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

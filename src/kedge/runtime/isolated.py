@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kedge.errors import DeclarationRefused, KedgeError, NotDone
+from kedge.errors import KedgeError, RateLimited
 from kedge.model.failure import Failure
 from kedge.model.typed import convert
 from kedge.model.values import pack, unpack
 
 if TYPE_CHECKING:
     from kedge.runtime.gate import Applied
+    from kedge.runtime.registry import ToolStep
 
 _ERROR: Final = "error"
 
@@ -31,34 +32,37 @@ class IsolatedError(Exception):
         self.failure = failure
 
 
-async def run_isolated(fn: Callable[..., Any], arguments: Mapping[str, Any], timeout: float | None) -> Applied:
+async def run_isolated(
+    fn: Callable[..., Any], arguments: Mapping[str, Any], place: ToolStep, timeout: float | None
+) -> Applied:
     """Call a function in a fresh process; when its time is up the process is killed, and that is certain."""
     from kedge.runtime.gate import Applied
 
     name = f"{fn.__module__}:{fn.__qualname__}"
-    if "<locals>" in name or fn.__module__ == "__main__":
-        raise DeclarationRefused(fn.__name__, "isolate='process' needs a function at the top of an importable module")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kedge.runtime.isolated", name,
+        sys.executable, "-c", "from kedge.runtime.isolated import main; main()", name,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     try:
         async with asyncio.timeout(timeout):
-            answer, _ = await process.communicate(_packed(dict(arguments)))
+            told = {"arguments": dict(arguments), "place": [place.run, place.id, place.attempt, str(place.key)]}
+            answer, _ = await process.communicate(_packed(told))
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         return Applied(error=error, timed_out=isinstance(error, TimeoutError))
     try:
-        told: dict[str, Any] = _unpacked(answer)
+        outcome: dict[str, Any] = _unpacked(answer)
     except (msgspec.DecodeError, KedgeError):
         return Applied(error=ChildProcessError(f"{fn.__name__} died with exit code {process.returncode}"))
-    if _ERROR not in told:
-        return Applied(told["output"])
-    failure = convert(told[_ERROR], Failure, at="failure")
-    return Applied(error=NotDone(str(failure)) if failure.is_a(NotDone) else IsolatedError(failure))
+    if _ERROR not in outcome:
+        return Applied(outcome["output"])
+    failure = convert(outcome[_ERROR], Failure, at="failure")
+    if failure.is_a(RateLimited):
+        return Applied(error=RateLimited(failure.message, retry_after=outcome.get("retry_after")))
+    return Applied(error=IsolatedError(failure))
 
 
 def _packed(value: Any) -> bytes:
@@ -77,26 +81,24 @@ def _unpacked(body: bytes) -> Any:
 def main() -> None:
     """The other process: one call, read from stdin, answered on stdout. What the tool prints goes to stderr."""
     from kedge.runtime.failures import describe
-    from kedge.runtime.registry import Tool
+    from kedge.runtime.registry import KEY, STEP, Key, Shape, Tool, ToolStep
 
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     module, _, path = sys.argv[1].partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
-    arguments = _unpacked(sys.stdin.buffer.read())
+    told = _unpacked(sys.stdin.buffer.read())
+    run, step, attempt, key = told["place"]
+    place = ToolStep(run, step, attempt, Key(key), lambda _: None)
+    injected = {KEY: place.key, STEP: place}
     try:
-        if isinstance(found, Tool):
-            shape = found.shape
-            output = shape.call(found.fn, shape.restore(arguments, arguments), {})
-        else:
-            output = found(**arguments)
+        fn: Any = found.fn if isinstance(found, Tool) else found  # pyright: ignore[reportUnknownMemberType]
+        shape = found.shape if isinstance(found, Tool) else Shape(fn, path)
+        extra = {name: injected[marker] for name, marker in shape.injected.items()}
+        output = shape.call(fn, shape.restore(told["arguments"], told["arguments"]), extra)
         answer = _packed({"output": output})
     except Exception as error:
-        answer = _packed({_ERROR: describe(error)})
+        answer = _packed({_ERROR: describe(error), "retry_after": getattr(error, "retry_after", None)})
     out.write(answer)
     out.flush()
-
-
-if __name__ == "__main__":
-    main()

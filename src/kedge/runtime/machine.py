@@ -76,6 +76,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     state: Any = None
     waits: dict[str, Any] | None = None
     is_first: bool = True
+    done: Done | None = None
 
 
 def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
@@ -84,6 +85,8 @@ def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
         step = fold.steps[fold.tops[top]]
         if step.sort == "scope" and step.name == "transition" and step.status == "done":
             output = log.data(run, step.output)["output"]
+            if "done" in output:
+                return Resumed(after=step.ended, count=int(step.id), done=Done(output["done"]), is_first=False)
             return Resumed(
                 after=step.ended, count=int(step.id), state=output["state"], waits=output.get("waits"), is_first=False
             )
@@ -94,9 +97,11 @@ async def transitions(
     ex: Execution, branch: Branch, agent: AnyAgent, resumed: Resumed, step: Callable[[Any], Coroutine[Any, Any, Any]]
 ) -> Any:
     """One transition after the other, until one is the last."""
+    branch.count = resumed.count
+    if resumed.done is not None:
+        return resumed.done.result
     state = ex.input if resumed.is_first else convert(resumed.state, agent.input_type, at="state")
     waits = resumed.waits
-    branch.count = resumed.count
     while True:
         if waits is not None:
             ex.received = await steps.wait(ex, branch, waits["name"], waits["timeout"], waits["default"], Any)
@@ -145,7 +150,8 @@ async def _transition(
         output = through_codec({"state": state, "waits": _stored(waits)})
         ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     elif isinstance(outcome, Done):
-        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number)))
+        output = through_codec({"done": outcome.result})
+        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
     return ended
 

@@ -22,7 +22,7 @@ from kedge.runtime.here import in_agent
 from kedge.runtime.limits import Limit
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R = TypeVar("R", covariant=True)
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
-_EFFECTS: Final = ("reads", "idempotent", "at_most_once")
+EFFECTS: Final = ("reads", "idempotent", "at_most_once")
 
 
 class Tool(Generic[P, R]):
@@ -255,32 +255,24 @@ class Shape:
         self._names = tuple(p.name for p in given)
         self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name, defaults included. TypeError, as for any call, when they do not fit."""
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arguments by name: all of them, and those that were given. TypeError, as for any call, if they misfit.
+
+        Digests are of those given, so that neither a new default parameter nor another default changes one.
+        """
         if self._plain and not kwargs and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True))
+            given = dict(zip(self._names, args, strict=True))
+            return given, given
         bound = self.signature.bind(*args, **kwargs)
+        given = dict(bound.arguments)
         bound.apply_defaults()
-        return dict(bound.arguments)
-
-    def told(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments without those left at their defaults, so that a new default parameter changes no digest."""
-        if not self._defaults:
-            return dict(arguments)
-        return {name: value for name, value in arguments.items() if not self._is_default(name, value)}
-
-    def _is_default(self, name: str, value: Any) -> bool:
-        if name not in self._defaults:
-            kind = self.signature.parameters[name].kind
-            return not value and kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        default = self._defaults[name]
-        return value is default or (type(value) is type(default) and bool(value == default))
+        return dict(bound.arguments), given
 
     def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
         """Recorded arguments as the types they are declared with; what only this process knows comes from the call."""
         restored = dict(live)
         for name in self._names:
-            if name in recorded and not isinstance(recorded[name], Secret):
+            if name in recorded and not holds_secret(recorded[name]):
                 restored[name] = convert(recorded[name], self._hint(name), at=name)
         return restored
 
@@ -298,17 +290,36 @@ class Shape:
         return fn(*bound.args, **bound.kwargs, **injected)
 
 
+def holds_secret(value: Any) -> bool:
+    """Whether a recorded value has a secret in it, of which only the digest is on record."""
+    if isinstance(value, Mapping):
+        return any(map(holds_secret, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(holds_secret, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, Secret)
+
+
 def resolved_hints(fn: Callable[..., Any]) -> dict[str, Any]:
     """A function's annotations; one that cannot be resolved counts as Any."""
     written: dict[str, Any] = dict(getattr(inspect.unwrap(fn), "__annotations__", {}))
     resolved = dict.fromkeys(written, Any)
-    seen = {**_locals_around(fn), **(inspect.getclosurevars(fn).nonlocals if inspect.isfunction(fn) else {})}
+    seen = {**_locals_around(fn), **_closure(fn)}
     for name, hint in written.items():
         one = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError, TypeError, AttributeError, SyntaxError):
             found = typing.get_type_hints(one, getattr(fn, "__globals__", {}), seen, include_extras=True)
             resolved[name] = found[name]
     return resolved
+
+
+def _closure(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What a function closes over, as far as it is there already."""
+    found: dict[str, Any] = {}
+    if inspect.isfunction(fn):
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):
+                found[name] = cell.cell_contents
+    return found
 
 
 def _locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -400,8 +411,8 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _check_tool(declared: Tool[..., Any]) -> None:
     policy, name = declared.policy, declared.name
-    if not callable(policy.effect) and policy.effect not in _EFFECTS:
-        raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(_EFFECTS)}")
+    if not callable(policy.effect) and policy.effect not in EFFECTS:
+        raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
         for parameter in named:
             if parameter not in declared.hints:
@@ -413,6 +424,8 @@ def _check_tool(declared: Tool[..., Any]) -> None:
             )
     if policy.isolate == "process" and declared.is_async:
         raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
+    if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
+        raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")
 
 
 # declaring agents ---------------------------------------------------------------------------------
@@ -446,6 +459,10 @@ class Agent(Generic[I, O]):
     def digest_of(self, input: Any) -> bytes:  # noqa: A002
         """What tells two inputs apart."""
         return digest(input, at="input")
+
+    def checked(self, value: Any) -> Any:
+        """An input as the type that the agent takes. ValueRefused when it does not fit."""
+        return convert(value, self.input_type, at="input") if self.takes_input else value
 
     def first_context(self) -> Any:
         """The context that a run starts with; None without one."""

@@ -56,9 +56,13 @@ class Record:
             self.last[path] = max(self.last.get(path, 0), int(number))
         self.unplayed = sum(step.status in OVER and step.sort != "scope" for step in self.steps.values())
         self.outside: deque[Outside] = deque()
-        self.undoing: dict[e.StepId, e.StepId] = {
-            step.undoes: step.id for step in self.steps.values() if step.undoes is not None
-        }
+        self.ruled_out: set[str] = set()
+        """Keys of effects of which it was settled that they did not happen."""
+        self.undoing: dict[int, e.StepId] = {}
+        """By where an effect started, the step that undoes it."""
+        for step in self.steps.values():
+            if step.undoes is not None:
+                self.undoing[self.event(step.intended).undoes_seq] = step.id
         self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
         self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
         self._index()
@@ -69,6 +73,8 @@ class Record:
             if kind in _OF_STEPS:
                 event: Any = e.decode(row.body)
                 self._of_step[event.step].append((seq, event))
+                if isinstance(event, e.AttemptSettled) and event.settlement == "did_not_happen":
+                    self.ruled_out.add(event.key)
             elif kind in _BETWEEN:
                 event = e.decode(row.body)
                 if isinstance(event, e.ContextChanged) and event.step is None:
@@ -100,10 +106,27 @@ class Record:
         """The events of a kind that belong to a step."""
         return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
 
+    def holder_of(self, epoch: int) -> str | None:
+        """Who held the run at an epoch."""
+        for row in self._rows.values():
+            if row.body.startswith(b'{"kind":"run.taken"'):
+                event: Any = e.decode(row.body)
+                if event.epoch == epoch:
+                    return str(event.holder)
+        return None
+
     def take(self, position: str, kind: str, name: str = "") -> int | None:
         """The seq of the next thing of this kind recorded before a step, and move past it."""
         queue = self._between.get((position, f"{kind}:{name}"))
         return queue.popleft() if queue else None
+
+    def branches_beyond(self, step: e.StepId, count: int) -> int | None:
+        """A branch of a gather that has steps on record and that the code does not have any more."""
+        for path in self.last:
+            parent, _, number = path.rpartition(".")
+            if parent == step and int(number) > count:
+                return int(number)
+        return None
 
     def goes_on(self, path: str, count: int) -> bool:
         """Whether more steps are on record in a scope after this many."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import warnings
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -21,12 +19,12 @@ from collections.abc import (
 )
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Generic, Literal, ParamSpec, overload
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from kedge.errors import KedgeError, OutsideBranch
+from kedge.errors import LogError, OutsideBranch, StoreError
 from kedge.model.retry import seconds
 from kedge.runtime import scopes, steps, streams
 from kedge.runtime.execution import Branch, Execution
@@ -48,57 +46,32 @@ I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 C = TypeVar("C", default=Any)
 
+Step: TypeAlias = Coroutine[Any, Any, T]
+"""A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
+
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 _MODEL: Final = Policy(effect="reads")
 
 
-class Step(Generic[T]):
-    """A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
-
-    __slots__ = ("_do", "_execution", "_name", "_taken")
-
-    def __init__(self, execution: Execution, name: str, do: Callable[[Branch], Coroutine[Any, Any, T]]) -> None:
-        self._execution = execution
-        self._name = name
-        self._do = do
-        self._taken = False
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._go().__await__()
-
-    async def _go(self) -> T:
-        execution = self._execution
-        branch = execution.branch_here()
-        self.take()
-        try:
-            execution.enter(branch)
-        except Signal:
-            await execution.refused_again()
-            raise
-        try:
-            return await self._do(branch)
-        finally:
-            execution.leave(branch)
-
-    def take(self) -> None:
-        if self._taken:
-            raise KedgeError(f"run.{self._name}(…) was awaited twice; each await needs a step of its own")
-        self._taken = True
-
-    async def in_thread(self, branch: Branch) -> T:
-        """The same for a branch whose code blocks in a thread of its own."""
-        execution = self._execution
-        self.take()
-        execution.enter(branch, task=asyncio.current_task())
-        try:
-            return await self._do(branch)
-        finally:
-            branch.applying = None
-            execution.leave(branch)
-
-    def __del__(self) -> None:
-        if not self._taken and self._execution.signal is None:
-            warnings.warn(f"run.{self._name}(…) was never awaited; nothing was done", RuntimeWarning, stacklevel=2)
+async def taken(
+    ex: Execution, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, branch: Branch | None = None, **kwargs: Any
+) -> T:
+    """A step, from the moment it is awaited: it belongs to the branch whose code awaits it."""
+    task = None if branch is None else asyncio.current_task()
+    branch = branch or ex.branch_here()
+    try:
+        ex.enter(branch, task=task)
+    except Signal:
+        scopes.discard(args)
+        await ex.refused_again()
+        raise
+    try:
+        return await do(ex, branch, *args, **kwargs)
+    except (StoreError, LogError) as error:
+        raise ex.interrupted(error) from error
+    finally:
+        branch.applying = None
+        ex.leave(branch)
 
 
 class _Common(Generic[C]):
@@ -141,26 +114,15 @@ class _Common(Generic[C]):
 
     # the inert steps, for both ------------------------------------------------------------------
 
-    def _step(self, name: str, do: Callable[[Branch], Coroutine[Any, Any, T]]) -> Step[T]:
-        return Step(self._execution, name, do)
-
-    def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step[Any]:
+    def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
         if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"run.call takes a tool; declare {getattr(tool, '__name__', tool)!r} with @kedge.tool")
         shape = tool.shape
-        arguments = shape.bind(args, kwargs)
-        intent = Intent(
-            "tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=tool.returns, told=shape.told(arguments)
-        )
-        return self._step("call", lambda branch: perform(self._execution, branch, intent))
-
-    def _model(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Step[Any]:
-        intent = model_intent(fn, args, kwargs)
-        return self._step("model", lambda branch: perform(self._execution, branch, intent))
+        arguments, told = shape.bind(args, kwargs)
+        return Intent("tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=tool.returns, told=told)
 
     def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
-        execution = self._execution
-        return self._step(do.__name__, lambda branch: do(execution, branch, *args, **kwargs))
+        return taken(self._execution, do, *args, **kwargs)
 
 
 def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
@@ -180,7 +142,7 @@ class Run(_Common[C]):
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
         """Call a tool through the gate."""
-        return self._call(tool, args, kwargs)
+        return taken(self._execution, perform, self._call(tool, args, kwargs))
 
     @overload
     def model(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Step[T]: ...
@@ -188,7 +150,7 @@ class Run(_Common[C]):
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
     def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
         """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
-        return self._model(fn, args, kwargs)
+        return taken(self._execution, perform, model_intent(fn, args, kwargs))
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
@@ -320,13 +282,13 @@ class SyncRun(_Common[C]):
 
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a tool through the gate."""
-        step: Step[T] = self._call(tool, args, kwargs)
-        return self._await(step)
+        result: T = self._await(perform, self._call(tool, args, kwargs))
+        return result
 
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
-        step: Step[T] = self._model(fn, args, kwargs)
-        return self._await(step)
+        result: T = self._await(perform, model_intent(fn, args, kwargs))
+        return result
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
@@ -343,47 +305,55 @@ class SyncRun(_Common[C]):
         by: str = "agent",
     ) -> T:  # fmt: skip
         """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
-        step: Step[T] = self._steps(steps.decided, question, choice, options, because, by)
-        return self._await(step)
+        chosen: T = self._await(steps.decided, question, choice, options, because, by)
+        return chosen
 
     def plan(self, stages: Sequence[str]) -> None:
         """Say which stages the agent will go through."""
-        self._await(self._steps(steps.plan, tuple(stages)))
+        self._await(steps.plan, tuple(stages))
 
     def at(self, stage: str) -> None:
         """Say which stage the agent is at."""
-        self._await(self._steps(steps.at, stage))
+        self._await(steps.at, stage)
 
     def note(self, note: Any) -> None:
         """A remark for whoever reads the record."""
-        self._await(self._steps(steps.note, note))
+        self._await(steps.note, note)
 
     def update(self, **changes: Any) -> None:
         """Change entries of the context."""
-        self._await(self._steps(steps.update, changes))
+        self._await(steps.update, changes)
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any,
     ) -> Answer:  # fmt: skip
         """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers."""
-        return self._await(self._steps(steps.ask, prompt, to, timeout, default, options, returns))
+        return self._await(steps.ask, prompt, to, timeout, default, options, returns)
 
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Any: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> T: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
     def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
         """Wait for a message of this name, first in first out."""
-        return self._await(self._steps(steps.wait, name, timeout, default, returns))
+        return self._await(steps.wait, name, timeout, default, returns)
 
     def heard(self) -> list[Any]:
         """What people said to the run since it last listened; does not wait."""
-        return self._await(self._steps(steps.heard))
+        return self._await(steps.heard)
 
     def sleep(self, duration: Duration) -> None:
         """Wait for a while, however long; the run leaves memory meanwhile."""
-        self._await(self._steps(steps.sleep, seconds(duration), None))
+        self._await(steps.sleep, seconds(duration), None)
 
     def sleep_until(self, moment: datetime) -> None:
         """Wait until a moment, which must have a time zone."""
-        self._await(self._steps(steps.sleep, None, moment))
+        self._await(steps.sleep, None, moment)
 
     @overload
     def spawn(
@@ -400,24 +370,24 @@ class SyncRun(_Common[C]):
         on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
     ) -> Child[Any]:  # fmt: skip
         """Start a child run; `run.result(child)` waits for what it returns."""
-        return self._await(self._steps(steps.spawn, self, agent, input, id, on_parent_end, priority))
+        return self._await(steps.spawn, self, agent, input, id, on_parent_end, priority)
 
     def result(self, child: Child[O]) -> O:
         """What a child returned; waits for it."""
-        step: Step[O] = self._steps(steps.child_result, child)
-        return self._await(step)
+        result: O = self._await(steps.child_result, child)
+        return result
 
     def send(self, run: str, name: str, body: Any = None) -> None:
         """Send a message to another run."""
-        self._await(self._steps(steps.send, run, name, body))
+        self._await(steps.send, run, name, body)
 
     def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
         """Branches side by side, each a function without arguments."""
-        return self._await(self._steps(scopes.gather, scopes.spread(branches)))
+        return self._await(scopes.gather, scopes.spread(branches))
 
     def first(self, *branches: Callable[[], T]) -> First[T]:
         """Branches side by side, until one is done; the others stop at their next step."""
-        return self._await(self._steps(scopes.first, scopes.spread(branches)))
+        return self._await(scopes.first, scopes.spread(branches))
 
     def now(self) -> datetime:
         """The time, as it was when the code first came here."""
@@ -443,16 +413,12 @@ class SyncRun(_Common[C]):
             raise OutsideBranch(self.id, "a Run was used in a thread that Kedge did not start")
         return branch
 
-    def _await(self, step: Step[T]) -> T:
-        return self._on_loop(step.in_thread(self._here()))
+    def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        return self._on_loop(taken(self._execution, do, *args, branch=self._here()))
 
     def _on_loop(self, work: Awaitable[T]) -> T:
         async def settled() -> T:
-            try:
-                return await work
-            except Signal:
-                await self._execution.refused_again()
-                raise
+            return await work
 
         return asyncio.run_coroutine_threadsafe(settled(), self._execution.loop).result()
 

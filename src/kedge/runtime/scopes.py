@@ -34,9 +34,20 @@ def spread(branches: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(branches)
 
 
+def discard(args: Sequence[Any]) -> None:
+    """Branches that will not be started are closed, so that nobody is told that they were forgotten."""
+    for arg in args:
+        for code in arg if isinstance(arg, tuple) else ():  # pyright: ignore[reportUnknownVariableType]
+            if asyncio.iscoroutine(code):  # pyright: ignore[reportUnknownArgumentType]
+                code.close()
+
+
 async def gather(ex: Execution, branch: Branch, branches: Sequence[Any]) -> tuple[Any, ...]:
     """All branches; the first error stops the others."""
-    outcomes = await _side_by_side(ex, branch, "gather", branches, enough=None)
+    try:
+        outcomes = await _side_by_side(ex, branch, "gather", branches, enough=None)
+    finally:
+        discard((branches,))  # those that something kept from starting
     return tuple(outcomes[index] for index in range(len(branches)))
 
 
@@ -44,7 +55,10 @@ async def first(ex: Execution, branch: Branch, branches: Sequence[Any]) -> First
     """The first branch that is done stops the others."""
     if not branches:
         raise KedgeError(f"{ex.run_id}: run.first needs at least one branch")
-    outcomes = await _side_by_side(ex, branch, "first", branches, enough=1)
+    try:
+        outcomes = await _side_by_side(ex, branch, "first", branches, enough=1)
+    finally:
+        discard((branches,))
     index, value = next(iter(outcomes.items()))
     return First(index, value)
 
@@ -68,21 +82,18 @@ async def _side_by_side(
         ex.behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
     else:
         await agree(ex, branch, past, Asked(sort="scope", name=name), {"branches": len(branches)})
-    scope, race = Scope(step, branch), _Race({}, [])
+    scope, race = Scope(step, branch, is_over=past is not None and past.status in OVER), _Race({}, [])
+    if gone := ex.record.branches_beyond(step, len(branches)):
+        diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
     started = past.intended if past is not None else ex.log.seq
+    futures = await _start(ex, scope, race, branches, started, enough)
     try:
-        futures = await _start(ex, scope, race, branches, started, enough)
-        try:
-            await _all(futures)
-        except asyncio.CancelledError:
-            if ex.signal is None and (past is None or past.status not in OVER):
-                ex.behind(_ended(ex, step, "cancelled"))
-            raise
-    finally:
-        for code in branches:
-            if asyncio.iscoroutine(code):
-                code.close()  # a branch that a signal kept from starting
+        await _all(ex, futures)
+    except asyncio.CancelledError:
+        if ex.signal is None and (past is None or past.status not in OVER):
+            ex.behind(_ended(ex, step, "cancelled"))
+        raise
     if ex.signal is not None:
         raise ex.signal
     if past is None or past.status not in OVER:
@@ -104,17 +115,14 @@ async def _start(
     ex: Execution, scope: Scope, race: _Race, branches: Sequence[Any], seq: int, enough: int | None
 ) -> list[asyncio.Future[Any]]:
     futures: list[asyncio.Future[Any]] = []
-    if branches:
-        scope.running = len(branches) + 1
-        ex.busy -= 1
+    scope.running = len(branches) + 1
     for index, (child, code) in enumerate(zip(scope.branches, branches, strict=True)):
         if not ex.agent.is_async:
             # Code in threads would run all at once: each begins when the one before comes to its first step.
             await ex.turn(seq)
         futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
-    if branches:
-        scope.running -= 1
-        ex.busy += not scope.running
+    scope.running -= 1
+    ex.busy -= bool(scope.running)
     return futures
 
 
@@ -139,6 +147,9 @@ def _guarded(
     async def guarded() -> None:
         try:
             value = await code
+        except Stopped:
+            if ex.signal is not None:
+                raise ex.signal from None
         except BaseException as error:
             ended(error, None)
             if isinstance(error, Signal):
@@ -152,6 +163,8 @@ def _guarded(
             value = code()
         except BaseException as raised:
             error = raised
+        if isinstance(error, Stopped):
+            return
         if isinstance(error, Signal):
             raise error
 
@@ -181,7 +194,7 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
                 end(ex, waiter, Closed(0, "cancelled"))
 
 
-async def _all(futures: Sequence[asyncio.Future[Any]]) -> None:
+async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:
     """Until every branch is over. Cancelled by the agent's own code, the branches are cancelled and waited for."""
     waiting = set(futures)
     cancelled: asyncio.CancelledError | None = None
@@ -189,6 +202,8 @@ async def _all(futures: Sequence[asyncio.Future[Any]]) -> None:
         try:
             _, waiting = await asyncio.wait(waiting)
         except asyncio.CancelledError as error:
+            if cancelled is None:
+                await ex.still_wanted()
             cancelled = error
             for future in waiting:
                 future.cancel()

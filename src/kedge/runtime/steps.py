@@ -26,10 +26,10 @@ from kedge.runtime.failures import describe
 from kedge.runtime.gate import agree, refuse_gap, until_cancelled
 from kedge.runtime.registry import AnyAgent, Duration
 from kedge.runtime.replay import OVER, Asked
-from kedge.runtime.waits import QUESTION_VERBS, SAID, Answer, Closed, Waiter, binding, body_of, until
+from kedge.runtime.waits import QUESTION_VERBS, SAID, Answer, Closed, Waiter, binding, body_of, schema_of, until
 from kedge.store.base import Delivery
 
-O = TypeVar("O")  # noqa: E741
+O = TypeVar("O", covariant=True)  # noqa: E741
 
 MISSING: Final[Any] = msgspec.UNSET
 """No default was given."""
@@ -114,6 +114,9 @@ async def heard(ex: Execution, branch: Branch) -> list[Any]:
     if said or ex.record.goes_on(branch.path, branch.count):
         return said
     for message in ex.engine.log.store.inbox(ex.run_id, name=SAID):
+        if message.number in ex.took:
+            continue
+        ex.took.add(message.number)
         body = body_of(ex.engine.log, message)
         taken = e.MessageTaken(
             at=ex.now_us(), message=message.number, name=SAID, id=message.id, step=branch.position, by=message.by
@@ -193,6 +196,10 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
     await ex.turn()
     facts = ex.log.fold.facts
     wait = facts.waits.get(step) if past is not None else None
+    if branch.stopped is not None:
+        if past is not None:
+            ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
+        raise branch.stopped
     if wait is None:
         now_us = ex.now_us()
         answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
@@ -202,10 +209,13 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
             digest=answer if asked.waits_for == "answer" else None,
         )  # fmt: skip
         entries = [Entry(opened, asked.told)] if past is not None else [Entry(intended), Entry(opened, asked.told)]
-        cancelled = await ex.durably(*entries)
-        waiter = _waiter(step, asked, opened, ex.log.seq)
-        if cancelled:
+        written = await ex.durably(*entries)
+        waiter = _waiter(step, asked, opened, written.seq)
+        if written.cancelled:
+            await ex.still_wanted()
             await _cancelled(ex, waiter)
+        if branch.stopped is not None and ex.signal is None:
+            ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
     else:
         waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened)
     ex.refuse(branch)
@@ -220,6 +230,7 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     try:
         return await until(ex, branch, waiter)
     except asyncio.CancelledError:
+        await ex.still_wanted()
         ex.refuse(branch)
         return await _cancelled(ex, waiter)
 
@@ -227,7 +238,7 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
 def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int) -> Waiter:
     return Waiter(
         step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
-        then=asked.then, fits=asked.fits,
+        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.told),
     )  # fmt: skip
 
 
@@ -277,6 +288,8 @@ async def ask(
         told["options"] = list(options)
     if default is not MISSING:
         told["default"] = default
+    if returns is not Any:
+        told["schema"] = schema_of(returns)
     question = Question(
         waits_for="answer",
         name="ask",
@@ -353,6 +366,7 @@ async def spawn(
     on_parent_end: Any,
     priority: int | None,
 ) -> Child[Any]:
+    input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
     bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input"))
     claim = Asked(sort="child", name=agent.name, digest=bound, binding=True)
@@ -413,12 +427,12 @@ def first_entries(started: e.RunStarted, agent: AnyAgent, input: Any) -> list[En
 
 
 async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
-    def then(closed: Closed) -> list[Entry]:
+    def then(closed: Closed) -> tuple[list[Entry], dict[str, Any]]:
         if closed.how != "answered":
-            return []
+            return [], {}
         status = closed.answer["status"]
         told = {"result": closed.answer["result"]} if status == "completed" else {"failure": closed.answer["failure"]}
-        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), told)]
+        return [Entry(e.ChildEnded(at=ex.now_us(), step=step, run=child.id, status=status), told)], {}
 
     step = branch.position
     ex.on_child(child.id)

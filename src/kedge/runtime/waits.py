@@ -58,13 +58,26 @@ class Closed(NamedTuple):
     comment: str | None = None
 
 
-Then = Callable[[Closed], Sequence[Entry]]
+Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
+"""What else is written when a wait ends, in the same commit: events, and rights."""
 
 
 class Waiter:
     """A branch that waits. Without `opened` it only waits for time, and no event says so."""
 
-    __slots__ = ("deadline", "digest", "fits", "future", "name", "opened", "resting", "step", "then", "waits_for")
+    __slots__ = (
+        "asked",
+        "deadline",
+        "digest",
+        "fits",
+        "future",
+        "name",
+        "opened",
+        "resting",
+        "step",
+        "then",
+        "waits_for",
+    )
 
     def __init__(
         self,
@@ -77,6 +90,7 @@ class Waiter:
         opened: int = 0,
         then: Then | None = None,
         fits: Callable[[Any], Any] | None = None,
+        asked: Entry | None = None,
     ) -> None:
         self.step = step
         self.waits_for = waits_for
@@ -86,6 +100,7 @@ class Waiter:
         self.opened = opened
         self.then = then
         self.fits = fits
+        self.asked = asked
         self.resting = False
         self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
 
@@ -102,6 +117,31 @@ def child_id(run: str) -> str:
     return f"child:{run}"
 
 
+def schema_of(kind: Any) -> Any:
+    """The JSON schema of a type that an answer is to have; None where none can be told."""
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(kind).json_schema()
+    except (pydantic.PydanticUserError, pydantic.errors.PydanticInvalidForJsonSchema):
+        return None
+
+
+_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def misfit(schema: Any, value: Any) -> str | None:
+    """Why a value is plainly not what was asked for; what only the run can judge is left to it."""
+    wanted = schema.get("type") if isinstance(schema, dict) else None  # pyright: ignore
+    if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
+        return None
+    fits = isinstance(value, _JSON_TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
+    return None if fits else f"{value!r} is no {wanted}, which was asked for"
+
+
 def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
     """What an answer is bound to: an approval authorises nothing else."""
     return e.to_text(digest([run, generation, step, waits_for, asked]))
@@ -112,6 +152,8 @@ def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: 
 
 async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     """Wait: the branch rests, and the run may leave memory meanwhile."""
+    if ex.signal is not None:
+        raise ex.signal
     ex.waiters[waiter.step] = waiter
     look(ex, only=waiter)
     if waiter.future.done():
@@ -148,9 +190,11 @@ def end(ex: Execution, waiter: Waiter, closed: Closed, message: Message | None =
             message=message.number if message is not None else None,
         )
         values = {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})}
-        then = waiter.then(closed) if waiter.then is not None else ()
-        takes = (message.number,) if message is not None else ()
-        seq = ex.behind(Entry(event, values), *then, **({"takes": takes} if takes else {}))
+        then, rights = waiter.then(closed) if waiter.then is not None else ((), {})
+        if message is not None:
+            ex.took.add(message.number)
+            rights = {**rights, "takes": (message.number,)}
+        seq = ex.behind(Entry(event, values), *then, **rights)
         closed = closed._replace(seq=seq)
     if waiter.resting:
         ex.wakes()
@@ -169,18 +213,33 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
     """Take what came for the run: messages in their order, then what time brought."""
     if ex.signal is not None:
         return
-    if only is None or only.waits_for != "delay":
-        for message in ex.engine.log.store.inbox(ex.run_id):
-            ex.log.seen = max(ex.log.seen, message.number)
+    for message in _waiting_messages(ex, only):
+        if message.number not in ex.took:
             _take(ex, message)
-            if ex.signal is not None:
-                return
+        if ex.signal is not None:
+            return
     now = ex.now_us()
     for waiter in [only] if only is not None else list(ex.waiters.values()):
         if waiter.waits_for == "child":
             _look_at_child(ex, waiter)
         elif waiter.deadline is not None and waiter.deadline <= now:
             end(ex, waiter, Closed(0, "expired"))
+
+
+def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
+    """Messages that somebody here may want, in their order; of those that nobody asks for there may be very many."""
+    store = ex.engine.log.store
+    if only is not None:
+        names = {"event": {only.name}, "answer": {ANSWER}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
+    else:
+        row = store.index(ex.run_id)
+        if row is None or row.delivered == ex.log.seen:
+            return []
+        ex.log.seen = row.delivered
+        names = {waiter.name for waiter in ex.waiters.values() if waiter.waits_for == "event"}
+        names |= {COMMAND, ANSWER, CHILD}
+    found = [message for name in names for message in store.inbox(ex.run_id, name=name)]
+    return sorted(found, key=lambda message: message.number)
 
 
 def body_of(log: Log, message: Message) -> Any:
@@ -205,6 +264,7 @@ def _take(ex: Execution, message: Message) -> None:
 def _drop(ex: Execution, message: Message) -> None:
     """Take a message that nobody waits for any more."""
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
+    ex.took.add(message.number)
     ex.behind(Entry(taken), takes=(message.number,))
 
 
@@ -216,19 +276,27 @@ def _answered(ex: Execution, message: Message) -> None:
         return
     body: dict[str, Any] = body_of(ex.engine.log, message)
     if waiter.digest is not None and body.get("digest") != waiter.digest:
-        _drop(ex, message)
+        _set_aside(ex, waiter, message, "it answers another question")
         return
     answer = Answer(kind=body["kind"], value=body.get("value"), by=message.by, comment=body.get("comment"))
     try:
         if waiter.fits is not None and answer.kind in ("edit", "respond", "happened"):
             waiter.fits(answer.value)
     except ValueRefused as misfit:
-        _drop(ex, message)
-        note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
-        ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="kedge"), {"note": note}))
+        _set_aside(ex, waiter, message, misfit)
         return
     told = {"kind": answer.kind, "value": answer.value}
     end(ex, waiter, Closed(0, "answered", by=message.by, answer=told, comment=answer.comment), message)
+
+
+def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
+    """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
+    _drop(ex, message)
+    note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
+    ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="kedge"), {"note": note}))
+    if waiter.asked is not None:
+        event, values = waiter.asked
+        waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=ex.now_us(), data=None), values))
 
 
 def _may_come(ex: Execution, message: Message) -> bool:
@@ -262,8 +330,12 @@ def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
 def _command(ex: Execution, message: Message) -> None:
     """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
     body: dict[str, Any] = body_of(ex.engine.log, message)
+    ex.took.add(message.number)
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=COMMAND, id=message.id, by=message.by)
-    entries = command_entries(body, by=message.by, at=ex.now_us(), version=ex.log.fold.facts.context_version)
+    facts = ex.log.fold.facts
+    entries = command_entries(body, by=message.by, at=ex.now_us(), version=facts.context_version)
+    if facts.cancelling and body["command"] in ("cancel", "pause"):
+        entries = []  # it is being cancelled already
     seq = ex.behind(Entry(taken), *entries, takes=(message.number,))
     obey(ex, entries, seq)
 

@@ -202,6 +202,13 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return self.rows[0].seq == self.after + 1 and self.rows[-1].seq == self.after + len(self.rows)
 
+    def joins(self, later: Append) -> bool:
+        """Whether the next append of this run may be one with this: nothing in it could be refused by itself.
+
+        A snapshot needs the pieces of the one before it, and no append holds two.
+        """
+        return self.is_plain and later.is_plain and later.birth is None and later.snapshot is None
+
     def joined(self, later: Append) -> Append:
         """This append and the next of its run as one."""
         return Append(
@@ -328,8 +335,12 @@ class Store(Protocol):
         """Keep the run. False: it was taken over."""
         ...
 
-    def release(self, run: str, *, epoch: int) -> None:
-        """Let the run go, if it is still held at that epoch."""
+    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
+        """Let the run go, if it is still held at that epoch, and by that holder where one is named."""
+        ...
+
+    def lives(self, holder: str) -> bool:
+        """Whether a holder may still be at work. False is proof that it is not."""
         ...
 
     # the inbox --------------------------------------------------------------------------------

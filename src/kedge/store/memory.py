@@ -68,6 +68,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._lock, self._closed = Lock(), False
         self._runs: defaultdict[str, _Run] = defaultdict(_Run)
+        self._gone: set[str | None] = set()
         self._numbers = count(1)
         self._pieces: dict[bytes, Blob] = {}
         self._claims: dict[Claim, Owner] = {}
@@ -233,10 +234,19 @@ class MemoryStore:
             self._runs[run].head = self._held(head, head.holder, epoch, seconds)
             return True
 
-    def release(self, run: str, *, epoch: int) -> None:
+    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
         with self._open():
-            if (head := self._runs[run].head) is not None and head.epoch == epoch:
+            head = self._runs[run].head
+            if head is not None and head.epoch == epoch and holder in (None, head.holder):
                 self._runs[run].head = replace(head, holder=None, lease_until_us=None)
+                self._gone.add(head.holder)
+
+    def lives(self, holder: str) -> bool:
+        # Nobody outlives this process; one that let go of everything it had is at nothing any more.
+        with self._open():
+            return holder not in self._gone or any(
+                run.head is not None and run.head.holder == holder for run in self._runs.values()
+            )
 
     # the inbox --------------------------------------------------------------------------------
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
@@ -379,6 +389,7 @@ class MemoryStore:
 
     def _held(self, head: Head, holder: str, epoch: int, seconds: float) -> Head:
         until_us = None if isinf(seconds) else self._clock.now_us() + round(seconds * 1_000_000)
+        self._gone.discard(holder)
         return replace(head, holder=holder, epoch=epoch, lease_until_us=until_us)
 
     def _keep(self, pieces: Sequence[Blob], references: set[bytes]) -> None:

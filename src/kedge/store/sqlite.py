@@ -352,11 +352,16 @@ class SqliteStore:
             hold(db, (*found[:8], self._until(seconds), 0))
             return True
 
-    def release(self, run: str, *, epoch: int) -> None:
+    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is not None and not found[9] and found[4] == epoch and found[7] is not None:
+            if found is None or found[9] or found[4] != epoch or found[7] is None:
+                return
+            if holder in (None, found[7]):
                 hold(db, (*found[:7], None, None, 0))
+
+    def lives(self, holder: str) -> bool:
+        return self._holders.lives(holder)
 
     def _held(self, holder: str | None, until_us: int | None) -> bool:
         """A lease ends with its time or with its holder's life, whichever is first."""

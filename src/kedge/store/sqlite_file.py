@@ -185,7 +185,9 @@ class SqliteFile:
     def _prepare(self, durability: Durability, setup: Setup) -> None:
         writer = self._writer
         writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+        # Somebody else may be making the same file, and for this SQLite does not wait by itself.
+        self._insist("PRAGMA journal_mode = WAL")
+        if self._cursor.fetchone()[0] != "wal":
             raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
         writer.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         writer.execute("PRAGMA fullfsync = ON")

@@ -1,4 +1,4 @@
-"""What tests of stores, and of what is built on them, need: a contract to keep and a store that fails.
+"""What tests of stores and agents need: a contract to keep, a store that fails, a process that dies anywhere.
 
 A store of your own keeps the contract when this passes under pytest:
 
@@ -13,12 +13,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kedge.testing.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
 from kedge.testing.faults import FaultyStore, faulty
 
 if TYPE_CHECKING:
     from kedge.testing.contract import StoreContract
 
-__all__ = ["FaultyStore", "StoreContract", "faulty"]
+__all__ = [
+    "FaultyStore",
+    "Scenario",
+    "StoreContract",
+    "Story",
+    "World",
+    "differences",
+    "faulty",
+    "killed_everywhere",
+    "simulate",
+    "tick",
+    "world",
+]
 
 
 def __getattr__(name: str) -> Any:

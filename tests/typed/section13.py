@@ -1,0 +1,265 @@
+"""The surface as people write it, complete and typed. Checked by mypy and pyright, both strict; never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID
+
+import kedge
+
+
+@dataclass
+class Receipt:
+    id: str
+
+
+@dataclass
+class Claim:
+    id: int
+    mail: str
+    amount: float = 0.0
+
+
+@dataclass
+class Verdict:
+    paid: bool
+    why: str
+
+
+@dataclass
+class ClaimContext:
+    route: str | None = None
+    seen: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class Reply:
+    why: str
+
+
+class Mailbox:
+    def recall(self, receipt: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Models:
+    """A client of somebody's models."""
+
+    async def create(self, *, model: str, messages: list[dict[str, str]]) -> Reply:
+        return Reply("because")
+
+    def ask(self, prompt: str) -> Reply:
+        return Reply(prompt)
+
+
+client = Models()
+mailbox = kedge.Resource(Mailbox, Mailbox.close)
+crm = kedge.Limit("crm", "10/min", by="to")
+
+
+# tools --------------------------------------------------------------------------------------------
+
+
+def recall(effect: kedge.Effect) -> None:
+    assert_type(effect.key, str)
+
+
+def look_up(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen | kedge.Unknown:
+    return kedge.Happened(Receipt("17")) if effect.progress else kedge.DidNotHappen()
+
+
+@kedge.tool(
+    effect="idempotent",
+    compensate=recall,
+    reconcile=look_up,
+    identity=("to", "subject"),
+    retry=kedge.Retry(attempts=4, on=(ConnectionRefusedError,)),
+    timeout=30,
+    limit=crm,
+)
+async def send_email(
+    to: str,
+    subject: str,
+    body: str,
+    key: kedge.Key = kedge.KEY,
+    step: kedge.ToolStep = kedge.STEP,
+    box: Mailbox = mailbox.inject(),  # noqa: B008
+) -> Receipt:
+    step.progress({"attempt": step.attempt})
+    return Receipt(f"{to} {subject} {body} {key}")
+
+
+@kedge.tool(effect="reads")
+async def fetch_docs(claim: int, limit: int = 10) -> list[str]:
+    return [str(claim)] * limit
+
+
+@kedge.tool
+def count_words(text: str) -> int:
+    return len(text.split())
+
+
+assert_type(count_words("outside an agent it is the plain function"), int)
+tools = kedge.Toolset(send_email, fetch_docs, count_words)
+assert_type(tools.schemas("anthropic"), list[dict[str, Any]])
+
+
+# agents -------------------------------------------------------------------------------------------
+
+
+@kedge.agent
+async def assess(run: kedge.Run, claim: Claim) -> float:
+    return claim.amount
+
+
+@kedge.agent(name="review", context=ClaimContext, on_failure="compensate", aliases=["review_claims"])
+async def review(run: kedge.Run[ClaimContext], claim: Claim) -> Verdict:
+    assert_type(run.id, str)
+    assert_type(run.context, ClaimContext)
+    await run.plan(["fetch", "assess", "approve", "pay"])
+    await run.at("fetch")
+    docs = await run.call(fetch_docs, claim.id)
+    assert_type(docs, list[str])
+    reply = await run.model(client.create, model="m", messages=[{"role": "user", "content": docs[0]}])
+    assert_type(reply, Reply)
+    assert_type(await run.model(client.ask, "Why?"), Reply)
+    route = await run.decided("Who decides?", "manager", options=["auto", "manager"], because=reply.why)
+    assert_type(route, str)
+    await run.update(route=route)
+    await run.note({"route": run.context.route})
+    answer = await run.ask("Pay 1250 to claim 17?", to="managers", timeout="72h", default="reject")
+    assert_type(answer, kedge.Answer)
+    assert_type(answer.approved, bool)
+    if answer.approved:
+        receipt = await run.call(send_email.options(because="approved"), claim.mail, "Approved", "…")
+        assert_type(receipt, Receipt)
+    return Verdict(answer.approved, route)
+
+
+@kedge.agent
+async def side_by_side(run: kedge.Run, claims: list[Claim]) -> float:
+    count, docs = await run.gather(run.call(count_words, "one two"), run.call(fetch_docs, 17))
+    assert_type(count, int)
+    assert_type(docs, list[str])
+    counts = await run.gather(*(run.call(count_words, claim.mail) for claim in claims))
+    assert_type(counts, tuple[int, ...])
+    child = await run.spawn(assess, claims[0], on_parent_end="wait", priority=3)
+    assert_type(child, kedge.Child[float])
+    assert_type(child.id, str)
+    amount = await child.result()
+    assert_type(amount, float)
+    quickest = await run.first(run.call(count_words, "a"), run.call(count_words, "b"))
+    assert_type(quickest.index, int)
+    assert_type(quickest.value, int)
+    paid = await run.wait("paid", returns=Receipt)
+    assert_type(paid, Receipt)
+    perhaps = await run.wait("paid", timeout="1h", default=None, returns=Receipt)
+    assert_type(perhaps, Receipt | None)
+    await run.send("another_run", "paid", paid)
+    await run.sleep("3d")
+    await run.sleep_until(run.now() + timedelta(days=1))
+    assert_type(run.now(), datetime)
+    assert_type(run.uuid(), UUID)
+    assert_type(run.random(), float)
+    assert_type(run.patched("count first"), bool)
+    assert_type(run.parent, str | None)
+    async for chunk in run.stream(client.create, model="m", messages=[]):
+        print(chunk)  # noqa: T201
+    answers = await run.dispatch(tools, Reply("…"))
+    assert_type(answers, list[dict[str, Any]])
+    return amount
+
+
+@kedge.agent
+async def converses(run: kedge.Run, question: str) -> str:
+    outcome = await kedge.loop(run, client.create, tools, messages=question, provider="openai", model="m")
+    assert_type(outcome, kedge.LoopResult)
+    assert_type(outcome.text, str)
+    return outcome.text
+
+
+@kedge.agent
+async def needs_nothing(run: kedge.Run) -> int:
+    return 1
+
+
+@kedge.agent
+def blocks(run: kedge.SyncRun[Any], claim: Claim) -> Verdict:
+    assert_type(run.call(fetch_docs, claim.id), list[str])
+    assert_type(run.call(count_words, "one two"), int)
+    reply = run.model(client.ask, "Why?")
+    assert_type(reply, Reply)
+    assert_type(run.decided("Who?", "manager"), str)
+    answer = run.ask("Pay?")
+    assert_type(answer, kedge.Answer)
+    counts = run.gather(lambda: run.call(count_words, "a"), lambda: run.call(count_words, "b"))
+    assert_type(counts, tuple[int, ...])
+    child = run.spawn(assess, claim)
+    assert_type(run.result(child), float)
+    run.sleep("3d")
+    assert_type(run.wait("paid", returns=Receipt), Receipt)
+    outcome = kedge.loop_sync(run, client.ask, tools, messages="hi")
+    assert_type(outcome.turns, int)
+    return Verdict(answer.approved, reply.why)
+
+
+@kedge.machine
+async def ticket(run: kedge.Run, state: ClaimContext) -> kedge.Next[ClaimContext] | kedge.Done:
+    await run.call(count_words, state.route or "")
+    return kedge.Done("over") if state.route else kedge.Next(ClaimContext("auto"))
+
+
+@kedge.machine(name="subscription")
+def subscription(run: kedge.SyncRun[Any], state: int) -> kedge.WaitFor[int] | kedge.Done:
+    return kedge.Done(state) if run.received else kedge.WaitFor("paid", state + 1, timeout="30d", default="unpaid")
+
+
+# the client ---------------------------------------------------------------------------------------
+
+
+def main(claim: Claim) -> Iterator[str]:
+    with kedge.open("kedge.db") as kd:
+        assert_type(kd.run(review, claim, id="claim_review_001"), Verdict)
+        assert_type(kd.run(needs_nothing), int)
+        assert_type(kd.run(blocks, claim, fresh=True), Verdict)
+        kd.run(ticket, ClaimContext())
+        kd.run(subscription, 1, id="subscription_17")
+        handle = kd.start(review, claim, id="claim_review_002", priority=5)
+        assert_type(handle, kedge.Handle[Verdict])
+        assert_type(handle.info(), kedge.RunInfo)
+        assert_type(handle.state(), kedge.State)
+        assert_type(handle.result(timeout=5), Verdict)
+        for recorded in handle.follow():
+            yield str(recorded.event)
+        try:
+            kd.run(review, claim)
+        except kedge.RunWaiting as waiting:
+            kd.answer(waiting.run, "approve", by="ann", comment="fine")
+        except kedge.RunFailed as failed:
+            assert_type(kd.resume(failed.run), str)
+        assert_type(kd.info("claim_review_001"), kedge.RunInfo)
+        assert_type(kd.state("claim_review_001"), kedge.State)
+        assert_type(kd.inbox(to="managers"), Sequence[kedge.Wait])
+        for listed in kd.list(status="waiting", agent="review"):
+            yield listed.run
+        kd.send("claim_review_001", "paid", Receipt("17"), id="order-17")
+        kd.say("claim_review_001", "hurry")
+        kd.pause("claim_review_001", because="lunch")
+        kd.set("claim_review_001", route="auto", by="ann")
+        kd.cancel("claim_review_001", compensate=True)
+        assert_type(kd.advance("claim_review_001"), kedge.Advanced)
+
+
+async def serve(claim: Claim) -> Verdict:
+    async with kedge.open("kedge.db") as kd:
+        assert_type(await kd.info.soon("claim_review_001"), kedge.RunInfo)
+        await kd.answer.soon("claim_review_001", "respond", value=17)
+        handle = await kd.start.soon(review, claim)
+        assert_type(handle, kedge.Handle[Verdict])
+        verdict = await kd.run.soon(review, claim)
+        assert_type(verdict, Verdict)
+        return verdict
