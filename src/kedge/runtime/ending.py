@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kedge.errors import KedgeError, StepFailed
@@ -15,8 +14,6 @@ from kedge.runtime.gate import Attempting, Intent, diverge
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.replay import OVER
 from kedge.runtime.steps import Child, child_result
-
-CancelChild = Callable[..., Coroutine[Any, Any, None]]
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
@@ -83,7 +80,7 @@ async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -
                 continue
 
 
-async def cancel(ex: Execution, branch: Branch, _cancel: CancelChild | None = None) -> None:
+async def cancel(ex: Execution, branch: Branch) -> None:
     """Carry out a cancellation: children first, open attempts settled, then what is to be undone, in reverse order."""
     requested = _request(ex)
     _close_waits(ex, keep_settlements=requested.compensate)

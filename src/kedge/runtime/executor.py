@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Coroutine
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -248,7 +249,7 @@ class Executor:
         context.run(HERE.set, branch)
         ex.branches.add(branch)
         ex.busy = ex.computing = 1
-        main = asyncio.get_running_loop().create_task(_main(ex, branch, point), context=context)
+        main = asyncio.get_running_loop().create_task(_to_its_end(_main(ex, branch, point)), context=context)
         branch.task = main
         ex.main = main
         main.add_done_callback(partial(_main_done, ex))
@@ -327,9 +328,8 @@ class Executor:
         context.run(HERE.set, branch)
         last.branches.add(branch)
         last.busy = 1
-        last.main = asyncio.get_running_loop().create_task(
-            ending.cancel(last, branch, self.cancel_child), context=context
-        )
+        work = _to_its_end(ending.cancel(last, branch))
+        last.main = asyncio.get_running_loop().create_task(work, context=context)
         branch.task = last.main
         last.main.add_done_callback(partial(_main_done, last))
         self._live[ex.run_id] = last
@@ -394,12 +394,6 @@ class Executor:
         """Whether something that is live here may wake the run."""
         return any(ex in self._watchers.get(child, ()) for child in self._children)
 
-    async def cancel_child(self, parent: Execution, child: str, *, compensate: bool) -> None:
-        """Ask a child to end, whoever holds it."""
-        request_cancel(self.engine, child, compensate=compensate, by=parent.run_id)
-        self.notify(child)
-        self._schedule(parent, child)
-
     def _tell_parent(self, ex: Execution) -> None:
         """A parent that sleeps is woken by a message; one that is live here is stirred."""
         facts = ex.log.fold.facts
@@ -423,6 +417,12 @@ def _raise_own(main: asyncio.Future[Any] | None) -> None:
         error = main.exception()
         if error is not None and not isinstance(error, Signal):
             raise error
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """A signal ends the code of a run; the execution knows it, and nobody else need be told."""
+    with contextlib.suppress(Signal):
+        await work
 
 
 def _main_done(ex: Execution, main: asyncio.Future[Any]) -> None:

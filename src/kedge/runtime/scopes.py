@@ -132,8 +132,6 @@ def _guarded(
     """A branch's code that tells its siblings at once how it ended, in the very turn in which it did."""
 
     def ended(error: BaseException | None, value: Any) -> None:
-        if isinstance(error, Signal):
-            return
         over = child.stopped is not None or isinstance(error, asyncio.CancelledError)
         if ex.record.goes_on(child.path, child.count) and not over:
             diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
@@ -147,13 +145,10 @@ def _guarded(
     async def guarded() -> None:
         try:
             value = await code
-        except Stopped:
-            if ex.signal is not None:
-                raise ex.signal from None
+        except Signal:
+            return  # one that concerns the whole run is raised when all branches are over
         except BaseException as error:
             ended(error, None)
-            if isinstance(error, Signal):
-                raise
         else:
             ended(None, value)
 
@@ -163,10 +158,8 @@ def _guarded(
             value = code()
         except BaseException as raised:
             error = raised
-        if isinstance(error, Stopped):
-            return
         if isinstance(error, Signal):
-            raise error
+            return
 
         async def on_loop() -> None:
             ended(error, value)
