@@ -59,13 +59,13 @@ def waited_for(kd: kedge.Client) -> list[list[str]]:
     """The appends that somebody waits for, as kinds of events, from now on."""
     seen: list[list[str]] = []
     committer = kd.log.committer
-    inner = committer.commit_soon
+    inner = committer.begin
 
     def counted(item: Any) -> Any:
         seen.append([str(e.decode(row.body).__struct_config__.tag) for row in item.rows])
         return inner(item)
 
-    committer.commit_soon = counted  # type: ignore[method-assign]
+    committer.begin = counted  # type: ignore[method-assign]
     return seen
 
 

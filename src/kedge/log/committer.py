@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from kedge.clock import Clock
+from kedge.clock import Clock, SystemClock
 from kedge.errors import LogError
 from kedge.store.base import Append, Head, Store
 
@@ -41,7 +41,7 @@ _MEASURED: Final = 4
 class Ticket:
     """One append on its way. The committer fills it in; `done`, then `result()` or `error`, is for everybody."""
 
-    __slots__ = ("done", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
+    __slots__ = ("done", "due", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
 
     def __init__(self, item: Append, future: asyncio.Future[Head] | None = None) -> None:
         self.item = item
@@ -52,6 +52,7 @@ class Ticket:
         self.gate: threading.Lock | None = None
         self.promoted = False
         self.size_bytes = 0
+        self.due = 0.0
 
     def result(self) -> Head:
         """The head it led to, or what became of it instead; only when done."""
@@ -96,23 +97,28 @@ class Committer:
         self.wait(ticket, lead=self._enqueue(ticket, waits=True))
         return ticket.result()
 
-    def commit_soon(self, item: Append) -> asyncio.Future[Head]:
-        """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Head] = loop.create_future()
+    def begin(self, item: Append) -> Ticket:
+        """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it.
+
+        The ticket is done already, or has a future to be waited for.
+        """
+        ticket = Ticket(item)
         slow = self._wait_seconds > SLOW_COMMIT_SECONDS
         behind = self._lead_alone(item.run) if not slow and self._is_alone(item.run) else None
         if behind is not None:
-            future.set_result(self._commit_alone(item, behind))
+            ticket.head, ticket.done = self._commit_alone(item, behind), True
         else:
-            self._enqueue(Ticket(item, future), waits=False, lead=False)
+            loop = asyncio.get_running_loop()
+            ticket.future = loop.create_future()
+            self._enqueue(ticket, waits=False, lead=False)
             self._flush_soon(loop, slow=slow)
-        return future
+        return ticket
 
     def submit(self, item: Append) -> Ticket:
         """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
         ticket = Ticket(item)
         ticket.size_bytes = item.size_bytes
+        ticket.due = SystemClock.monotonic() + BEHIND_SECONDS_MAX
         full = not self._behind or self._behind_bytes > self._queue_bytes_max
         lead = self._enqueue(ticket, waits=False, lead=full)
         if lead:
@@ -350,7 +356,7 @@ class Committer:
         idle = 0
         _hurry(+1)
         while True:
-            oldest = self._queue[0] if self._queue else None
+            oldest = self._oldest()
             if oldest is None and self._closed:
                 _hurry(-1)
                 return
@@ -362,11 +368,17 @@ class Committer:
                 _hurry(+1)
                 idle = 0
                 continue
+            idle = 0 if oldest is not None else idle + 1
             if not self._urgent:
-                time.sleep(BEHIND_SECONDS_MAX)
-            idle = 0 if oldest is not None or self._queue else idle + 1
-            self._urgent = False
-            self._lead_if_free()
+                due = oldest.due if oldest is not None else 0.0
+                time.sleep(max(due - SystemClock.monotonic(), 0.0) if oldest is not None else BEHIND_SECONDS_MAX)
+            if self._urgent or (oldest is not None and self._oldest() is oldest):
+                self._urgent = False
+                self._lead_if_free()
+
+    def _oldest(self) -> Ticket | None:
+        with self._mutex:
+            return self._queue[0] if self._queue else None
 
 
 _hurrying = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
@@ -126,23 +127,38 @@ class RunLog:
 
     async def append_soon(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
         """As `append`, from a loop, in company with other tasks."""
-        return await self.append_begun(*entries, **rights)
+        ticket = self.append_begun(*entries, **rights)
+        return await ticket.future if ticket.future is not None else ticket.result()
 
-    def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> asyncio.Future[Head]:
-        """As `append_soon`, for whoever must not be interrupted while waiting: what it waits for is a future."""
+    def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> Ticket:
+        """As `append_soon`, for whoever must not be interrupted while waiting; `settled` waits for what is begun."""
         item = self._after_what_is_behind(self._build(entries, rights))
         try:
-            future = self._committer.commit_soon(item)
+            ticket = self._committer.begin(item)
         except Exception as error:
             self._fail(error)
             raise
-        if not future.done():
-            future.add_done_callback(self._note)
-        return future
+        if ticket.future is not None:
+            ticket.future.add_done_callback(partial(self._note, ticket))
+        return ticket
 
-    def _note(self, committed: asyncio.Future[Head]) -> None:
-        if not committed.cancelled() and (error := committed.exception()) is not None:
-            self._fail(error)
+    async def settled(self, ticket: Ticket) -> bool:
+        """Wait for what was begun, whoever cancels meanwhile; True: somebody did."""
+        cancelled = False
+        while not ticket.done:
+            try:
+                if ticket.future is not None and not ticket.future.done():
+                    await ticket.future
+                else:
+                    await self._committer.wait_soon(ticket)
+            except asyncio.CancelledError:
+                cancelled = True
+        ticket.result()
+        return cancelled
+
+    def _note(self, ticket: Ticket, _: asyncio.Future[Head]) -> None:
+        if ticket.error is not None:
+            self._fail(ticket.error)
 
     def _fail(self, error: BaseException) -> None:
         """Close the handle. Where what was written behind was refused first, that is the reason."""

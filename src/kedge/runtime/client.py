@@ -567,10 +567,11 @@ class Client:
         return agent.checked(through_codec(input, at="input"))
 
     def _same(self, run: str, agent: AnyAgent, value: Any) -> None:
-        facts = self.log.state(run).fold.facts
-        if facts.agent != agent.name and facts.agent not in agent.options.aliases:
-            raise RunMismatch(run, f"agent ({facts.agent})")
-        recorded = agent.checked(self.log.data(run, facts.input).get("input"))
+        first = self.log.event(run, 1)
+        named = first.agent if isinstance(first, e.RunStarted) else ""
+        if named != agent.name and named not in agent.options.aliases:
+            raise RunMismatch(run, f"agent ({named})")
+        recorded = agent.checked(self.log.data(run, 1).get("input"))
         if agent.digest_of(recorded) != agent.digest_of(value):
             raise RunMismatch(run, "input")
 

@@ -22,6 +22,7 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
         await _await_children(ex, branch)
         _refuse_early_end(ex, branch, "its end")
         await _cancel_children(ex, branch, compensate=False)
+        ex.result = result
         await ex.durably(Entry(e.RunCompleted(at=ex.now_us()), {"result": result}))
         return
     failure = describe(error)

@@ -208,6 +208,7 @@ class Execution:
         self.on_child: Callable[[str], None] = lambda run: None
         self.on_message: Callable[[str], None] = lambda run: None
         self.input: Any = None
+        self.result: Any = None
         self.received: Any = None
         self.loop = asyncio.get_running_loop()
         self.first_build: e.Build | None = None
@@ -238,12 +239,8 @@ class Execution:
         try:
             writing = self.log.append_begun(*self._mended(entries), **rights)
             seq = self.log.seq
-            while not writing.done():
-                try:
-                    await asyncio.shield(writing)
-                except asyncio.CancelledError:
-                    cancelled = True
-            writing.result()
+            if not writing.done:
+                cancelled = await self.log.settled(writing)
         except KedgeError as error:
             self._failed(error)
         return Written(seq, cancelled)

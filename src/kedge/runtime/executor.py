@@ -312,6 +312,8 @@ class Executor:
             self._tell_parent(ex)
             if facts.status == "failed":
                 self._release(ex)  # somebody may resume it; of others nobody wants the lease any more
+            if facts.status == "completed":
+                return Advanced(run=ex.run_id, status=facts.status, result=ex.result)
             return ended(self.engine, ex.run_id)
         self._release(ex)
         return standing(self.engine, ex)
