@@ -14,8 +14,8 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/has-package  ## watch a log being written, broken and proved
-	@$(PY) examples/log_demo.py
+demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
+	@$(PY) examples/crash_demo.py
 
 test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest

@@ -214,7 +214,7 @@ def test_a_repaired_run_waits_for_a_person_with_its_doubts_on_the_ledger() -> No
     assert fold_timeline(told).wake_at is None
     assert [(effect.step, effect.status) for effect in fold_ledger(told).in_doubt()] == [("7", "in_doubt")]
     resumed = fold_timeline(log(TAKEN, repaired, e.RunResumed(at=10, by="ann")))
-    assert resumed.facts.status == "running"
+    assert resumed.facts.status == "queued"
 
 
 @pytest.mark.parametrize(

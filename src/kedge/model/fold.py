@@ -183,7 +183,7 @@ class Fold:
     def wake_at(self) -> int | None:
         """When the run is due without anything coming from outside; None: never."""
         facts = self.facts
-        if facts.status == "queued":
+        if facts.status == "queued" or (facts.cancelling and not facts.ended):
             return facts.changed_at or facts.started_at
         if facts.status != "waiting" or facts.mend:
             return None
@@ -282,6 +282,12 @@ def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
     facts.paused = facts.cancelling = False
     facts.mend = facts.ended = 0
     facts.ended_as = None
+
+
+def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
+    """Whoever resumed a run did not take it; a holder that says so itself goes on holding it."""
+    _go_on(fold, seq, event)
+    fold.facts.taken = fold.facts.taken and event.by == "kedge"
 
 
 def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:
@@ -487,7 +493,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunForked: _run_forked,
     e.RunTaken: _run_taken,
     e.RunPaused: _run_paused,
-    e.RunResumed: _go_on,
+    e.RunResumed: _run_resumed,
     e.RunPrioritized: _run_prioritized,
     e.RunTagged: _run_tagged,
     e.RunDiverged: _needs_mending,

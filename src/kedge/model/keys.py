@@ -14,7 +14,12 @@ def arguments_digest(arguments: object, *, secret_key: bytes | None = None) -> b
     return digest(arguments, secret_key=secret_key)
 
 
-def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: int = 0, undo: bool = False) -> str:
+def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: int = 0) -> str:
     """The key of one action, the same for all its attempts; after a rewind its step carries the generation."""
     at = f"{step}~{generation}" if generation else step
-    return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}{':undo' if undo else ''}"
+    return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}"
+
+
+def undo_key(key: str) -> str:
+    """The key under which the action of a key is undone, so that the far side knows which one."""
+    return f"{key}:undo"

@@ -112,6 +112,7 @@ class Traced(msgspec.Struct, frozen=True):
     input: Any
     output: Any
     usage: e.Usage | None
+    reasoning: str | None = None
 
 
 class EffectSeen(msgspec.Struct, frozen=True):
@@ -124,6 +125,7 @@ class EffectSeen(msgspec.Struct, frozen=True):
     status: StepStatus
     attempts: int
     undone: bool
+    undoes: str | None = None
 
 
 class StateDocument(msgspec.Struct, frozen=True):
@@ -361,14 +363,15 @@ class State:
         usage = event.usage if isinstance(event, e.AttemptEnded) else None
         put_in = self.data(step.intended).get("arguments")
         came_out = self.output_of(step) if step.status == "done" else None
-        return Traced(step.id, step.sort, step.name, step.at, step.status, put_in, came_out, usage)
+        reasoning = self.data(step.output).get("reasoning") if usage is not None else None
+        return Traced(step.id, step.sort, step.name, step.at, step.status, put_in, came_out, usage, reasoning)
 
     def _effect(self, index: int) -> EffectSeen:
         step = self.fold.steps[index]
         started = self.event(step.attempts[0].started)
         key = started.key if isinstance(started, e.AttemptStarted) else ""
         attempts = len(step.attempts)
-        return EffectSeen(step.id, step.name, str(step.effect), key, step.status, attempts, step.undone)
+        return EffectSeen(step.id, step.name, str(step.effect), key, step.status, attempts, step.undone, step.undoes)
 
 
 class _Plain:

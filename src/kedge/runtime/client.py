@@ -147,6 +147,35 @@ class Bound(Generic[P, R]):
         return await asyncio.to_thread(self._call, *args, **kwargs)
 
 
+class OnLoop(Generic[P, R]):
+    """A method that runs on a loop: the client's own for callers that block, the caller's own with `.soon`."""
+
+    def __init__(self, method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: Client, owner: type[Client] | None = None) -> BoundOnLoop[P, R]:
+        return BoundOnLoop(instance, self._method)
+
+
+class BoundOnLoop(Generic[P, R]):
+    """Such a method of one client."""
+
+    __slots__ = ("_client", "_method")
+
+    def __init__(self, client: Client, method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> None:
+        self._client = client
+        self._method = method
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        work = self._method(self._client, *args, **kwargs)
+        return self._client._blocking(work)  # pyright: ignore[reportPrivateUsage]
+
+    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The same, on the caller's own loop."""
+        return await self._method(self._client, *args, **kwargs)
+
+
 class Client:
     """A store with its runs. Close it, or use it in a `with` block."""
 
@@ -228,16 +257,14 @@ class Client:
         """Create a run for a worker, or for somebody who advances it. See `StartMethod`."""
         return StartMethod(self)
 
-    def advance(self, run: str) -> Advanced:
+    @OnLoop
+    async def advance(self, run: str) -> Advanced:
         """Drive one run until it has ended or waits; says which, and until when. What engines call."""
-        return self._blocking(self._executor_soon(lambda executor: executor.advance(run)))
+        return await self._executor().advance(run)
 
-    def advance_due(self, limit: int = 100) -> list[Advanced]:
+    @OnLoop
+    async def advance_due(self, limit: int = 100) -> Sequence[Advanced]:
         """Advance every run whose time has come, side by side."""
-        return self._blocking(self.advance_due_soon(limit))
-
-    async def advance_due_soon(self, limit: int = 100) -> list[Advanced]:
-        """As `advance_due`, on the caller's loop."""
         executor = self._executor()
         rows = self.store.due(self.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
@@ -255,9 +282,6 @@ class Client:
                 del self._executors[gone]
             executor = self._executors[loop] = Executor(self.engine)
         return executor
-
-    async def _executor_soon(self, use: Callable[[Executor], Coroutine[Any, Any, R]]) -> R:
-        return await use(self._executor())
 
     def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Run something on the client's own loop, in a thread of its own, and wait for it."""

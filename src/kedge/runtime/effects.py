@@ -100,6 +100,8 @@ async def _reconciled(a: Attempting, reconcile: Callable[[Effect], Any], effect:
     for attempt in range(3):
         try:
             found = await aside(a.ex, reconcile, effect, step=a.step)
+            if found in (DidNotHappen, Unknown):
+                return found()
             if isinstance(found, Happened):
                 restored(a.intent, through_codec(found.result), None, a.step)
             return found

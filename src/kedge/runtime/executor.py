@@ -221,7 +221,7 @@ class Executor:
         facts = log.fold.facts
         if facts.ended:
             return ended(self.engine, log.run)
-        if facts.paused:
+        if facts.paused and not facts.cancelling:
             return Advanced(run=log.run, status="paused")
         if facts.mend and not isinstance(self.engine.log.event(log.run, facts.mend), e.RunDiverged):
             return Advanced(run=log.run, status="waiting")

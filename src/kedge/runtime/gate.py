@@ -27,7 +27,7 @@ from kedge.model import events as e
 from kedge.model.codec import canonical
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
-from kedge.model.keys import action_key, arguments_digest
+from kedge.model.keys import action_key, arguments_digest, undo_key
 from kedge.model.retry import Retry
 from kedge.model.typed import convert
 from kedge.runtime import effects
@@ -506,8 +506,9 @@ class Attempting:
         timeout = intent.policy.timeout
         self.made += 1
         if self.key is None:
-            undo = intent.undoes is not None
-            self.key = action_key(ex.run_id, self.step, intent.name, intent.digest, generation=ex.generation, undo=undo)
+            self.key = action_key(ex.run_id, self.step, intent.name, intent.digest, generation=ex.generation)
+            if intent.undoes is not None:
+                self.key = undo_key(intent.recording["key"])
         claims = () if self.holds else intent.claims
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
@@ -520,7 +521,8 @@ class Attempting:
             claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in claims),
         )
         entries = [*self.written(), Entry(started)]
-        if intent.effect in ("reads", None) and not ex.is_first_live():
+        first = ex.is_first_live()
+        if intent.effect in ("reads", None) and not first:
             ex.behind(*entries)
         elif (await ex.durably(*entries, **({"claims": claims} if claims else {}))).cancelled:
             return Applied(error=_Untouched())

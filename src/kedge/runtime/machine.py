@@ -113,6 +113,7 @@ async def transitions(
                 agent.name, f"a transition returned {type(outcome).__name__}; return Next, WaitFor or Done"
             )
         state, waits = _going_on(outcome)
+        state = convert(through_codec(state), agent.input_type, at="state")
         ex.received = None
 
 
