@@ -20,7 +20,7 @@ from kedge.model.codec import Secret
 from kedge.model.failure import Failure
 from kedge.model.retry import Retry
 from kedge.model.state import State
-from kedge.runtime.client import Client, Handle, RunInfo, Wait, open  # noqa: A004
+from kedge.runtime.client import Client, open  # noqa: A004
 from kedge.runtime.executor import Advanced
 from kedge.runtime.here import watch_io
 from kedge.runtime.limits import Limit
@@ -43,8 +43,10 @@ from kedge.runtime.registry import (
 )
 from kedge.runtime.run import Run, Step, SyncRun
 from kedge.runtime.scopes import First
+from kedge.runtime.starting import Handle
 from kedge.runtime.steps import Child
 from kedge.runtime.toolset import Toolset
+from kedge.runtime.views import RunInfo, Wait
 from kedge.runtime.waits import Answer
 from kedge.store import open_store
 

@@ -20,7 +20,7 @@ import kedge
 from kedge.errors import AnswerRefused, KedgeError, RunBusy, ValueRefused
 from kedge.log import Entry
 from kedge.model import events as e
-from kedge.runtime import gate
+from kedge.runtime import effects, gate
 
 SECOND = 1_000_000
 
@@ -288,7 +288,8 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     made = Slow()
-    monkeypatch.setattr(gate, "ABANDON_SECONDS", 0.3)
+    for module in (gate, effects):
+        monkeypatch.setattr(module, "ABANDON_SECONDS", 0.3)
     return made
 
 

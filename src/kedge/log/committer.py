@@ -293,11 +293,15 @@ class Committer:
             self._stir(urgent=True)
 
     def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
-        groups = _grouped(batch)
-        batch = [ticket for group in groups for ticket in group]
+        lone = len({ticket.item.run for ticket in batch}) == len(batch)
+        groups = [] if lone else _grouped(batch)
+        if not lone:
+            batch = [ticket for group in groups for ticket in group]
         try:
-            done = self._append([_joined(group) for group in groups])
-            results: Sequence[Head | BaseException] = _told(groups, done)
+            if lone:
+                results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
+            else:
+                results = _told(groups, self._append([_joined(group) for group in groups]))
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):

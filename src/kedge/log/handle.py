@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
@@ -128,7 +127,13 @@ class RunLog:
     async def append_soon(self, *entries: Entry, **rights: Unpack[Rights]) -> Head:
         """As `append`, from a loop, in company with other tasks."""
         ticket = self.append_begun(*entries, **rights)
-        return await ticket.future if ticket.future is not None else ticket.result()
+        if ticket.future is None:
+            return ticket.result()
+        try:
+            return await ticket.future
+        except Exception as error:
+            self._fail(error)
+            raise
 
     def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> Ticket:
         """As `append_soon`, for whoever must not be interrupted while waiting; `settled` waits for what is begun."""
@@ -138,8 +143,6 @@ class RunLog:
         except Exception as error:
             self._fail(error)
             raise
-        if ticket.future is not None:
-            ticket.future.add_done_callback(partial(self._note, ticket))
         return ticket
 
     async def settled(self, ticket: Ticket) -> bool:
@@ -153,12 +156,13 @@ class RunLog:
                     await self._committer.wait_soon(ticket)
             except asyncio.CancelledError:
                 cancelled = True
-        ticket.result()
-        return cancelled
-
-    def _note(self, ticket: Ticket, _: asyncio.Future[Head]) -> None:
+            except Exception as error:
+                self._fail(error)
+                raise
         if ticket.error is not None:
             self._fail(ticket.error)
+        ticket.result()
+        return cancelled
 
     def _fail(self, error: BaseException) -> None:
         """Close the handle. Where what was written behind was refused first, that is the reason."""

@@ -7,13 +7,10 @@ import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
-
-import msgspec
+from typing import Any, Final, ParamSpec, TypeVar
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import (
@@ -36,14 +33,17 @@ from kedge.model import events as e
 from kedge.model.fold import Fold, Step
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.runtime import terminal, waits
+from kedge.runtime import waits
 from kedge.runtime.build import build_of
+from kedge.runtime.calls import Both, OnLoop, OwnLoop
 from kedge.runtime.context import Context, through_codec
 from kedge.runtime.execution import Engine
-from kedge.runtime.executor import Advanced, Executor, Start, command, ended
+from kedge.runtime.executor import Advanced, Executor, Start, command
 from kedge.runtime.here import mark_log_records
-from kedge.runtime.registry import AGENTS, Agent, AnyAgent
+from kedge.runtime.registry import AGENTS, AnyAgent
+from kedge.runtime.starting import RunMethod, StartMethod
 from kedge.runtime.steps import delivery
+from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.store import Store, open_store
 from kedge.store.base import ENDED, Delivered, Head, RunQuery
@@ -56,124 +56,6 @@ O = TypeVar("O")  # noqa: E741
 
 logger: Final = logging.getLogger("kedge")
 _FOLLOW_SECONDS: Final = 0.1
-
-
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run is, in one line."""
-
-    run: str
-    agent: str
-    status: str
-    step: str | None
-    stage: str | None
-    plan: tuple[str, ...]
-    waits: tuple[Wait, ...]
-    wake_at_us: int | None
-    priority: int
-    tags: tuple[str, ...]
-    parent: str | None
-    started_at_us: int
-    changed_at_us: int
-    build: e.Build
-    holder: str | None
-
-
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a run waits for. Its id is what `answer` takes."""
-
-    id: str
-    run: str
-    step: str
-    waits_for: str
-    name: str
-    prompt: str | None
-    to: tuple[str, ...]
-    deadline_us: int | None
-    since_us: int
-    verbs: tuple[str, ...] = ()
-    options: tuple[Any, ...] = ()
-    schema: Any = None
-    intention: Any = None
-
-    def __str__(self) -> str:
-        what = self.prompt or self.name
-        who = f" (asked of {', '.join(self.to)})" if self.to else ""
-        return f"{self.waits_for} at step {self.step}: {what}{who}"
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a listing; `number` is the cursor for the next page."""
-
-    number: int
-    run: str
-    agent: str
-    status: str
-    priority: int
-    wake_at_us: int | None
-    started_at_us: int
-    changed_at_us: int
-    tags: tuple[str, ...]
-
-
-class Both(Generic[S, P, R]):
-    """A method that blocks, with an awaitable form that does not: `kd.answer(…)` and `await kd.answer.soon(…)`."""
-
-    def __init__(self, method: Callable[Concatenate[S, P], R]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, instance: S, owner: type[S] | None = None) -> Bound[P, R]:
-        method = self._method
-
-        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-            return method(instance, *args, **kwargs)
-
-        return Bound(bound)
-
-
-class Bound(Generic[P, R]):
-    """A method of one client."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[P, R]) -> None:
-        self._call = call
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._call(*args, **kwargs)
-
-    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, without blocking the loop."""
-        return await asyncio.to_thread(self._call, *args, **kwargs)
-
-
-class OnLoop(Generic[P, R]):
-    """A method that runs on a loop: the client's own for callers that block, the caller's own with `.soon`."""
-
-    def __init__(self, method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, instance: Client, owner: type[Client] | None = None) -> BoundOnLoop[P, R]:
-        return BoundOnLoop(instance, self._method)
-
-
-class BoundOnLoop(Generic[P, R]):
-    """Such a method of one client."""
-
-    __slots__ = ("_client", "_method")
-
-    def __init__(self, client: Client, method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> None:
-        self._client = client
-        self._method = method
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        work = self._method(self._client, *args, **kwargs)
-        return self._client._blocking(work)  # pyright: ignore[reportPrivateUsage]
-
-    async def soon(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, on the caller's own loop."""
-        return await self._method(self._client, *args, **kwargs)
 
 
 class Client:
@@ -203,7 +85,7 @@ class Client:
             lease_seconds=lease_seconds,
             grace_seconds=grace_seconds,
         )
-        self._own: _OwnLoop | None = None
+        self._own: OwnLoop | None = None
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
         self._mutex = threading.Lock()
         self._closed = False
@@ -223,7 +105,7 @@ class Client:
             return
         self._closed = True
         if self._own is None and self.engine.resources:
-            self._own = _OwnLoop()
+            self._own = OwnLoop()
         if self._own is not None:
             self._own.close(self._finish())
         self.engine.threads.close()
@@ -260,12 +142,12 @@ class Client:
     @OnLoop
     async def advance(self, run: str) -> Advanced:
         """Drive one run until it has ended or waits; says which, and until when. What engines call."""
-        return await self._executor().advance(run)
+        return await self.executor().advance(run)
 
     @OnLoop
     async def advance_due(self, limit: int = 100) -> Sequence[Advanced]:
         """Advance every run whose time has come, side by side."""
-        executor = self._executor()
+        executor = self.executor()
         rows = self.store.due(self.clock.now_us(), limit=limit)
         outcomes = await asyncio.gather(*(executor.advance(row.run) for row in rows), return_exceptions=True)
         for outcome in outcomes:
@@ -273,7 +155,7 @@ class Client:
                 raise outcome
         return [outcome for outcome in outcomes if isinstance(outcome, Advanced)]
 
-    def _executor(self) -> Executor:
+    def executor(self) -> Executor:
         """The executor of the running loop."""
         loop = asyncio.get_running_loop()
         executor = self._executors.get(loop)
@@ -283,14 +165,14 @@ class Client:
             executor = self._executors[loop] = Executor(self.engine)
         return executor
 
-    def _blocking(self, work: Coroutine[Any, Any, R]) -> R:
+    def blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Run something on the client's own loop, in a thread of its own, and wait for it."""
         with self._mutex:
             if self._closed:
                 work.close()
                 raise KedgeError("this client is closed; open the store again")
             if self._own is None:
-                self._own = _OwnLoop()
+                self._own = OwnLoop()
         return self._own.run(work)
 
     def _notify(self, run: str) -> None:
@@ -556,10 +438,11 @@ class Client:
 
     # inside -----------------------------------------------------------------------------------
 
-    def _named(self, agent: AnyAgent | str) -> AnyAgent:
+    def named(self, agent: AnyAgent | str) -> AnyAgent:
+        """An agent, by itself or by its name."""
         return AGENTS.get(agent) if isinstance(agent, str) else agent
 
-    def _begin(
+    def begin(
         self,
         agent: AnyAgent,
         input: Any,  # noqa: A002
@@ -639,198 +522,6 @@ class Client:
             below: Sequence[Wait] = self._waits_below(wait.name) if wait.waits_for == "child" else ()
             found += below or [wait]
         return found
-
-
-class _OwnLoop:
-    """A loop in a thread of its own, for callers that block."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="kedge-loop", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise KedgeError("a blocking call of the client inside an agent; use its awaitable form, .soon")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            # Interrupted by a person: the run is told, and lets its lease go, before we leave.
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(BaseException):
-                    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), self._loop).result(1)
-            raise
-
-    def close(self, last: Coroutine[Any, Any, None]) -> None:
-        try:
-            self.run(last)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-            if not self._thread.is_alive():
-                self._loop.close()
-
-
-# running and starting ---------------------------------------------------------------------------------
-
-
-class RunMethod:
-    """`kd.run(agent, input, id=…)` and `await kd.run.soon(…)`."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    @overload
-    def __call__(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        fresh: bool = False,
-    ) -> O: ...  # fmt: skip
-    @overload
-    def __call__(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> O: ...  # fmt: skip
-    def __call__(self, agent: AnyAgent, input: Any = None, **options: Any) -> Any:  # noqa: A002
-        """Run an agent here and now, and return its result.
-
-        An id that is known is gone on with; one that has ended gives its recorded result again. Timers, backoffs and
-        rate limits are sat out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with
-        the failure.
-        """
-        client = self._client
-        while True:
-            try:
-                return client._blocking(self._soon(agent, input, **options))  # pyright: ignore[reportPrivateUsage]
-            except RunWaiting as waiting:
-                if isinstance(waiting, RunPaused | RunDiverged) or not terminal.can_ask():
-                    raise
-                if not terminal.ask(client, waiting):
-                    raise
-                options["id"] = waiting.run
-
-    @overload
-    def soon(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        fresh: bool = False,
-    ) -> Awaitable[O]: ...  # fmt: skip
-    @overload
-    def soon(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> Awaitable[O]: ...  # fmt: skip
-    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Any]:  # noqa: A002
-        """The same, on the caller's own loop."""
-        return self._soon(agent, input, **options)
-
-    async def _soon(
-        self, agent: AnyAgent, input: Any, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), fresh: bool = False,
-    ) -> Any:  # fmt: skip
-        client = self._client
-        agent = client._named(agent)  # pyright: ignore[reportPrivateUsage]
-        run, start = client._begin(agent, input, id, priority, tags, fresh)  # pyright: ignore[reportPrivateUsage]
-        if start is None:
-            row = client.store.index(run)
-            if row is not None and row.status in ENDED:
-                logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
-                return client.outcome(agent, ended(client.engine, run))
-        executor = client._executor()  # pyright: ignore[reportPrivateUsage]
-        return client.outcome(agent, await executor.advance(run, start=start, agent=agent, sit_out=True))
-
-
-class StartMethod:
-    """`kd.start(agent, input, id=…)` and `await kd.start.soon(…)`."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    @overload
-    def __call__(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
-    ) -> Handle[O]: ...
-    @overload
-    def __call__(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (),
-    ) -> Handle[O]: ...  # fmt: skip
-    def __call__(
-        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (),
-    ) -> Handle[Any]:  # fmt: skip
-        """Create a run, durably, for whoever advances it; the same id again gives the same run."""
-        from kedge.runtime.steps import first_entries
-
-        client = self._client
-        agent = client._named(agent)  # pyright: ignore[reportPrivateUsage]
-        run, start = client._begin(agent, input, id, priority, tags, True)  # pyright: ignore[reportPrivateUsage]
-        if start is not None:
-            client.log.begin(run).append(*first_entries(*start))
-        return Handle(client, agent, run)
-
-    @overload
-    def soon(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
-    ) -> Awaitable[Handle[O]]: ...
-    @overload
-    def soon(
-        self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (),
-    ) -> Awaitable[Handle[O]]: ...  # fmt: skip
-    def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Handle[Any]]:  # noqa: A002
-        """The same, without blocking the loop."""
-        return asyncio.to_thread(lambda: self(agent, input, **options))
-
-
-class Handle(Generic[O]):
-    """A run that was started, to be looked at and waited for."""
-
-    def __init__(self, client: Client, agent: AnyAgent, run: str) -> None:
-        self._client = client
-        self._agent = agent
-        self.id = run
-
-    def info(self) -> RunInfo:
-        """Where it is."""
-        return self._client.info(self.id)
-
-    def state(self) -> State:
-        """Its state."""
-        return self._client.state(self.id)
-
-    def result(self, timeout: float | None = None) -> O:
-        """What it returns, when somebody has advanced it to its end. TimeoutError when the time is up."""
-        client = self._client
-        until = None if timeout is None else client.clock.monotonic() + timeout
-        while (row := client.store.index(self.id)) is None or row.status not in ENDED:
-            if until is not None and client.clock.monotonic() >= until:
-                raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")
-            time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
-        outcome: O = client.outcome(self._agent, ended(client.engine, self.id))
-        return outcome
-
-    def follow(self, after: int = 0) -> Iterator[Recorded]:
-        """Its events as they are committed, until it has ended."""
-        client = self._client
-        while True:
-            row = client.store.index(self.id)
-            recorded = client.events(self.id, after=after)
-            yield from recorded
-            after = recorded[-1].seq if recorded else after
-            if not recorded:
-                if row is not None and row.status in ENDED:
-                    return
-                time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
 
 
 def open(url: str = "kedge.db", *, clock: Clock | None = None, ids: Ids | None = None, **options: Any) -> Client:  # noqa: A001

@@ -17,10 +17,12 @@ from kedge.model import ledger
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.typed import convert
+from kedge.runtime.applying import ABANDON_SECONDS, waited_for
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient
 from kedge.runtime.here import HERE
+from kedge.runtime.intent import Intent, is_async, restored
 from kedge.runtime.registry import (
     TOOLS,
     AnyTool,
@@ -40,7 +42,7 @@ from kedge.runtime.waits import SETTLEMENT_VERBS, Closed, Then, Waiter, binding,
 from kedge.store.base import Claim
 
 if TYPE_CHECKING:
-    from kedge.runtime.gate import Attempting, Intent
+    from kedge.runtime.gate import Attempting
 
 DIED: Final = Failure.told("kedge.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("kedge.NotConfirmed", "the tool returned, but the world does not show its effect")
@@ -69,8 +71,6 @@ async def settle(a: Attempting, work: Work | None) -> Found | None:
 
     None: it did not happen, and may be tried again. Raises when a person says to stop.
     """
-    from kedge.runtime.gate import ABANDON_SECONDS, waited_for
-
     if work is not None and a.step not in a.ex.log.fold.facts.waits:
         late = await waited_for(work, ABANDON_SECONDS)
         if late.error is None:
@@ -95,8 +95,6 @@ def happened_late(a: Attempting, value: Any) -> Found | None:
 
 async def _reconciled(a: Attempting, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
     """What the reconciler says; one that fails, or tells of a result that cannot be, knows nothing."""
-    from kedge.runtime.gate import restored
-
     for attempt in range(3):
         try:
             found = await aside(a.ex, reconcile, effect, step=a.step)
@@ -151,8 +149,6 @@ def _released(a: Attempting, found: object) -> tuple[Claim, ...]:
 
 
 def _settled(a: Attempting, found: Happened | DidNotHappen, *, by: str) -> Found | None:
-    from kedge.runtime.gate import restored
-
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
@@ -165,8 +161,6 @@ def _settled(a: Attempting, found: Happened | DidNotHappen, *, by: str) -> Found
 
 async def _ask(a: Attempting) -> Found | None:
     """Nobody here can know: a person says whether it happened."""
-    from kedge.runtime.gate import restored
-
     ex, intent = a.ex, a.intent
     call = f"{intent.name}({short(intent.recording)})"
     if intent.undoes is not None:
@@ -232,11 +226,9 @@ async def ask_person(
 
 async def aside(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:
     """Call a reconciler or the like, which is no step of its own; a blocking one in a thread."""
-    from kedge.runtime.gate import _is_async, waited_for  # pyright: ignore[reportPrivateUsage]
-
     fn = fn.fn if isinstance(fn, Tool) else fn
     place = ToolStep(ex.run_id, step, 0, Key(effect.key), lambda _: None)
-    if _is_async(fn):
+    if is_async(fn):
         token = HERE.set(place)
         try:
             return await fn(effect)
@@ -447,8 +439,6 @@ async def _settle_orphan(a: Attempting, orphan: Orphan) -> bool:
 
 async def _adopt(a: Attempting, run: str, effect: ledger.Effect, orphan: Orphan | None = None) -> Found:
     """Take a recorded result; the claim on it and the event that says so are one write."""
-    from kedge.runtime.gate import restored
-
     ex = a.ex
     await ex.barrier()  # the outcome may be on its way to the store
     if a.late is not None:
@@ -496,7 +486,7 @@ def _done_by_children(ex: Execution) -> list[str]:
 
 async def _undone(ex: Execution, branch: Branch, tool: AnyTool, effect: ledger.Effect) -> bool:
     """One effect through its own compensation, as a step like any other."""
-    from kedge.runtime.gate import Intent, perform
+    from kedge.runtime.gate import perform
 
     undo = tool.policy.compensate
     assert undo is not None

@@ -8,9 +8,11 @@ from kedge.errors import KedgeError, StepFailed
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.runtime import effects
+from kedge.runtime.agreement import diverge
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
-from kedge.runtime.gate import Attempting, Intent, diverge
+from kedge.runtime.gate import Attempting
+from kedge.runtime.intent import Intent
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.replay import OVER
 from kedge.runtime.steps import Child, child_result

@@ -6,138 +6,48 @@ What to do when it is in doubt, done before or to be undone is in `effects`.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import copy_context
 from functools import partial
-from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kedge.errors import (
     AlreadyClaimed,
-    DeclarationRefused,
     NotDone,
     RateLimited,
     StepFailed,
-    ValueErased,
     ValueRefused,
 )
 from kedge.log.handle import Entry
 from kedge.model import events as e
-from kedge.model.codec import canonical
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
-from kedge.model.keys import action_key, arguments_digest, undo_key
-from kedge.model.retry import Retry
+from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
 from kedge.runtime import effects
+from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
+from kedge.runtime.applying import ABANDON_SECONDS, Applied, is_any, waited_for
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
 from kedge.runtime.here import HERE
+from kedge.runtime.intent import Intent, called, restored
 from kedge.runtime.isolated import IsolatedError, run_isolated
-from kedge.runtime.models import reasoning_of, rebuild, reply_kind, usage_of, wire
-from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, KEY, ONCE, STEP, Happened, Key, Policy, Shape, ToolStep
-from kedge.runtime.replay import OVER, Asked, compare, short
-from kedge.runtime.signals import Diverging, Interrupted, Stopped
+from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
+from kedge.runtime.registry import KEY, STEP, Happened, Key, ToolStep
+from kedge.runtime.replay import OVER
+from kedge.runtime.signals import Interrupted, Stopped
 from kedge.runtime.threads import Work
 from kedge.runtime.waits import until_time
-from kedge.store.base import Claim
 
 SAFE: Final = frozenset({"reads", "idempotent", None})
 """What may be tried again when it is in doubt."""
-
-ABANDON_SECONDS: Final = 30.0
-"""How long a blocking tool whose time is up is still waited for, before a person is asked."""
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """How long to wait for the first time when the far side does not say; doubled each time."""
 
 
-_NONE: Final[Mapping[str, Any]] = {}
 CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code gave it up", kind="cancelled")
-
-
-class Intent:
-    """An intention: a call as data, and how it is to be carried out."""
-
-    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name", "policy",
-                 "recording", "returns", "shape", "sort", "told", "undoes")  # fmt: skip
-
-    def __init__(
-        self,
-        sort: e.Sort,
-        name: str,
-        fn: Callable[..., Any],
-        shape: Shape | None,
-        arguments: dict[str, Any],
-        policy: Policy,
-        *,
-        returns: Any = Any,
-        told: Mapping[str, Any] | None = None,
-        undoes: tuple[e.StepId, int] | None = None,
-        recording: dict[str, Any] | None = None,
-    ) -> None:
-        self.sort: e.Sort = sort
-        self.name = name
-        self.fn = fn
-        self.shape = shape
-        self.arguments = arguments
-        self.policy = policy
-        self.returns = returns
-        self.told: Mapping[str, Any] = arguments if told is None else told
-        self.undoes = undoes
-        self.recording = arguments if recording is None else recording
-        self.effect: e.EffectClass | None = None
-        self.digest: bytes = b""
-        self.identity: bytes | None = None
-        self.claims: tuple[Claim, ...] = ()
-        self.injected: Mapping[str, Any] = shape.injected if shape is not None else _NONE
-        self.is_async = shape.is_async if shape is not None else _is_async(fn)
-
-    def weigh(self, step: e.StepId, secret_key: bytes) -> None:
-        """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
-        policy = self.policy
-        try:
-            self.digest = arguments_digest(self.told, secret_key=secret_key)
-            if policy.identity is not None:
-                named = {name: self.arguments[name] for name in policy.identity}
-                self.identity = arguments_digest(named, secret_key=secret_key)
-            self.claims = tuple(
-                Claim(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
-                for name in policy.consumes
-            )
-        except ValueRefused as refused:
-            place = refused.path.removeprefix("value").lstrip(".")
-            raise ValueRefused(f"step {step} ({self.name}): {place}", refused.reason) from None
-        if self.sort != "model":
-            chosen = policy.effect
-            self.effect = chosen(**self.arguments) if callable(chosen) else chosen
-            if self.effect not in EFFECTS:
-                raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
-
-    @property
-    def retry(self) -> Retry:
-        return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)
-
-    def asked(self) -> Asked:
-        return Asked(
-            sort=self.sort,
-            name=self.name,
-            digest=e.to_text(self.digest),
-            identity=e.to_text(self.identity) if self.identity is not None else None,
-            binding=self.effect not in ("reads", None),
-        )
-
-
-class Applied(NamedTuple):
-    """What came of one try: a value, or an error; and the thread, where one may still be at it."""
-
-    value: Any = None
-    error: BaseException | None = None
-    work: Work | None = None
-    timed_out: bool = False
-    untouched: bool = False
 
 
 # a step, replayed or live -------------------------------------------------------------------------
@@ -165,57 +75,6 @@ async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId 
         raise
     finally:
         attempting.over()
-
-
-def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
-    """Code may not ask for a step that the record passed over."""
-    if ex.record.goes_on(branch.path, branch.count) or branch.is_over:
-        diverge(ex, step, "nothing here, and goes on after it", found)
-
-
-async def agree(ex: Execution, branch: Branch, past: Step, asked: Asked, found: Any) -> e.StepIntended | None:
-    """Code and record must mean the same step; what only drifted is noted once."""
-    intended = ex.record.event(past.intended)
-    recorded = intended if isinstance(intended, e.StepIntended) else None
-    verdict = compare(past, recorded, asked)
-    if verdict == "same":
-        return recorded
-    was = _recorded_arguments(ex, past)
-    if verdict == "diverged":
-        told = f"{past.sort} {past.name}({short(was)})"
-        here = f"{asked.sort} {asked.name}({short(found)})"
-        diverge(ex, past.id, told, here)
-    drifts = ex.record.of(past.id, e.StepDrifted)
-    if not drifts or drifts[-1][1].digest != asked.digest:
-        event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
-        ex.behind(Entry(event, {"recorded": was, "found": found}))
-    return recorded
-
-
-def _recorded_arguments(ex: Execution, past: Step) -> Any:
-    try:
-        data = ex.record.data(past.intended)
-    except ValueErased:
-        return {}
-    return data.get("arguments", data)
-
-
-def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
-    """The run waits for mended code, with both sides named."""
-    now = ex.engine.build(ex.agent)
-    before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
-    builds = [_build_name(before), _build_name(now)]
-    ex.diverged = (step, recorded, found, (builds[0], builds[1]))
-    event = e.RunDiverged(at=ex.now_us(), step=step)
-    if not ex.was_diverged(step):
-        ex.behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
-    signal = Diverging(f"step {step}")
-    ex.close(signal)
-    raise signal
-
-
-def _build_name(build: e.Build) -> str:
-    return " ".join(filter(None, [build.version, build.commit])) or "unknown"
 
 
 async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) -> Any:
@@ -247,26 +106,6 @@ def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure |
         return effects.stopped(event.by, data.get("because"))
     found: Failure = convert(data["failure"], Failure, at="failure")
     return found
-
-
-async def until_cancelled(ex: Execution, past: Step) -> None:
-    """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
-    ex.pass_on()
-    try:
-        await asyncio.get_running_loop().create_future()
-    except asyncio.CancelledError:
-        await ex.still_wanted()
-        ex.played(past.ended)
-        raise
-
-
-def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:
-    """A recorded value as the type that code expects."""
-    if reply is not None:
-        return rebuild(reply, value, intent.arguments)
-    if intent.returns is Any or type(value) is intent.returns:
-        return value
-    return convert(value, intent.returns, at=f"step {step} ({intent.name})")
 
 
 # attempts -----------------------------------------------------------------------------------------
@@ -540,7 +379,7 @@ class Attempting:
         for name, marker in intent.injected.items():
             if marker is KEY or marker is STEP:
                 injected[name] = place.key if marker is KEY else place
-        call = partial(_call, intent, injected)
+        call = partial(called, intent, injected)
         if intent.policy.isolate == "process":
             return await run_isolated(intent.fn, intent.arguments, place, timeout)
         if intent.is_async:
@@ -628,7 +467,7 @@ class Attempting:
         else:
             failure = describe(error, kind="timeout" if applied.timed_out else None)
         limited = None if cancelled else self._limited(error)
-        told = limited is not None or applied.untouched or _is_any(error, (NotDone, *intent.retry.on))
+        told = limited is not None or applied.untouched or is_any(error, (NotDone, *intent.retry.on))
         outcome: e.Outcome = "refused" if told else "unknown"
         self.counted += limited is None
         retry_at = None if cancelled else self._retry_at(error, outcome, limited)
@@ -696,50 +535,12 @@ class Attempting:
         return effects.happened_late(self, late.value) if late.error is None else None
 
 
-class _Untouched(Exception):
-    """An attempt was cancelled after it was recorded and before anything was touched."""
-
-
-async def waited_for(work: Work, timeout: float | None) -> Applied:
-    """The outcome of a blocking call; when its time is up or somebody cancels it is abandoned, not ended."""
-    try:
-        await asyncio.wait({work.future}, timeout=timeout)
-    except asyncio.CancelledError as error:
-        return Applied(error=error, work=work if work.alive else None)
-    if not work.future.done():
-        return Applied(error=TimeoutError(f"still running after {timeout:g} s"), work=work, timed_out=True)
-    if (failed := work.future.exception()) is not None:
-        return Applied(error=failed)
-    value = work.future.result()
-    if inspect.isawaitable(value):
-        try:
-            async with asyncio.timeout(timeout):
-                return Applied(await value)
-        except BaseException as raised:
-            return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
-    return Applied(value)
-
-
-def _call(intent: Intent, injected: Mapping[str, Any]) -> Any:
-    if intent.shape is None:
-        positional = intent.arguments.get("args", ())
-        named = {name: value for name, value in intent.arguments.items() if name != "args"}
-        return intent.fn(*positional, **named)
-    return intent.shape.call(intent.fn, intent.arguments, injected)
-
-
-def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Also for an error that another process raised, and of which only the record is here."""
-    told = getattr(error, "failure", None)
-    return isinstance(error, kinds) or (isinstance(told, Failure) and any(map(told.is_a, kinds)))
-
-
-def _is_async(fn: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
-
-
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+class _Untouched(Exception):
+    """An attempt was cancelled after it was recorded and before anything was touched."""

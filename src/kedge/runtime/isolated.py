@@ -18,7 +18,7 @@ from kedge.model.typed import convert
 from kedge.model.values import pack, unpack
 
 if TYPE_CHECKING:
-    from kedge.runtime.gate import Applied
+    from kedge.runtime.applying import Applied
     from kedge.runtime.registry import ToolStep
 
 _ERROR: Final = "error"
@@ -36,7 +36,7 @@ async def run_isolated(
     fn: Callable[..., Any], arguments: Mapping[str, Any], place: ToolStep, timeout: float | None
 ) -> Applied:
     """Call a function in a fresh process; when its time is up the process is killed, and that is certain."""
-    from kedge.runtime.gate import Applied
+    from kedge.runtime.applying import Applied
 
     name = f"{fn.__module__}:{fn.__qualname__}"
     process = await asyncio.create_subprocess_exec(

@@ -14,9 +14,9 @@ from kedge.model import events as e
 from kedge.model.fold import Fold
 from kedge.model.typed import convert
 from kedge.runtime import registry, steps
+from kedge.runtime.agreement import agree, refuse_gap
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
-from kedge.runtime.gate import agree, refuse_gap
 from kedge.runtime.registry import Agent, AnyAgent, Duration
 from kedge.runtime.replay import Asked
 from kedge.runtime.steps import MISSING
@@ -143,7 +143,7 @@ async def _transition(
         inside = branch.count
         branch.path, branch.count = outside
     if ex.record.goes_on(number, inside):
-        from kedge.runtime.gate import diverge
+        from kedge.runtime.agreement import diverge
 
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
     if isinstance(outcome, Next | WaitFor):

@@ -28,7 +28,8 @@ from kedge.errors import LogError, OutsideBranch, StoreError
 from kedge.model.retry import seconds
 from kedge.runtime import scopes, steps, streams
 from kedge.runtime.execution import Branch, Execution
-from kedge.runtime.gate import Intent, perform
+from kedge.runtime.gate import perform
+from kedge.runtime.intent import Intent
 from kedge.runtime.models import recordable, without_sdk_retries
 from kedge.runtime.registry import Agent, AnyAgent, AnyTool, Duration, Policy, Tool
 from kedge.runtime.scopes import First

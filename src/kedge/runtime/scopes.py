@@ -11,8 +11,8 @@ import msgspec
 from kedge.errors import KedgeError
 from kedge.log.handle import Entry
 from kedge.model import events as e
+from kedge.runtime.agreement import agree, diverge, refuse_gap
 from kedge.runtime.execution import Branch, Execution, Scope
-from kedge.runtime.gate import agree, diverge, refuse_gap
 from kedge.runtime.replay import OVER, Asked
 from kedge.runtime.signals import Signal, Stopped
 from kedge.runtime.waits import Closed, end

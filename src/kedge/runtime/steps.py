@@ -20,10 +20,10 @@ from kedge.model.fold import Step
 from kedge.model.retry import seconds
 from kedge.model.typed import convert
 from kedge.model.values import pack
+from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.context import initial_context, through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
-from kedge.runtime.gate import agree, refuse_gap, until_cancelled
 from kedge.runtime.registry import AnyAgent, Duration
 from kedge.runtime.replay import OVER, Asked
 from kedge.runtime.waits import QUESTION_VERBS, SAID, Answer, Closed, Waiter, binding, body_of, schema_of, until

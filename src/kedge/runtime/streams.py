@@ -10,10 +10,13 @@ from typing import Any, Final
 from kedge.errors import KedgeError, StepFailed
 from kedge.log.handle import Entry
 from kedge.model import events as e
+from kedge.runtime.agreement import agree, refuse_gap
+from kedge.runtime.applying import waited_for
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
-from kedge.runtime.gate import Attempting, Intent, agree, refuse_gap, replayed, waited_for
+from kedge.runtime.gate import Attempting, replayed
+from kedge.runtime.intent import Intent
 from kedge.runtime.models import join_chunks, rebuild, reply_kind, usage_of, wire
 from kedge.runtime.replay import OVER
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kedge.errors import AnswerRefused, RunWaiting
 
 if TYPE_CHECKING:
-    from kedge.runtime.client import Client, Wait
+    from kedge.runtime.client import Client
+    from kedge.runtime.views import Wait
 
 
 def can_ask() -> bool:

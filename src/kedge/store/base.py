@@ -198,9 +198,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_bare(self) -> bool:
         """Whether it is events in a row and nothing else: the common case, which a store may treat specially."""
-        if self.birth or self.pieces or self.index or self.snapshot or not self.is_plain or not self.rows:
+        rows = self.rows
+        if self.birth or self.pieces or self.index or self.snapshot or not rows or not self.is_plain:
             return False
-        return self.rows[0].seq == self.after + 1 and self.rows[-1].seq == self.after + len(self.rows)
+        return rows[0].seq == self.after + 1 and rows[-1].seq == self.after + len(rows)
 
     def joins(self, later: Append) -> bool:
         """Whether the next append of this run may be one with this: nothing in it could be refused by itself.

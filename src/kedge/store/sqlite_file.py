@@ -113,7 +113,8 @@ class SqliteFile:
         """Two statements for all rows, as one transaction. What they refuse is an IntegrityError, and all of it."""
         if inner or len(rows) != 1:
             with self._writing as cursor:
-                cursor.executemany(first, inner)
+                if inner:
+                    cursor.executemany(first, inner)
                 cursor.executemany(sql, rows)
             return
         with self._mutex:

@@ -22,8 +22,9 @@ from kedge.clock import LeapingClock
 from kedge.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting
 from kedge.ids import SeededIds
 from kedge.model.events import Build
-from kedge.runtime.client import Client, Wait
+from kedge.runtime.client import Client
 from kedge.runtime.registry import AnyAgent
+from kedge.runtime.views import Wait
 from kedge.store.base import Store
 from kedge.store.memory import MemoryStore
 

@@ -1,0 +1,49 @@
+"""One try of a call that may block: its outcome, and the thread that may still be at it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, Final, NamedTuple
+
+from kedge.model.failure import Failure
+from kedge.runtime.threads import Work
+
+ABANDON_SECONDS: Final = 30.0
+"""How long a blocking tool whose time is up is still waited for, before a person is asked."""
+
+
+class Applied(NamedTuple):
+    """What came of one try: a value, or an error; and the thread, where one may still be at it."""
+
+    value: Any = None
+    error: BaseException | None = None
+    work: Work | None = None
+    timed_out: bool = False
+    untouched: bool = False
+
+
+async def waited_for(work: Work, timeout: float | None) -> Applied:
+    """The outcome of a blocking call; when its time is up or somebody cancels it is abandoned, not ended."""
+    try:
+        await asyncio.wait({work.future}, timeout=timeout)
+    except asyncio.CancelledError as error:
+        return Applied(error=error, work=work if work.alive else None)
+    if not work.future.done():
+        return Applied(error=TimeoutError(f"still running after {timeout:g} s"), work=work, timed_out=True)
+    if (failed := work.future.exception()) is not None:
+        return Applied(error=failed)
+    value = work.future.result()
+    if inspect.isawaitable(value):
+        try:
+            async with asyncio.timeout(timeout):
+                return Applied(await value)
+        except BaseException as raised:
+            return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
+    return Applied(value)
+
+
+def is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Also for an error that another process raised, and of which only the record is here."""
+    told = getattr(error, "failure", None)
+    return isinstance(error, kinds) or (isinstance(told, Failure) and any(map(told.is_a, kinds)))

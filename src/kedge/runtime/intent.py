@@ -1,0 +1,116 @@
+"""Intentions: a call as data, what it means to the world, and how its values come back. Does nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from kedge.errors import DeclarationRefused, ValueRefused
+from kedge.model import events as e
+from kedge.model.codec import canonical
+from kedge.model.keys import arguments_digest
+from kedge.model.retry import Retry
+from kedge.model.typed import convert
+from kedge.runtime.models import rebuild
+from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape
+from kedge.runtime.replay import Asked
+from kedge.store.base import Claim
+
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+class Intent:
+    """An intention: a call as data, and how it is to be carried out."""
+
+    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name", "policy",
+                 "recording", "returns", "shape", "sort", "told", "undoes")  # fmt: skip
+
+    def __init__(
+        self,
+        sort: e.Sort,
+        name: str,
+        fn: Callable[..., Any],
+        shape: Shape | None,
+        arguments: dict[str, Any],
+        policy: Policy,
+        *,
+        returns: Any = Any,
+        told: Mapping[str, Any] | None = None,
+        undoes: tuple[e.StepId, int] | None = None,
+        recording: dict[str, Any] | None = None,
+    ) -> None:
+        self.sort: e.Sort = sort
+        self.name = name
+        self.fn = fn
+        self.shape = shape
+        self.arguments = arguments
+        self.policy = policy
+        self.returns = returns
+        self.told: Mapping[str, Any] = arguments if told is None else told
+        self.undoes = undoes
+        self.recording = arguments if recording is None else recording
+        self.effect: e.EffectClass | None = None
+        self.digest: bytes = b""
+        self.identity: bytes | None = None
+        self.claims: tuple[Claim, ...] = ()
+        self.injected: Mapping[str, Any] = shape.injected if shape is not None else _NONE
+        self.is_async = shape.is_async if shape is not None else is_async(fn)
+
+    def weigh(self, step: e.StepId, secret_key: bytes) -> None:
+        """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
+        policy = self.policy
+        try:
+            self.digest = arguments_digest(self.told, secret_key=secret_key)
+            if policy.identity is not None:
+                named = {name: self.arguments[name] for name in policy.identity}
+                self.identity = arguments_digest(named, secret_key=secret_key)
+            self.claims = tuple(
+                Claim(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
+                for name in policy.consumes
+            )
+        except ValueRefused as refused:
+            place = refused.path.removeprefix("value").lstrip(".")
+            raise ValueRefused(f"step {step} ({self.name}): {place}", refused.reason) from None
+        if self.sort != "model":
+            chosen = policy.effect
+            self.effect = chosen(**self.arguments) if callable(chosen) else chosen
+            if self.effect not in EFFECTS:
+                raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
+
+    @property
+    def retry(self) -> Retry:
+        return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)
+
+    def asked(self) -> Asked:
+        return Asked(
+            sort=self.sort,
+            name=self.name,
+            digest=e.to_text(self.digest),
+            identity=e.to_text(self.identity) if self.identity is not None else None,
+            binding=self.effect not in ("reads", None),
+        )
+
+
+def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:
+    """A recorded value as the type that code expects."""
+    if reply is not None:
+        return rebuild(reply, value, intent.arguments)
+    if intent.returns is Any or type(value) is intent.returns:
+        return value
+    return convert(value, intent.returns, at=f"step {step} ({intent.name})")
+
+
+def called(intent: Intent, injected: Mapping[str, Any]) -> Any:
+    """Call what is intended."""
+    if intent.shape is None:
+        positional = intent.arguments.get("args", ())
+        named = {name: value for name, value in intent.arguments.items() if name != "args"}
+        return intent.fn(*positional, **named)
+    return intent.shape.call(intent.fn, intent.arguments, injected)
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; the clients of providers wrap theirs."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
