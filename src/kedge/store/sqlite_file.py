@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,7 @@ class SqliteFile:
             self._writer = self._connect()
             self._cursor = self._writer.cursor()
             try:
-                self._prepare(durability, setup)
+                self._patiently(partial(self._prepare, durability, setup))
             except BaseException:
                 self._writer.close()
                 raise
@@ -169,10 +170,14 @@ class SqliteFile:
 
     def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
         """Execute what needs the write lock. SQLite's own waiting sleeps far longer than a commit takes."""
+        self._patiently(partial(self._cursor.execute, sql, columns))
+
+    def _patiently(self, do: Callable[[], object]) -> None:
+        """Do something again and again while others hold the lock that it needs."""
         waited, nap = 0.0, _FIRST_NAP_SECONDS
         while True:
             try:
-                self._cursor.execute(sql, columns)
+                do()
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in _BUSY:
@@ -186,9 +191,7 @@ class SqliteFile:
     def _prepare(self, durability: Durability, setup: Setup) -> None:
         writer = self._writer
         writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        # Somebody else may be making the same file, and for this SQLite does not wait by itself.
-        self._insist("PRAGMA journal_mode = WAL")
-        if self._cursor.fetchone()[0] != "wal":
+        if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
         writer.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         writer.execute("PRAGMA fullfsync = ON")
