@@ -960,6 +960,7 @@ def test_r19_a_token_of_a_process_that_died_is_used(world: Any) -> None:
     plan((till.redeem, "t1"))
     world.killed(calls_each, run="one")
     fails(world.kd, run="two")
+    assert "redeemed" not in str(world.kd.state("two").outputs.get("1"))
 
 
 @pytest.mark.parametrize("error", [kedge.NotDone("no"), kedge.RateLimited(retry_after=1)], ids=repr)

@@ -366,15 +366,15 @@ class Executor:
 
     def _schedule(self, parent: Execution, child: str) -> None:
         """A child of a run that is live here is advanced here too, unless somebody else has it."""
-        self._watchers.setdefault(child, set()).add(parent)
-        if child in self._live or child in self._children:
-            return
         row = self.engine.log.store.index(child)
         if row is None or row.status in ENDED:
             return
-        task = asyncio.get_running_loop().create_task(self._advance_child(child))
-        self._children[child] = task
-        task.add_done_callback(partial(self._child_done, child))
+        if child not in self._live and child not in self._children:
+            task = asyncio.get_running_loop().create_task(self._advance_child(child))
+            self._children[child] = task
+            task.add_done_callback(partial(self._child_done, child))
+        if child in self._children:
+            self._watchers.setdefault(child, set()).add(parent)
 
     async def _advance_child(self, child: str) -> None:
         while True:

@@ -200,7 +200,10 @@ class Attempting:
         self.inflight = tool, identity
 
     def over(self) -> None:
-        """Whatever waits for this step goes on."""
+        """Whatever waits for this step goes on, and a thread that has ended is remembered no more."""
+        works, place = self.ex.engine.works, (self.ex.run_id, self.step)
+        if place in works and not works[place].alive:
+            del works[place]
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)
 

@@ -80,7 +80,6 @@ class _Common(Generic[C]):
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._messages: tuple[Any, ...] = ()
 
     @property
     def id(self) -> str:

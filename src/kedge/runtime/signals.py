@@ -35,9 +35,5 @@ class Interrupted(Signal):
         self.cause = cause
 
 
-class Renewing(Signal):
-    """The run goes on in a fresh log."""
-
-
 class Stopped(Signal):
     """A branch stops because a sibling failed or finished first; the run goes on."""
