@@ -15,7 +15,7 @@ help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
-	@$(PY) examples/crash_demo.py
+	@$(PY) -m kedge demo
 
 test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest
@@ -34,7 +34,7 @@ lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. Each has-… file is a stamp: it says what was installed after which pyproject.toml.

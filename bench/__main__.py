@@ -10,7 +10,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench import conversation, folding, length, many_runs, many_steps, one_run, parked, recovery, snapshots, steps
+from bench import (
+    conversation,
+    find,
+    folding,
+    length,
+    many_runs,
+    many_steps,
+    one_run,
+    parked,
+    recovery,
+    snapshots,
+    steps,
+)
 from bench.machine import description, sync_us
 from bench.measure import Measure, table
 
@@ -27,6 +39,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "many_steps": many_steps.measure,
     "recovery": recovery.measure,
     "parked": parked.measure,
+    "find": find.measure,
 }
 
 PREFACE: Final = """\

@@ -1,25 +1,25 @@
-"""A model chooses tools in a loop; each choice is on record as a decision, with the model's own words as its reason.
+"""A model chooses tools in a loop; every choice is on record as a decision, with the model's own words as its reason.
 
-The model here is a script in the shape of a chat completion. With a real one, give `kedge.loop` the client's own
-method, `client.chat.completions.create`, in its place: nothing else changes.
+    python examples/tool_loop.py
+    python examples/tool_loop.py --base-url http://localhost:11434/v1 --model qwen3
+
+Without arguments the model is a script that makes two mistakes. With them it is any model behind an OpenAI-compatible
+endpoint (the key, if it needs one, comes from OPENAI_API_KEY). The agent is the same, and so is what is on record.
 """
 
+import argparse
 import json
-import logging
 import os
-import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import kedge
 
 RATES = {"EUR": 1.0, "NOK": 11.7, "DKK": 7.5}
+WISH = "A ferry to Oslo for at most 2000 Norwegian kroner, please. Look up the rate, book, then say what you did."
 
-
-def shade(text: str, style: str) -> str:
-    return f"\x1b[{style}m{text}\x1b[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text
-
-
-# Two tools. Their schemas come from the annotations and the docstrings.
+# Two tools. What the model is told of them comes from their annotations and docstrings.
 
 
 @kedge.tool(effect="reads")
@@ -34,24 +34,28 @@ def exchange_rate(currency: str) -> float:
     return RATES[currency]
 
 
-@kedge.tool(effect="idempotent")
+@kedge.tool(effect="idempotent", identity=("to",), repeat="recorded")  # models repeat themselves: one ferry is enough
 def book_ferry(to: str, euros: int, key: kedge.Key = kedge.KEY) -> dict[str, str]:
     """Book a ferry, at most for so many euros."""
-    return {"to": to, "ticket": f"F-{euros}", "booked under": key}
+    return {"to": to, "ticket": f"F-{euros}", "booked_under": key}
 
 
-# The model, as a script: what it says, and what it asks for.
+# The model. `chat` is what the agent calls; `main` may put a real client behind it.
 
+CLIENT: Any = None
+MODEL = ""
 SCRIPT: list[tuple[str, str, dict[str, Any]]] = [
     ("First I need the rate of the krone.", "exchange_rate", {"currency": "krone"}),
     ("It wants three letters. Oslo means NOK.", "exchange_rate", {"currency": "NOK"}),
-    ("2000 NOK are about 171 euros.", "book_ferry", {"to": "Oslo", "euros": "a lot"}),
-    ("The price must be a whole number.", "book_ferry", {"to": "Oslo", "euros": 171}),
-    ("Booked: the ferry to Oslo, for 171 euros.", "", {}),
+    ("2000 NOK are about 170 euros.", "book_ferry", {"to": "Oslo", "euros": "a lot"}),
+    ("The price must be a whole number.", "book_ferry", {"to": "Oslo", "euros": 170}),
+    ("Booked: the ferry to Oslo, for 170 euros.", "", {}),
 ]
 
 
-def model(*, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+def chat(*, messages: list[Any], tools: list[Any]) -> Any:
+    if CLIENT is not None:
+        return CLIENT.chat.completions.create(model=MODEL, messages=messages, tools=tools)
     turn = sum(message["role"] == "assistant" for message in messages)
     text, name, arguments = SCRIPT[turn]
     call = {"id": f"call_{turn}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -62,34 +66,43 @@ def model(*, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> dic
 
 @kedge.agent
 async def travel(run: kedge.Run, wish: str) -> str:
-    result = await kedge.loop(run, model, [exchange_rate, book_ferry], messages=wish, system="You book trips.")
+    tools = kedge.Toolset(exchange_rate, book_ferry)
+    result = await kedge.loop(run, chat, tools, messages=wish, system="You book trips. Use your tools.", turns_max=20)
     return result.text
 
 
-def tell(kd: kedge.Client, wish: str) -> None:
-    """What happened, from the record alone: the decisions, and what the model was sent last."""
+def tell(kd: kedge.Client) -> None:
+    """What happened, from the record alone."""
     state = kd.state("trip")
-    heard = [message["content"] for message in state.trace[-1].input["messages"] if message["role"] == "tool"]
-    asked = [message for message in state.trace[-1].input["messages"] if "tool_calls" in message]
-    print(shade(wish, "1"))
-    for made, message, answer in zip(state.decisions, asked, heard, strict=True):
-        print(f"\n  step {made.step:2}  the {made.by} chooses {made.choice}, of {' or '.join(made.options)}")
-        print(f"    because  {made.because}")
-        print(f"    gives    {message['tool_calls'][0]['function']['arguments']}")
-        print(shade(f"    gets     {answer.splitlines()[-1]}", "33" if answer.startswith("error") else "32"))
-    print(shade(f"\n{state.result}", "1"))
+    said = state.trace[-1].input["messages"]  # what the model was sent last: everything so far
+    calls = [call["function"] for message in said for call in message.get("tool_calls") or ()]
+    answers = [message["content"] for message in said if message["role"] == "tool"]
+    for made, call, answer in zip(state.decisions, calls, answers, strict=True):
+        print(f"step {made.step:<3} {call['name']}({call['arguments']})")
+        print(f"  because  {made.because or 'it gave no reason'}")
+        print(f"  answer   {answer.splitlines()[-1]}")
+    print(f"\n{state.result}\n")
 
 
 def main() -> None:
-    logging.basicConfig(format="  %(message)s", stream=sys.stdout)
-    wish = "A ferry to Oslo for 2000 kroner, please."
-    with kedge.open("memory:") as kd:
-        first = kd.run(travel, wish, id="trip")
-        tell(kd, wish)
-        print("\nThe same run once more:")
-        assert kd.run(travel, wish, id="trip") == first
+    global CLIENT, MODEL
+    parser = argparse.ArgumentParser(description="A model with tools.")
+    parser.add_argument("--base-url", help="an OpenAI-compatible endpoint; without it the model is a script")
+    parser.add_argument("--model", default="gpt-5-mini")
+    given = parser.parse_args()
+    if given.base_url:
+        import openai
+
+        MODEL, CLIENT = (
+            given.model,
+            openai.OpenAI(base_url=given.base_url, api_key=os.environ.get("OPENAI_API_KEY", "none")),
+        )
+    with tempfile.TemporaryDirectory(prefix="kedge-") as folder, kedge.open(str(Path(folder) / "kedge.db")) as kd:
+        print(f"{WISH}\n")
+        kd.run(travel, WISH, id="trip")
+        tell(kd)
         spend = kd.log.ledger("trip").spend
-        print(f"  {spend.model_calls} model calls in all, {spend.tokens_in} tokens in, {spend.tokens_out} out")
+        print(f"{spend.model_calls} model calls, {spend.tokens_in} tokens in, {spend.tokens_out} out")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ KedgeError
 │   ├── EventUnknown        an event kind or version this build cannot read
 │   └── EventBroken         bytes that are no event
 ├── DurationRefused         a text that names no duration or rate
+├── BoundaryUnknown         a text that names no place in a run
+├── ExportBroken            a file that is no export of a run, or a damaged one
+├── ReplayParted            code that does not do again what is on record
+│   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
@@ -36,12 +40,14 @@ KedgeError
 ├── WaitExpired             nobody answered in time and there was no default
 ├── AnswerRefused           an answer that does not fit what was asked
 │   └── AlreadyAnswered     somebody answered first
+├── FakeRefused             a fake that cannot stand for what it fakes
 └── RunError
     ├── RunWaiting          only a person or an outside event can wake the run
     │   ├── RunPaused       somebody paused it
     │   └── RunDiverged     its code and its record disagree
     ├── RunFailed           the agent ended with an error
     ├── RunCancelled        somebody cancelled the run
+    ├── RunElsewhere        a run under test is not where its test expects it
     └── RunMismatch         the same id with another agent or input
 """
 
@@ -263,6 +269,45 @@ class DurationRefused(KedgeError, ValueError):
         self.text = text
 
 
+class BoundaryUnknown(KedgeError, ValueError):
+    """A text that names no place in a run."""
+
+    def __init__(self, run: str, text: str, reason: str) -> None:
+        super().__init__(f"{run}: {reason}")
+        self.run = run
+        self.text = text
+        self.reason = reason
+
+
+class ExportBroken(KedgeError):
+    """A file that is no export of a run, or one that was cut or changed."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}; export the run again")
+        self.place = place
+        self.reason = reason
+
+
+class ReplayParted(KedgeError, AssertionError):
+    """Code that does not do again what is on record; `step` is where, if it is at a step."""
+
+    def __init__(self, run: str, reason: str, *, step: str | None = None) -> None:
+        super().__init__(f"{run}: {reason}")
+        self.run = run
+        self.reason = reason
+        self.step = step
+
+
+class NotOnRecord(ReplayParted):
+    """Code that asks for something the record does not have. Nothing was called."""
+
+    def __init__(self, run: str, call: str, *, step: str) -> None:
+        super().__init__(
+            run, f"at step {step} the code asks for {call}, which is not on record; nothing was called", step=step
+        )
+        self.call = call
+
+
 class DeclarationRefused(KedgeError, TypeError):
     """A tool, an agent or one of their options is declared in a way that cannot work."""
 
@@ -358,6 +403,15 @@ class AlreadyAnswered(AnswerRefused):
         self.at = at
 
 
+class FakeRefused(KedgeError):
+    """A fake, a sample or a scripted model that cannot stand for what it stands for."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 class RunError(KedgeError):
     """A run did not come to a result here. Its record stands."""
 
@@ -419,6 +473,16 @@ class RunCancelled(RunError):
         super().__init__(f"{run}: was cancelled{rest}")
         self.run = run
         self.not_undone = tuple(not_undone)
+
+
+class RunElsewhere(RunError):
+    """A run under test is not where its test expects it."""
+
+    def __init__(self, run: str, *, expected: str, found: str) -> None:
+        super().__init__(f"{run}: {expected}, but the run {found}")
+        self.run = run
+        self.expected = expected
+        self.found = found
 
 
 class RunMismatch(RunError):

@@ -1653,3 +1653,24 @@ def test_r20_whichever_commit_a_process_dies_at_everything_is_undone_once(world:
         assert not_undone(world, run) == []
 
     dying(story, check)
+
+
+def test_a_run_that_adopted_an_orphan_verifies() -> None:
+    @kedge.tool(effect="at_most_once")
+    async def paid_before(amount: int) -> int:
+        return amount
+
+    @kedge.agent
+    async def pays_once(run: kedge.Run) -> str:
+        await run.call(paid_before, 3)
+        return (await run.ask("Right?")).kind
+
+    with kedge.open("memory:") as kd:
+        kd.start(pays_once, id="r")
+        kd.advance("r")
+        first = kd.state("r").fold.step("1")
+        assert first is not None
+        kd.log.open("r").append(Entry(e.RunRewound(at=1, cut=first.intended - 1, generation=1)))
+        kd.advance("r")
+        assert any(isinstance(each.event, e.StepAdopted) for each in kd.events("r"))
+        assert kd.verify().problems == []

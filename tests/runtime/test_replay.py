@@ -1109,3 +1109,46 @@ def test_r29_a_run_knows_whether_it_replays(processes: Processes, calls: Calls) 
     processes.new().answer("r", "approve")
     processes.new().run(agent, id="r")
     assert seen == [False, True, False]
+
+
+# Branches that a sibling's end kept from their next step --------------------------------------------
+
+
+@kedge.tool(effect="reads")
+async def glance(at: int) -> int:
+    return at
+
+
+@kedge.agent
+async def raced(run: kedge.Run) -> int:
+    await run.call(glance, 1)
+    first = await run.first(run.call(glance, 3), run.wait("never"))
+    await run.ask("Right?")
+    return int(first.value)
+
+
+@kedge.agent
+async def broken_off(run: kedge.Run) -> str:
+    await run.call(glance, 1)
+    with contextlib.suppress(kedge.StepFailed):
+        await run.gather(run.call(refuses, 3), run.wait("never"))
+    return (await run.ask("Right?")).kind
+
+
+@kedge.tool(effect="reads")
+async def refuses(at: int) -> int:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(("agent", "expected"), [(raced, 3), (broken_off, "approve")])
+def test_a_branch_that_was_stopped_before_its_first_step_is_stopped_again_when_it_is_replayed(
+    agent: Any, expected: Any
+) -> None:
+    store = kedge.open_store("memory:")
+    with pytest.raises(kedge.RunWaiting):
+        kedge.Client(store, behind=False).run(agent, id="r")
+    other = kedge.Client(store, behind=False)
+    with pytest.raises(kedge.RunWaiting, match=r"Right\?"):
+        other.run(agent, id="r")
+    other.answer("r", "approve")
+    assert kedge.Client(store, behind=False).run(agent, id="r") == expected

@@ -1335,3 +1335,79 @@ def test_r31_after_a_rewind_old_answers_authorise_nothing(processes: Processes) 
     park(kd, agent)
     kd.answer("r", "approve", by="ann")
     assert kd.run(agent, id="r") == "ann"
+
+
+def test_an_answer_that_came_before_the_code_diverged_wakes_the_run_when_it_is_resumed(tmp_path: Path) -> None:
+    wanted: list[str] = []
+
+    @kedge.tool(effect="at_most_once")
+    async def paid_meanwhile(amount: int) -> int:
+        return amount
+
+    @kedge.agent
+    async def mended(run: kedge.Run) -> str:
+        if wanted:
+            await run.call(paid_meanwhile, 1)
+        return (await run.ask("ok?")).kind
+
+    path = str(tmp_path / "kedge.db")
+    with kedge.open(path) as kd:
+        kd.start(mended, id="r")
+        kd.advance("r")
+    wanted.append("another step")
+    with kedge.open(path) as kd:
+        kd.answer("r", "approve")
+        assert kd.advance("r").diverged is not None
+        wanted.clear()
+        kd.resume("r")
+        [advanced] = kd.advance_due()
+        assert (advanced.status, advanced.result) == ("completed", "approve")
+
+
+def test_a_run_that_is_over_refuses_what_it_cannot_hear_and_takes_no_offence_at_a_message_it_had() -> None:
+    @kedge.agent
+    async def listens(run: kedge.Run) -> str:
+        return str(await run.wait("word"))
+
+    with kedge.open("memory:") as kd:
+        kd.start(listens, id="r")
+        kd.send("r", "word", "hi", id="m1")
+        kd.advance("r")
+        kd.send("r", "word", "hi", id="m1")
+        for speak in (lambda: kd.send("r", "word", "again"), lambda: kd.say("r", "hello?")):
+            with pytest.raises(kedge.KedgeError, match=r"over .completed. and hears nothing"):
+                speak()
+        assert kd.advance("r").result == "hi", "an ended run is told of, and not taken"
+
+
+def test_resuming_a_paused_run_does_not_take_back_the_wish_to_end_it() -> None:
+    @kedge.agent
+    async def patient(run: kedge.Run) -> str:
+        await run.wait("never")
+        return "never"
+
+    with kedge.open("memory:") as kd:
+        kd.start(patient, id="r")
+        kd.advance("r")
+        kd.pause("r")
+        kd.cancel("r")
+        kd.resume("r")
+        assert kd.advance("r").status == "cancelled"
+
+
+def test_a_wait_whose_words_were_erased_can_still_be_seen_and_answered() -> None:
+    @kedge.agent
+    async def asks(run: kedge.Run) -> str:
+        return (await run.ask("A secret?")).kind
+
+    with kedge.open("memory:") as kd:
+        kd.start(asks, id="r")
+        kd.advance("r")
+        opened = kd.state("r").fold.facts.waits["1"].opened
+        kd.log.erase(kd.log.open("r"), at=1, reason="private", seqs=[opened])
+        [wait] = kd.inbox()
+        assert "erased" in str(wait.prompt)
+        kd.answer(wait.id, "approve")
+        assert not kd.inbox()
+        assert [each.id for each in kd.inbox(answered=True)] == ["r:1"]
+        assert kd.advance("r").result == "approve"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import kedge
-from kedge.testing.crashes import RUN, Outside, World, world
+from kedge.check.crashes import RUN, Outside, World, world
 
 # tools --------------------------------------------------------------------------------------------
 

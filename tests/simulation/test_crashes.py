@@ -139,5 +139,5 @@ def test_a_step_that_was_lost_is_told() -> None:
 
 def test_outside_of_a_simulation_a_tick_does_nothing() -> None:
     tick()
-    with pytest.raises(LookupError, match=r"kedge\.testing\.crashes"):
+    with pytest.raises(LookupError, match=r"kedge\.check\.crashes"):
         World().do("anything")

@@ -218,12 +218,13 @@ class StepDelayed(Event, frozen=True, tag="step.delayed"):
 
 class StepAdopted(Event, frozen=True, tag="step.adopted"):
     """The step took the recorded result of an orphan effect, first started at `seq` of `run`, instead of acting again.
-    Data: `output`."""
+    `claims` is the right to it, which exists once in a lineage, as `space:digest`. Data: `output`."""
 
     step: StepId
     run: str
     key: str
     seq: int
+    claims: tuple[str, ...] = ()
 
 
 class StepDrifted(Event, frozen=True, tag="step.drifted"):

@@ -16,7 +16,7 @@ from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
-FOLD: Final = 1
+FOLD: Final = 2
 """The version of this fold; snapshots of another version are ignored."""
 
 Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
@@ -187,6 +187,9 @@ class Fold:
             return facts.changed_at or facts.started_at
         if facts.status != "waiting" or facts.mend:
             return None
+        if not facts.taken:
+            # It was let go on, and nobody has looked yet whether what it waits for is there.
+            return facts.changed_at
         times = [wait.deadline for wait in facts.waits.values()]
         times += [self.steps[index].delayed_until for index in facts.pending.values()]
         return min((time for time in times if time is not None), default=None)
@@ -285,9 +288,15 @@ def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
 
 
 def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
-    """Whoever resumed a run did not take it; a holder that says so itself goes on holding it."""
+    """Whoever resumed a run did not take it; a holder that says so itself goes on holding it.
+
+    Somebody's wish to end it stands, unless it ended.
+    """
+    facts = fold.facts
+    cancelling = facts.cancelling and not facts.ended
     _go_on(fold, seq, event)
-    fold.facts.taken = fold.facts.taken and event.by == "kedge"
+    facts.cancelling = cancelling
+    facts.taken = facts.taken and event.by == "kedge"
 
 
 def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:

@@ -272,6 +272,8 @@ def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
 
 
 def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
+    for claim in event.claims:
+        ledger.facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
     effect = ledger.started_at(event.seq)
     if effect is not None and effect.key == event.key:
         effect.adopted_at = seq

@@ -14,9 +14,13 @@ from kedge.runtime.replay import Asked, compare, short
 from kedge.runtime.signals import Diverging
 
 
-def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
-    """Code may not ask for a step that the record passed over."""
-    if ex.record.goes_on(branch.path, branch.count) or branch.is_over:
+async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
+    """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
+    if ex.record.goes_on(branch.path, branch.count):
+        diverge(ex, step, "nothing here, and goes on after it", found)
+    if branch.over_at:
+        await ex.turn(branch.over_at - 0.5, whatever=True)
+        ex.refuse(branch)
         diverge(ex, step, "nothing here, and goes on after it", found)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kedge.model.failure import Failure
 from kedge.runtime.threads import Work
+
+if TYPE_CHECKING:
+    from kedge.runtime.intent import Intent
+    from kedge.runtime.registry import Effect, ToolStep
 
 ABANDON_SECONDS: Final = 30.0
 """How long a blocking tool whose time is up is still waited for, before a person is asked."""
@@ -21,6 +26,21 @@ class Applied(NamedTuple):
     work: Work | None = None
     timed_out: bool = False
     untouched: bool = False
+
+
+class StandIn(Protocol):
+    """Stands between steps and the world, where a run is only rehearsed or replayed.
+
+    `real` does what would be done without it.
+    """
+
+    async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        """One attempt of a tool, a model call, or an undoing."""
+        ...
+
+    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+        """What a reconciler or a confirmation says."""
+        ...
 
 
 async def waited_for(work: Work, timeout: float | None) -> Applied:

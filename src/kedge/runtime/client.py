@@ -26,19 +26,25 @@ from kedge.errors import (
     RunUnknown,
     RunWaiting,
 )
+from kedge.history.diff import Diff, across, between
+from kedge.history.export import export
+from kedge.history.find import Finder
 from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report, verify
 from kedge.log.handle import Entry
+from kedge.log.verify import Progress
 from kedge.model import events as e
+from kedge.model.codec import Erased
 from kedge.model.fold import Fold, Step
 from kedge.model.state import State
 from kedge.model.typed import convert
 from kedge.runtime import waits
+from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
 from kedge.runtime.calls import Both, OnLoop, OwnLoop
 from kedge.runtime.context import Context, through_codec
 from kedge.runtime.execution import Engine
-from kedge.runtime.executor import Advanced, Executor, Start, command
+from kedge.runtime.executor import Advanced, Executor, Start, command, ended
 from kedge.runtime.here import mark_log_records
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.starting import RunMethod, StartMethod
@@ -71,6 +77,7 @@ class Client:
         lease_seconds: float = float("inf"),
         grace_seconds: float = 5.0,
         behind: bool = True,
+        stand_in: StandIn | None = None,
     ) -> None:
         self.store = store
         self.clock = clock or SystemClock()
@@ -84,6 +91,7 @@ class Client:
             build=build,
             lease_seconds=lease_seconds,
             grace_seconds=grace_seconds,
+            stand_in=stand_in,
         )
         self._own: OwnLoop | None = None
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
@@ -142,6 +150,9 @@ class Client:
     @OnLoop
     async def advance(self, run: str) -> Advanced:
         """Drive one run until it has ended or waits; says which, and until when. What engines call."""
+        row = self.store.index(run)
+        if row is not None and row.status in ENDED:
+            return ended(self.engine, run)
         return await self.executor().advance(run)
 
     @OnLoop
@@ -227,48 +238,78 @@ class Client:
         status: str | Sequence[str] = (),
         agent: str | None = None,
         tag: str | None = None,
+        since_us: int | None = None,
+        until_us: int | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> Sequence[Listed]:
-        """Runs, newest first."""
+        """Runs, newest first. The times are of their last change: from `since_us` on, and before `until_us`."""
         statuses = (status,) if isinstance(status, str) else tuple(status)
-        rows = self.store.runs(RunQuery(status=statuses, agent=agent, tag=tag), before=before, limit=limit)
+        query = RunQuery(status=statuses, agent=agent, tag=tag, since_us=since_us, until_us=until_us)
+        rows = self.store.runs(query, before=before, limit=limit)
         names = Listed.__struct_fields__
         return [Listed(**{name: getattr(row, name) for name in names}) for row in rows]
 
+    @property
+    def find(self) -> Finder:
+        """Ask across runs and time, from an index: `kd.find.calls("send_email", where={"to": …})`. See `Finder`."""
+        return Finder(self.log)
+
     @Both
-    def inbox(self, *, to: str | None = None, limit: int = 100) -> Sequence[Wait]:
-        """Everything that waits for a person, the oldest run first."""
+    def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
+        """Everything that waits for a person, the oldest run first; or with `answered`, what a run is yet to take."""
         found: list[Wait] = []
         for row in reversed(self.store.runs(RunQuery(status=("waiting", "running")), limit=10_000)):
-            asked = [
-                wait for wait in self._waits(self.log.state(row.run)) if wait.waits_for in ("answer", "settlement")
+            state = self.log.state(row.run)
+            asked = [wait for wait in self._waits(state) if wait.waits_for in ("answer", "settlement")]
+            there = {message.id for message in self.store.inbox(row.run, name=waits.ANSWER)} if asked else set[str]()
+            opened = state.fold.facts.waits
+            found += [
+                wait
+                for wait in asked
+                if (to is None or to in wait.to)
+                and (waits.answer_id(row.run, wait.step, opened[wait.step].opened) in there) == answered
             ]
-            found += [wait for wait in asked if to is None or to in wait.to]
         return found[:limit]
 
     @Both
-    def verify(self) -> Report:
-        """Re-read the whole record and prove it, or say where it breaks."""
-        return verify(self.log)
+    def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
+        """What changed from one place of a run to another, or at one step; or what is different in another run.
+
+        Places are written `6:before`, `6:after`, `@17`, `start`, `now`; against another run, one names both.
+        """
+        if against is not None:
+            return across(self.log, run, against, *places)
+        return between(self.log, run, *places)
+
+    @Both
+    def export(self, run: str) -> bytes:
+        """A run as one file that can be loaded, verified and replayed anywhere."""
+        return export(self.log, run)
+
+    @Both
+    def verify(self, run: str | None = None, *, progress: Progress | None = None) -> Report:
+        """Re-read the whole record, or one run's, and prove it, or say where it breaks."""
+        return verify(self.log, run, progress=progress)
 
     def _waits(self, state: State) -> Iterator[Wait]:
         for wait in state.fold.facts.waits.values():
             data = state.data(wait.opened)
+            erased = isinstance(data.get("prompt"), Erased)
             yield Wait(
                 id=f"{state.run}:{wait.step}",
                 run=state.run,
                 step=wait.step,
                 waits_for=wait.waits_for,
                 name=wait.name,
-                prompt=data.get("prompt"),
+                prompt="(what was asked is erased)" if erased else data.get("prompt"),
                 to=wait.to,
                 deadline_us=wait.deadline,
                 since_us=wait.at,
-                verbs=tuple(data.get("verbs") or ()),
-                options=tuple(data.get("options") or ()),
-                schema=data.get("schema"),
-                intention=data.get("intention"),
+                verbs=waits.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
+                options=() if erased else tuple(data.get("options") or ()),
+                schema=None if erased else data.get("schema"),
+                intention=None if erased else data.get("intention"),
             )
 
     # people -----------------------------------------------------------------------------------
@@ -327,12 +368,22 @@ class Client:
         """Send a message to a run; it waits there until the run asks for its name. The id makes it count once."""
         if name.startswith("kedge."):
             raise AnswerRefused(run, f"messages named {name!r} are Kedge's own; choose another name")
-        self._deliver(run, name, body, id=id or self.ids.new("msg"), by=by)
+        message = id or self.ids.new("msg")
+        self._refuse_unheard(run, message)
+        self._deliver(run, name, body, id=message, by=by)
 
     @Both
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Say something to a run; its loop hears it before it asks its model again."""
-        self._deliver(run, waits.SAID, text, id=self.ids.new("said"), by=by)
+        message = self.ids.new("said")
+        self._refuse_unheard(run, message)
+        self._deliver(run, waits.SAID, text, id=message, by=by)
+
+    def _refuse_unheard(self, run: str, message: str) -> None:
+        """A run that is over hears nothing any more. Whoever only sends again what it had is not told off."""
+        row = self.store.index(run)
+        if row is not None and row.status in ENDED and all(known.id != message for known in self.store.messages(run)):
+            raise AnswerRefused(run, f"the run is over ({row.status}) and hears nothing any more; start another")
 
     def _deliver(self, run: str, name: str, body: Any, *, id: str, by: str | None) -> Delivered:  # noqa: A002
         [outcome] = self.store.deliver([delivery(run, name, body, id=id, by=by, at_us=self.clock.now_us())])

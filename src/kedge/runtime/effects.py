@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -227,6 +228,13 @@ async def ask_person(
 async def aside(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:
     """Call a reconciler or the like, which is no step of its own; a blocking one in a thread."""
     fn = fn.fn if isinstance(fn, Tool) else fn
+    stand_in = ex.engine.stand_in
+    if stand_in is not None:
+        return await stand_in.aside(fn, effect, partial(_aside, ex, fn, effect, step))
+    return await _aside(ex, fn, effect, step)
+
+
+async def _aside(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.StepId) -> Any:
     place = ToolStep(ex.run_id, step, 0, Key(effect.key), lambda _: None)
     if is_async(fn):
         token = HERE.set(place)
@@ -448,9 +456,17 @@ async def _adopt(a: Attempting, run: str, effect: ledger.Effect, orphan: Orphan 
             output = ex.engine.log.data(run, effect.ended).get("output")
         except ValueErased:
             output = None
-    event = e.StepAdopted(at=ex.now_us(), step=a.step, run=run, key=effect.key, seq=effect.started)
     free = orphan is not None and ex.engine.log.store.owner(orphan.claim) is None
-    rights = {"claims": (orphan.claim,)} if orphan is not None and free else {}
+    claims = (orphan.claim,) if orphan is not None and free else ()
+    event = e.StepAdopted(
+        at=ex.now_us(),
+        step=a.step,
+        run=run,
+        key=effect.key,
+        seq=effect.started,
+        claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in claims),
+    )
+    rights = {"claims": claims} if claims else {}
     seq = ex.behind(*a.written(), Entry(event, {"output": output}), **rights)
     return Found(seq, restored(a.intent, output, None, a.step))
 

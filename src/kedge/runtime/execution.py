@@ -23,6 +23,7 @@ from kedge.ids import Ids
 from kedge.log.handle import Entry, RunLog
 from kedge.log.log import Log
 from kedge.model import events as e
+from kedge.runtime.applying import StandIn
 from kedge.runtime.here import HERE
 from kedge.runtime.limits import Buckets
 from kedge.runtime.registry import AnyAgent, Resource
@@ -55,6 +56,7 @@ class Engine:
         build: Callable[[AnyAgent], e.Build],
         lease_seconds: float = math.inf,
         grace_seconds: float = 5.0,
+        stand_in: StandIn | None = None,
     ) -> None:
         self.log = log
         self.clock = clock
@@ -63,6 +65,7 @@ class Engine:
         self.build = build
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
+        self.stand_in = stand_in
         self.works: dict[tuple[str, e.StepId], Work] = {}
         """Blocking calls by run and step, so that no other execution begins one while its thread lives."""
         self.buckets = Buckets(clock)
@@ -159,19 +162,19 @@ class Branch:
         return self.execution.run_id, self.position, None
 
     @property
-    def is_over(self) -> bool:
-        """Whether the record says that the gather that this branch is part of came to its end."""
-        return self.scope is not None and (self.scope.is_over or self.scope.branch.is_over)
+    def over_at(self) -> int:
+        """Where the record says that the gather that this branch is part of came to its end; 0 where it did not."""
+        return 0 if self.scope is None else self.scope.over_at or self.scope.branch.over_at
 
 
 class Scope:
     """A gather under way: its branches, and whether they may begin anything new."""
 
-    __slots__ = ("branch", "branches", "is_over", "running", "step")
+    __slots__ = ("branch", "branches", "over_at", "running", "step")
 
-    def __init__(self, step: str, branch: Branch, *, is_over: bool) -> None:
+    def __init__(self, step: str, branch: Branch, *, over_at: int) -> None:
         self.step = step
-        self.is_over = is_over
+        self.over_at = over_at
         self.branch = branch
         self.branches: list[Branch] = []
         self.running = 0
@@ -348,11 +351,14 @@ class Execution:
 
     # whose turn it is --------------------------------------------------------------------------
 
-    async def turn(self, seq: float = _LIVE) -> None:
-        """Wait until everything that is on record before a seq has been played; live work waits for all of it."""
+    async def turn(self, seq: float = _LIVE, *, whatever: bool = False) -> None:
+        """Wait until everything that is on record before a seq has been played; live work waits for all of it.
+
+        With `whatever`, also until the code of other branches came to its next step or its end.
+        """
         if self.is_solo:
             return
-        if not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
+        if not whatever and not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
             self.pass_on()
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -256,7 +256,7 @@ class _Describing:
             types=tuple(type_name(cls) for cls in type(error).__mro__[:-1]),
             message=message,
             notes=_notes(error),
-            frames=_frames(error.__traceback__, self.skip),
+            frames=_frames(error.__traceback__, self.skip, is_ours=recorded is not None),
             cause=cause,
             context=self.next(handled, path),
             members=kept,
@@ -309,13 +309,14 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     return tuple(_shortened(_told(note), MESSAGE_CHARS_MAX) for note in given[:NOTES_MAX])
 
 
-def _frames(traceback: TracebackType | None, skip: tuple[str, ...]) -> tuple[Frame, ...]:
+def _frames(traceback: TracebackType | None, skip: tuple[str, ...], *, is_ours: bool) -> tuple[Frame, ...]:
     frames: list[Frame] = []
     while traceback is not None:
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
         module = f"{frame.f_globals.get('__name__')}."
-        # The innermost one says where the error was raised, and stays whoever's it is.
-        if traceback.tb_next is None or not any(module.startswith(f"{name}.") for name in skip):
+        # The innermost one says where the error was raised, and stays whoever's it is; but one of ours that carries a
+        # recorded failure is raised elsewhere when it is replayed.
+        if (traceback.tb_next is None and not is_ours) or not any(module.startswith(f"{name}.") for name in skip):
             frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_qualname))
         traceback = traceback.tb_next
     if len(frames) <= FRAMES_MAX:

@@ -60,7 +60,7 @@ async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId 
     past = ex.record.step(step)
     if past is None:
         if branch.scope is not None or ex.record.goes_on(branch.path, branch.count):
-            refuse_gap(ex, branch, step, str(intent.asked()))
+            await refuse_gap(ex, branch, step, str(intent.asked()))
     else:
         await agree(ex, branch, past, intent.asked(), intent.recording)
         if past.status in OVER:
@@ -369,16 +369,20 @@ class Attempting:
         elif (await ex.durably(*entries, **({"claims": claims} if claims else {}))).cancelled:
             return Applied(error=_Untouched())
         ex.check_lease()
+        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
+        touch = partial(self._touch, place, timeout)
+        stand_in = ex.engine.stand_in
+        return await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
+
+    async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
-            injected = await self._injected() if intent.injected else {}
+            injected = await self._injected() if self.intent.injected else {}
         except Exception as error:
             return Applied(error=error, untouched=True)
-        return await self._apply(timeout, injected)
+        return await self._apply(place, timeout, injected)
 
-    async def _apply(self, timeout: float | None, injected: dict[str, Any]) -> Applied:
+    async def _apply(self, place: ToolStep, timeout: float | None, injected: dict[str, Any]) -> Applied:
         ex, intent = self.ex, self.intent
-        assert self.key is not None
-        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
         for name, marker in intent.injected.items():
             if marker is KEY or marker is STEP:
                 injected[name] = place.key if marker is KEY else place

@@ -131,7 +131,7 @@ async def _transition(
     number = branch.number()
     past = ex.record.step(number)
     if past is None:
-        refuse_gap(ex, branch, number, "scope transition")
+        await refuse_gap(ex, branch, number, "scope transition")
         ex.behind(Entry(e.StepIntended(at=ex.now_us(), step=number, sort="scope", name="transition"), {"state": state}))
     else:
         await agree(ex, branch, past, Asked(sort="scope", name="transition"), {})

@@ -145,6 +145,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     isolate: Isolation = "thread"
     patience: float = 3600.0
     because: str | None = None
+    says_effect: bool = True
+    """False where nothing was said of the effect, and the default holds."""
 
 
 DEFAULT_RETRY: Final = Retry()
@@ -393,7 +395,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 
 
 def _policy(options: dict[str, Any]) -> Policy:
-    options = dict(options)
+    options = {**options, "says_effect": "effect" in options}
     limit = options.pop("limit", ())
     options["limits"] = (limit,) if isinstance(limit, Limit) else tuple(limit)
     if options.get("timeout") is not None:
@@ -558,6 +560,14 @@ class Registry:
         if found is None:
             raise AgentUnknown(name, known=self._agents)
         return found
+
+    def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
+        """What is declared now, to be restored later."""
+        return dict(self._agents), dict(self._aliases)
+
+    def restore(self, declared: tuple[dict[str, Agent[Any, Any]], dict[str, str]]) -> None:
+        """Go back to what was declared when it was copied."""
+        self._agents, self._aliases = dict(declared[0]), dict(declared[1])
 
 
 AGENTS: Final = Registry()

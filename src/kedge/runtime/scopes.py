@@ -76,13 +76,14 @@ async def _side_by_side(
     step = branch.number()
     past = ex.record.step(step)
     if past is None:
-        refuse_gap(ex, branch, step, f"scope {name}")
+        await refuse_gap(ex, branch, step, f"scope {name}")
         await ex.turn()
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
         ex.behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
     else:
         await agree(ex, branch, past, Asked(sort="scope", name=name), {"branches": len(branches)})
-    scope, race = Scope(step, branch, is_over=past is not None and past.status in OVER), _Race({}, [])
+    over_at = past.ended if past is not None and past.status in OVER else 0
+    scope, race = Scope(step, branch, over_at=over_at), _Race({}, [])
     if gone := ex.record.branches_beyond(step, len(branches)):
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]

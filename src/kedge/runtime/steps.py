@@ -53,7 +53,7 @@ async def decided(
     past = ex.record.step(step)
     told = through_codec({"question": question, "options": options, "choice": choice, "because": because})
     if past is None:
-        refuse_gap(ex, branch, step, f"decision {question!r}")
+        await refuse_gap(ex, branch, step, f"decision {question!r}")
         await ex.turn()
         await ex.recorded(ex.behind(Entry(e.DecisionMade(at=ex.now_us(), step=step, by=by), told)))
         return choice if isinstance(choice, str | int | float | bool | None) else _as(choice, told["choice"])
@@ -192,7 +192,7 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
         if past.status in OVER:
             return await _closed(ex, branch, past)
     else:
-        refuse_gap(ex, branch, step, str(claim))
+        await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
     facts = ex.log.fold.facts
     wait = facts.waits.get(step) if past is not None else None
@@ -381,7 +381,7 @@ async def spawn(
             ex.on_child(spawned.run)
             return Child(run, spawned.run, agent)
     else:
-        refuse_gap(ex, branch, step, str(claim))
+        await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
     if past is None:
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="child", name=agent.name, digest=bound)
@@ -466,7 +466,7 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
                 raise StepFailed(step, "send", failure)
             return
     else:
-        refuse_gap(ex, branch, step, str(claim))
+        await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
     if past is None:
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="tool", name="send", digest=bound)

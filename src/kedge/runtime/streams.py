@@ -34,7 +34,7 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         intent.weigh(step, ex.engine.secret_key)
         past = ex.record.step(step)
         if past is None:
-            refuse_gap(ex, branch, step, str(intent.asked()))
+            await refuse_gap(ex, branch, step, str(intent.asked()))
         else:
             await agree(ex, branch, past, intent.asked(), intent.recording)
         if past is not None and past.status in OVER:

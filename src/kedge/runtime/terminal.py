@@ -5,14 +5,26 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from kedge.errors import AnswerRefused, RunWaiting
+import msgspec
+
+from kedge.errors import AlreadyAnswered, AnswerRefused, RunWaiting
+from kedge.model.codec import plain
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
     from kedge.runtime.views import Wait
+
+_MEANING: Final = {
+    "edit": "edit VALUE",
+    "respond": "respond VALUE",
+    "happened": "happened, perhaps with what it returned",
+    "not": "not, it did not happen",
+}
+_BOLD, _DIM = "1", "2"
 
 
 def can_ask() -> bool:
@@ -24,38 +36,69 @@ def ask(client: Client, waiting: RunWaiting) -> bool:
     """Put the run's questions to whoever sits here. False: they would rather not answer now."""
     asked: list[Wait] = [wait for wait in waiting.waits if wait.verbs]
     for wait in asked:
-        if not _ask(client, wait):
+        if not ask_one(client, wait):
             return False
     return bool(asked)
 
 
-def _ask(client: Client, wait: Wait) -> bool:
-    sys.stderr.write(f"\n{wait.run}, step {wait.step}: {wait.prompt}\n")
+def ask_one(client: Client, wait: Wait) -> bool:
+    """Put one question, until there is an answer that fits. False: later."""
+    _tell(f"\n{_shade(wait.prompt or wait.name, _BOLD)}\n")
+    about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
+    _tell(_shade(f"  {about}\n", _DIM))
+    intention = cast("dict[str, Any] | None", wait.intention)
+    # What is in doubt is asked about by the call itself, which need not be said twice.
+    if intention is not None and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
+        _tell(f"  {_call(intention)}\n")
     if wait.options:
-        sys.stderr.write(f"  options: {', '.join(map(str, wait.options))}\n")
+        _tell(f"  options: {', '.join(map(str, wait.options))}\n")
+    _tell(_shade(f"  {'; '.join(_MEANING.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
     while True:
-        sys.stderr.write(f"  [{' / '.join(wait.verbs)}; empty: later] ")
-        sys.stderr.flush()
+        _tell("> ")
         line = sys.stdin.readline().strip()
         if not line:
             return False
         verb, _, rest = line.partition(" ")
         found = [known for known in wait.verbs if known.startswith(verb)]
+        if line in map(str, wait.options) and "respond" in wait.verbs:
+            found, rest = ["respond"], line
         if len(found) != 1:
-            sys.stderr.write(f"  {verb!r} is none of {', '.join(wait.verbs)}\n")
+            _tell(f"  {verb!r} is none of {', '.join(wait.verbs)}\n")
             continue
         try:
-            client.answer(wait.id, found[0], value=_value(rest), by=_somebody())  # type: ignore[arg-type]  # pyright: ignore
+            client.answer(wait.id, found[0], value=_value(rest, wait), by=_somebody())  # type: ignore[arg-type]  # pyright: ignore
+        except AlreadyAnswered as first:
+            _tell(f"  {first}\n")
         except AnswerRefused as refused:
-            sys.stderr.write(f"  {refused}\n")
+            _tell(f"  {refused}\n")
             continue
         return True
 
 
-def _value(text: str) -> Any:
-    with contextlib.suppress(json.JSONDecodeError):
-        return json.loads(text) if text else None
-    return text
+def _call(intention: dict[str, Any]) -> str:
+    """The call that the question is about, as it would be written."""
+    arguments = intention.get("arguments")
+    if not isinstance(arguments, dict):
+        return f"{intention.get('tool')}, step {intention.get('step')}"
+    given = cast("dict[str, Any]", arguments).items()
+    inside = ", ".join(f"{name}={msgspec.json.encode(plain(value)).decode()}" for name, value in given)
+    return f"{intention.get('tool')}({inside})"
+
+
+def _value(text: str, wait: Wait) -> Any:
+    if text and text not in wait.options:
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(text)
+    return text or None
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _shade(text: str, style: str) -> str:
+    return text if os.environ.get("NO_COLOR") else f"\x1b[{style}m{text}\x1b[0m"
 
 
 def _somebody() -> str | None:

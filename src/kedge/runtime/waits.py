@@ -108,6 +108,11 @@ class Waiter:
         return answer_id(run, self.step, self.opened)
 
 
+def verbs_of(waits_for: str) -> tuple[Verb, ...]:
+    """The answers that a wait takes of which nothing else is known."""
+    return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
+
+
 def answer_id(run: str, step: e.StepId, opened: int) -> str:
     """The id that answers to a wait carry, so that the first one wins."""
     return f"answer:{run}:{step}@{opened}"

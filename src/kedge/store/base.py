@@ -15,7 +15,7 @@ import msgspec
 from kedge.errors import LogError
 from kedge.model.values import Blob
 
-STORE_FORMAT: Final = 1
+STORE_FORMAT: Final = 2
 """The newest layout this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -95,11 +95,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs a listing wants. Every field that is given must match."""
+    """Which runs a listing wants. Every field that is given must match.
+
+    The times are of a run's last change: at or after `since_us`, and before `until_us`.
+    """
 
     status: tuple[str, ...] = ()
     agent: str | None = None
     tag: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -163,6 +168,42 @@ class References(msgspec.Struct, frozen=True):
 
     log: set[bytes]
     snapshots: set[bytes]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Says that a term, given as a 64-bit number, stands at an event. `at_us` is that event's time."""
+
+    term: int
+    at_us: int
+    seq: int
+
+
+class Marking(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks of one run, from the events after one seq up to another. `anew` drops all that it has first."""
+
+    run: str
+    after: int
+    up_to: int
+    marks: tuple[Mark, ...] = ()
+    anew: bool = False
+
+
+class Behind(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that went on since it was marked. `number` is the cursor; `base` is that of its head."""
+
+    number: int
+    run: str
+    base: int
+    marked: int
+
+
+class Place(msgspec.Struct, frozen=True, order=True):
+    """An event that bears a mark; later ones are greater."""
+
+    at_us: int
+    number: int
+    seq: int
+    run: str = ""
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +351,8 @@ class Store(Protocol):
         ...
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
-        """Delete values that nothing refers to, at most `limit` of them; returns how many went."""
+        """Delete values that nothing refers to, at most `limit` of them, and marks of runs that are gone;
+        returns how many values went."""
         ...
 
     # snapshots (derived) ----------------------------------------------------------------------
@@ -322,6 +364,29 @@ class Store(Protocol):
     def snapshots(self, run: str) -> list[Snapshot]: ...
 
     def forget_snapshots(self, run: str) -> None: ...
+
+    # marks (derived) --------------------------------------------------------------------------
+
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        """Runs whose logs went on since they were marked, in order of creation."""
+        ...
+
+    def mark(self, items: Sequence[Marking]) -> None:
+        """Write the marks of some runs. A run that is not marked up to `after` any more is passed over:
+        somebody else was first."""
+        ...
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: Place | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[Place]:
+        """Events that bear a term of each group, newest first, below a cursor; from `since_us` on, until `until_us`."""
+        ...
 
     # leases -----------------------------------------------------------------------------------
 

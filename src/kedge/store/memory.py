@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import count
 from math import isinf
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import asdict, replace
 
@@ -21,13 +22,17 @@ from kedge.store.base import (
     ENDED,
     READ_LIMIT,
     Append,
+    Behind,
     Birth,
     Claim,
     Delivered,
     Delivery,
     Head,
+    Mark,
+    Marking,
     Message,
     Owner,
+    Place,
     Problem,
     References,
     Row,
@@ -53,6 +58,8 @@ class _Run:
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     references: References = field(default_factory=lambda: References(set(), set()))
+    marks: set[Mark] = field(default_factory=set[Mark])
+    marked: int | None = None
     quarantined: str | None = None
     removed: bool = False
 
@@ -72,6 +79,18 @@ class MemoryStore:
         self._numbers = count(1)
         self._pieces: dict[bytes, Blob] = {}
         self._claims: dict[Claim, Owner] = {}
+
+    def copied(self, clock: Clock) -> MemoryStore:
+        """The same store, from here on on its own, by another clock."""
+        with self._open():
+            twin = copy(self)
+            _part(self, twin, vars(self))
+            twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
+            for name, run in self._runs.items():
+                twin._runs[name] = kept = copy(run)
+                _part(run, kept, [part.name for part in fields(run)])
+                kept.references = References(set(run.references.log), set(run.references.snapshots))
+        return twin
 
     # the log ----------------------------------------------------------------------------------
     def append(self, items: Sequence[Append]) -> list[Head | errors.LogError]:
@@ -218,6 +237,42 @@ class MemoryStore:
             self._runs[run].snapshots.clear()
             self._runs[run].references.snapshots.clear()
 
+    # marks ------------------------------------------------------------------------------------
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        with self._open():
+            found = [(run, head, _marked(run, head)) for run, head in self._present() if run.number > after]
+        behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
+        return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
+
+    def mark(self, items: Sequence[Marking]) -> None:
+        with self._open():
+            for item in items:
+                run = self._runs[item.run]
+                if item.anew:
+                    run.marks, run.marked = set(), None
+                if run.head is not None and _marked(run, run.head) == item.after:
+                    run.marks |= set(item.marks)
+                    run.marked = item.up_to
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: Place | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[Place]:
+        with self._open():
+            bearing: defaultdict[Place, set[int]] = defaultdict(set)
+            for run, head in self._present():
+                for mark in run.marks:
+                    bearing[Place(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
+        found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
+        found = [place for place in found if since_us is None or place.at_us >= since_us]
+        found = [place for place in found if until_us is None or place.at_us < until_us]
+        return sorted((place for place in found if before is None or place < before), reverse=True)[:limit]
+
     # leases -----------------------------------------------------------------------------------
     def lease(self, run: str, holder: str, *, seconds: float) -> Head:
         with self._open():
@@ -309,6 +364,8 @@ class MemoryStore:
         lines = [line for line in lines if before is None or line.number < before]
         lines = [line for line in lines if not query.status or line.status in query.status]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
+        lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
+        lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
         return [line for line in lines if query.tag is None or query.tag in line.tags][:limit]
 
     def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
@@ -346,7 +403,7 @@ class MemoryStore:
             run.aside += [row for seq, row in run.rows.items() if seq > keep]
             run.rows = {seq: row for seq, row in run.rows.items() if seq <= keep}
             run.rows |= {row.seq: row for row in rows}
-            run.head = head
+            run.head, run.marks, run.marked = head, set(), None
 
     def aside(self, run: str) -> list[Row]:
         with self._open():
@@ -427,3 +484,16 @@ def _lease_end_us(head: Head) -> int:
     """Until when a run is held. A lease may have no end; a run that nobody holds is free since ever."""
     end = _NEVER_US if head.lease_until_us is None else head.lease_until_us
     return 0 if head.holder is None else end
+
+
+def _marked(run: _Run, head: Head) -> int:
+    """The seq up to which a run is marked."""
+    return head.base if run.marked is None else run.marked
+
+
+def _part(one: object, twin: object, names: Iterable[str]) -> None:
+    """What two twins hold is from now on each one's own."""
+    for name in names:
+        value: Any = getattr(one, name)
+        if isinstance(value, dict | list | set):
+            setattr(twin, name, copy(value))  # pyright: ignore[reportUnknownArgumentType]

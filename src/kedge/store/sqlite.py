@@ -29,17 +29,21 @@ from kedge.errors import (
 )
 from kedge.ids import Ids, RandomIds
 from kedge.model.values import Blob
+from kedge.store import sqlite_marks as marks
 from kedge.store.base import (
     ENDED,
     READ_LIMIT,
     Append,
+    Behind,
     Claim,
     Delivered,
     Delivery,
     Durability,
     Head,
+    Marking,
     Message,
     Owner,
+    Place,
     Problem,
     References,
     Row,
@@ -51,7 +55,7 @@ from kedge.store.base import (
 )
 from kedge.store.holders import Holders
 from kedge.store.sqlite_file import SqliteFile
-from kedge.store.sqlite_inspect import damaged_pieces, inspect
+from kedge.store.sqlite_inspect import damaged_pieces, inspect, short
 from kedge.store.sqlite_rows import (
     SEQ_BITS,
     SEQ_MAX,
@@ -72,6 +76,7 @@ from kedge.store.sqlite_rows import (
     put_pieces,
     run_row,
     run_row_of,
+    runs_wanted,
     snapshot_of,
 )
 
@@ -311,6 +316,7 @@ class SqliteStore:
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
         with self._file.writing() as db:
+            marks.sweep(db)
             return db.execute(Q.sweep, (limit,)).rowcount
 
     # snapshots --------------------------------------------------------------------------------
@@ -331,6 +337,29 @@ class SqliteStore:
             number = number_known(db, run)
             db.execute(Q.drop_snapshots, (number,))
             db.execute(Q.drop_snapshot_uses, (number,))
+
+    # marks ------------------------------------------------------------------------------------
+
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        with self._file.reading() as db:
+            return marks.unmarked(db, after, limit)
+
+    def mark(self, items: Sequence[Marking]) -> None:
+        with self._file.writing() as db:
+            marks.mark(db, items)
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: Place | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[Place]:
+        start = marks.start_of(until_us, before)
+        with self._file.reading() as db:
+            return list(islice(marks.marked(db, all_of, 0 if since_us is None else since_us, start), limit))
 
     # leases -----------------------------------------------------------------------------------
 
@@ -466,17 +495,7 @@ class SqliteStore:
             db.execute(Q.put_tag, (tag, number))
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        conditions, values = "", list[str]()
-        if query.status:
-            conditions += f" AND status IN ({', '.join('?' * len(query.status))})"
-            values += query.status
-        if query.agent is not None:
-            conditions += " AND agent = ?"
-            values.append(query.agent)
-        if query.tag is not None:
-            conditions += " AND number IN (" + Q.tagged + ")"
-            values.append(query.tag)
-        sql = Q.runs.format(conditions=conditions)
+        sql, values = runs_wanted(query)
         with self._file.reading() as db:
             return [run_row_of(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
 
@@ -523,6 +542,7 @@ class SqliteStore:
             moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
             db.execute(Q.drop_head, (number,))
             db.execute(Q.put_head, (*moved, row_check(*moved)))
+            marks.forget(db, [number])
 
     def aside(self, run: str) -> list[Row]:
         with self._file.reading() as db:
@@ -557,9 +577,11 @@ class SqliteStore:
             damaged = damaged_pieces(db)
         for hashes, healed in zip(damaged, (False, heal), strict=True):
             what = "value {} does not match its hash"
-            found += [Problem(where="pieces", what=what.format(h.hex()[:12]), healed=healed) for h in hashes]
+            found += [Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
         if any(problem.healed for problem in found):
             with self._file.writing() as db:
+                names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
+                marks.forget(db, list(marks.damaged(db, names)))
                 db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
                 for clear in (
                     Q.clear_uses,

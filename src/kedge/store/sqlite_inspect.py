@@ -9,6 +9,7 @@ from typing import Final
 from kedge.model.chain import value_hash
 from kedge.store.base import Problem, row_check
 from kedge.store.sql import queries
+from kedge.store.sqlite_marks import damaged
 
 Q: Final = queries("sqlite")
 _CHECKED: Final = (
@@ -32,6 +33,8 @@ def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
         run = names.get(number) or f"run number {number}"
         healed = heal and table in _DERIVED
         yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
+    for number, what in damaged(db, names).items():
+        yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
     counted, highest = db.execute(Q.count_heads).fetchone()
     if counted != highest:
         yield Problem(where="heads", what=f"{highest} runs were created, {counted} have a head")
@@ -56,6 +59,11 @@ def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:
         if body is not None and value_hash(codec, body) != hash_:
             (truth if piece in used else derived).append(hash_)
     return truth, derived
+
+
+def short(hash_: object) -> str:
+    """A hash as it is named in a line; a damaged one may be no bytes at all."""
+    return hash_.hex()[:12] if isinstance(hash_, bytes) else repr(hash_)[:12]
 
 
 def _label(columns: list[object]) -> str:

@@ -1,4 +1,6 @@
-"""What tests of stores and agents need: a contract to keep, a store that fails, a process that dies anywhere.
+"""What tests of agents and of stores need: runs to play, models that follow a script, processes that die anywhere.
+
+An agent of your own: `play`, with `scripted` for its model, and `interrupt_everywhere`. A run of production: `replay`.
 
 A store of your own keeps the contract when this passes under pytest:
 
@@ -6,41 +8,77 @@ A store of your own keeps the contract when this passes under pytest:
         def make(self, tmp_path, clock):
             return MyStore(tmp_path / "my.db", clock=clock)
 
-Only `StoreContract` needs pytest, which is why it is imported when it is asked for.
+Everything is imported when it is asked for; only `StoreContract` needs pytest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from kedge.testing.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
-from kedge.testing.faults import FaultyStore, faulty
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kedge.check.checker import Case, check, interrupt_everywhere
+    from kedge.check.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
+    from kedge.check.fakes import always, in_order
+    from kedge.check.samples import sample
     from kedge.testing.contract import StoreContract
+    from kedge.testing.faults import FaultyStore, faulty
+    from kedge.testing.playing import BlockingPlay, Play, play
+    from kedge.testing.replaying import Replayed, replay
+    from kedge.testing.scripting import ScriptedModel, call, refusal, scripted, turn
 
 __all__ = [
+    "BlockingPlay",
+    "Case",
     "FaultyStore",
+    "Play",
+    "Replayed",
     "Scenario",
+    "ScriptedModel",
     "StoreContract",
     "Story",
     "World",
+    "always",
+    "call",
+    "check",
     "differences",
     "faulty",
+    "in_order",
+    "interrupt_everywhere",
     "killed_everywhere",
+    "play",
+    "refusal",
+    "replay",
+    "sample",
+    "scripted",
     "simulate",
     "tick",
+    "turn",
     "world",
 ]
 
+_HOMES: Final = {
+    "kedge.check.checker": ("Case", "check", "interrupt_everywhere"),
+    "kedge.check.crashes": (
+        "Scenario", "Story", "World", "differences", "killed_everywhere", "simulate", "tick", "world",
+    ),
+    "kedge.check.fakes": ("always", "in_order"),
+    "kedge.check.samples": ("sample",),
+    "kedge.testing.contract": ("StoreContract",),
+    "kedge.testing.faults": ("FaultyStore", "faulty"),
+    "kedge.testing.playing": ("BlockingPlay", "Play", "play"),
+    "kedge.testing.replaying": ("Replayed", "replay"),
+    "kedge.testing.scripting": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    if name != "StoreContract":
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
+    if name == "StoreContract":
+        import pytest
 
-    # Asked before the first import, pytest explains failed assertions in the contract as in any test.
-    pytest.register_assert_rewrite("kedge.testing.contract")
-    from kedge.testing.contract import StoreContract
-
-    return StoreContract
+        # Asked before the first import, pytest explains failed assertions in the contract as in any test.
+        pytest.register_assert_rewrite(home)
+    return getattr(import_module(home), name)

@@ -18,13 +18,14 @@ from kedge.testing.contract.births import Births
 from kedge.testing.contract.finding import Finding
 from kedge.testing.contract.inbox import Inbox
 from kedge.testing.contract.keeping import Keeping
+from kedge.testing.contract.marking import Marks
 from kedge.testing.contract.opening import Opening
 from kedge.testing.contract.rights import Rights
 from kedge.testing.contract.together import Together
 from kedge.testing.contract.values import Values
 
 
-class StoreContract(Births, Appending, Values, Rights, Inbox, Finding, Keeping, Opening, Together):
+class StoreContract(Births, Appending, Values, Rights, Inbox, Finding, Marks, Keeping, Opening, Together):
     """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process.
 
     The store must take its time from the clock it is given: these tests move it.

@@ -76,6 +76,17 @@ class Finding:
         assert names(agent="x", status=("failed",), tag="t") == "b"
         assert names(agent="y", tag="t") == ""
 
+    def test_a_listing_may_ask_for_runs_that_changed_in_a_span_of_time(self, store: Store) -> None:
+        for run, at in (("a", 10), ("b", 20), ("c", 30)):
+            born(store, run, index=indexed(started_at_us=1, changed_at_us=at))
+
+        def names(**fields: Any) -> str:
+            return "".join(row.run for row in store.runs(RunQuery(**fields)))
+
+        assert (names(since_us=20), names(until_us=20), names(since_us=31)) == ("cb", "a", "")
+        assert names(since_us=10, until_us=30) == "ba"
+        assert [row.run for row in store.runs(RunQuery(since_us=10), limit=1)] == ["c"]
+
     # messages wake runs -----------------------------------------------------------------------
 
     def test_delivered_counts_every_message_ever_delivered(self, store: Store) -> None:

@@ -252,3 +252,40 @@ DELETE FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT re
 
 -- name: clear_quarantine
 DELETE FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+
+-- name: unmarked
+SELECT heads.number, run, base, coalesce(marked.seq, base) FROM heads LEFT JOIN marked USING (number)
+WHERE heads.number > ? AND NOT removed AND heads.seq > coalesce(marked.seq, base) ORDER BY heads.number LIMIT ?
+
+-- name: marked_to
+SELECT heads.number, base, coalesce(marked.seq, base), coalesce(total, 0) FROM heads LEFT JOIN marked USING (number)
+WHERE run = ? AND NOT removed
+
+-- name: put_mark
+INSERT OR IGNORE INTO marks (term, at_us, number, seq) VALUES (?, ?, ?, ?)
+
+-- name: put_marked
+INSERT OR REPLACE INTO marked (number, seq, total, checksum) VALUES (?, ?, ?, ?)
+
+-- name: newest_mark
+SELECT at_us, number, seq FROM marks WHERE term = ? AND (at_us, number, seq) <= (?, ?, ?)
+ORDER BY at_us DESC, number DESC, seq DESC LIMIT 1
+
+-- Marks of a run that is gone wait for the sweep; a run whose marks were dropped has none.
+-- name: marked_run
+SELECT run FROM heads JOIN marked USING (number) WHERE number = ? AND NOT removed
+
+-- name: drop_marks
+DELETE FROM marks WHERE number IN ({numbers})
+
+-- name: drop_marked
+DELETE FROM marked WHERE number IN ({numbers})
+
+-- name: dead_marked
+SELECT number FROM marked JOIN heads USING (number) WHERE removed
+
+-- name: all_marks
+SELECT number, term, at_us, seq FROM marks
+
+-- name: all_marked
+SELECT number, seq, total, checksum FROM marked

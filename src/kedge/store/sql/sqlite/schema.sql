@@ -1,5 +1,5 @@
--- Format 1. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
--- snapshots, runs, tags, quarantine. A checksum column stands wherever the hash chain does not reach.
+-- Format 2. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
+-- snapshots, runs, tags, quarantine, marks, marked. A checksum column stands wherever the hash chain does not reach.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -132,5 +132,23 @@ CREATE TABLE aside (
     body BLOB NOT NULL,
     data BLOB,
     hash BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+) STRICT;
+
+-- What questions across runs are answered from: a term, as a number, stands at an event. In the order that
+-- questions read them, newest first.
+CREATE TABLE marks (
+    term INTEGER NOT NULL,
+    at_us INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (term, at_us, number, seq)
+) STRICT, WITHOUT ROWID;
+
+-- How far each run is marked, and the sum of its marks' checksums, by which a lost or changed mark is known.
+CREATE TABLE marked (
+    number INTEGER PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    total INTEGER NOT NULL,
     checksum INTEGER NOT NULL
 ) STRICT;

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
 from kedge.clock import LeapingClock
 from kedge.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting
 from kedge.ids import SeededIds
-from kedge.model.events import Build
+from kedge.log import Log
+from kedge.model.codec import plain
+from kedge.model.events import Build, decode
+from kedge.model.failure import Failure
+from kedge.runtime.applying import StandIn
 from kedge.runtime.client import Client
 from kedge.runtime.registry import AnyAgent
 from kedge.runtime.views import Wait
-from kedge.store.base import Store
+from kedge.store.base import Append, RunQuery, Store
 from kedge.store.memory import MemoryStore
 
 T = TypeVar("T")
@@ -39,6 +45,11 @@ WRITES: Final = frozenset({"append", "deliver", "lease", "refer", "reindex", "re
 HANG_SECONDS: Final = 4.0
 """How long a process may take that was not killed; most take some milliseconds."""
 LEASE_SECONDS: Final = 30.0
+_LEAPS_MAX: Final = 40_000
+"""How many timers may go off in one process while nothing else happens: whoever looks for ever finds nothing."""
+_TURNS_A_LOOK: Final = 4_096
+_TICK_SECONDS: Final = 0.2
+"""How often a loop looks whether a thread still runs that it waits for."""
 _TURNS_MAX: Final = 10_000
 _TURNS_TO_LEAVE: Final = 16
 """Turns of the loop that a cancelled task has for leaving its blocks, before it is cancelled again."""
@@ -60,6 +71,7 @@ class Life:
         self.place = ""
         self.dead = False
         self.on_death: Callable[[], object] = lambda: None
+        self.on_point: Callable[[int, str], object] = lambda number, place: None
         self._kill_at = kill_at
         self._lock = threading.Lock()
 
@@ -68,6 +80,7 @@ class Life:
         with self._lock:
             self._refuse()
             self.points += 1
+            self.on_point(self.points, place)
             if self.points == self._kill_at:
                 self.place = place
                 self._die()
@@ -83,6 +96,7 @@ class Life:
         """The same, with a point before and one after."""
         self.point(f"before {what}")
         done = self.touch(act)
+        self.world.changes += 1
         self.point(f"after {what}")
         return done
 
@@ -114,7 +128,7 @@ def world() -> World:
     """The world of the simulation in which this code runs."""
     life = _LIFE.get()
     if life is None:
-        raise LookupError("there is no simulated world here; run the agent by kedge.testing.crashes")
+        raise LookupError("there is no simulated world here; run the agent by kedge.check.crashes")
     return life.world
 
 
@@ -126,6 +140,12 @@ class World:
         self.visits: Counter[str] = Counter()
         self.results: dict[str, Any] = {}
         self._keys: dict[str, Any] = {}
+        self.stand_in: StandIn | None = None
+        """What stands between steps and this world; without one, tools act on it themselves."""
+        self.client: Client | None = None
+        """The client of the process that lives now."""
+        self.changes = 0
+        """How often something changed that outlives a process."""
 
     def do(self, effect: str, result: Any = None, *, key: str | None = None) -> Any:
         """An effect happens. Given a key, the world honours it: the second time it only tells the result again."""
@@ -139,7 +159,7 @@ class World:
                 self._keys[key] = result
             return result
 
-        return _living().write(effect, act)
+        return living().write(effect, act)
 
     def visit(self, place: str) -> int:
         """How often somebody came here, this time included. Looking is no effect."""
@@ -148,16 +168,31 @@ class World:
             self.visits[place] += 1
             return self.visits[place]
 
-        return _living().write(place, act)
+        return living().write(place, act)
 
     def happened(self, effect: str) -> bool:
         return bool(self.effects[effect])
 
+    def unpaused(self, client: Client) -> bool:
+        """Whether somebody let a paused run go on."""
+        return False
 
-def _living() -> Life:
+    def copied(self) -> Self:
+        """The same world, from here on on its own."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Counter | dict | list | set):
+                setattr(twin, name, value.copy())
+        if self.stand_in is not None:
+            twin.stand_in = cast("StandIn", twin)
+        return twin
+
+
+def living() -> Life:
+    """The process in which this code runs."""
     life = _LIFE.get()
     if life is None:
-        raise LookupError("there is no simulated process here; run the agent by kedge.testing.crashes")
+        raise LookupError("there is no simulated process here; run the agent by kedge.check.crashes")
     return life
 
 
@@ -176,13 +211,23 @@ class _Mortal:
 
         def mortal(*args: Any, **kwargs: Any) -> Any:
             if name in WRITES:
-                return life.write(name, lambda: operation(*args, **kwargs))
+                what = f"append {_last(args[0])}" if name == "append" else name
+                return life.write(what, lambda: operation(*args, **kwargs))
             return life.touch(lambda: operation(*args, **kwargs))
 
         return mortal
 
     def close(self) -> None:
         """The store outlives the process."""
+
+
+def _last(items: Sequence[Append]) -> str:
+    """What is written last: the kind of event, and its step."""
+    rows = [row for item in items for row in item.rows]
+    if not rows:
+        return ""
+    event = decode(rows[-1].body)
+    return f"{event.__struct_config__.tag} {getattr(event, 'step', None) or ''}".rstrip()
 
 
 # what is simulated --------------------------------------------------------------------------------
@@ -194,6 +239,17 @@ Outside = Callable[[Client, Sequence[Wait], World], bool]
 def nobody(client: Client, waits: Sequence[Wait], world: World) -> bool:
     """There is nobody outside."""
     return False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run failed."""
+
+    type: str
+    message: str
+    step: str | None
+    not_undone: tuple[str, ...]
+    failure: Failure = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +266,12 @@ class Scenario:
     behind: bool = False
     """Whether what the world cannot see is written behind, and lost with a process."""
     takeover: Takeover = "lock"
+    verified: bool = True
+    """Whether the record is verified at the end."""
+    hang_seconds: float = HANG_SECONDS
+    world: Callable[[], World] = World
+    redeployed: Callable[[], AnyAgent] | None = None
+    """Gives the agent anew for every process after the first, as a new release would."""
 
 
 @dataclass(kw_only=True)
@@ -221,44 +283,98 @@ class Story:
     points: list[int] = field(default_factory=list[int])
     status: str = ""
     outcome: Any = None
-    states: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     world: World = field(default_factory=World)
     troubles: list[str] = field(default_factory=list[str])
+    store: MemoryStore = field(default_factory=MemoryStore, repr=False)
+
+    @cached_property
+    def marks(self) -> dict[str, tuple[Any, ...]]:
+        """What lasts of each run's state, by the hashes of its values: where two are equal, so are the states."""
+        log = Log(self.store)
+        return {row.run: _marks(log, row.run) for row in self.store.runs(RunQuery(), limit=10_000)}
+
+    @cached_property
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What lasts of each run's state."""
+        log = Log(self.store)
+        rows = self.store.runs(RunQuery(), limit=10_000) if self.status else ()
+        return {row.run: _lasting(log.state(row.run).to_json()) for row in rows}
 
     def __str__(self) -> str:
         places = ", then ".join(f"{n} ({place})" for n, place in zip(self.kills, self.places, strict=False))
         return f"killed at {places}" if places else "not killed"
 
 
-def simulate(scenario: Scenario, *kills: int, seed: int = 7) -> Story:
-    """Run a scenario to its end: each process dies at the point that is its own; after them comes one that lives."""
-    clock, ids = LeapingClock(), SeededIds(seed)
-    store = MemoryStore(clock=clock, ids=ids)
-    story = Story(kills=kills)
+class Saved(NamedTuple):
+    """What outlives a process that dies at a point."""
+
+    point: int
+    place: str
+    store: MemoryStore
+    world: World
+    now_us: int
+
+
+def simulate(
+    scenario: Scenario, *kills: int, seed: int = 7, saved: Saved | None = None, saving: list[Saved] | None = None
+) -> Story:
+    """Run a scenario to its end: each process dies at the point that is its own; after them comes one that lives.
+
+    With `saved`, the first process has died already, and this is what it left. With `saving`, what the first process
+    would leave is kept for every point at which that is something new.
+    """
+    clock = LeapingClock() if saved is None else LeapingClock(saved.now_us)
+    ids = SeededIds(seed if saved is None else seed + saved.point)
+    if saved is None:
+        story = Story(kills=kills, world=scenario.world(), store=MemoryStore(clock=clock, ids=ids))
+        number = 0
+    else:
+        world, store = saved.world.copied(), saved.store.copied(clock)
+        story = Story(kills=(saved.point, *kills), places=[saved.place], points=[saved.point], world=world, store=store)
+        _take_over(scenario, clock, store)
+        number = 1
     for kill_at in (*kills, 0):
+        number += 1
         life = Life(story.world, kill_at)
-
-        def opened(life: Life = life) -> Client:
-            return Client(
-                cast("Store", _Mortal(store, life)),
-                clock=clock,
-                ids=SeededIds(int.from_bytes(ids.key())),
-                build=lambda agent: Build(version="simulated"),
-                lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
-                behind=scenario.behind,
-            )
-
-        _live(opened, life, scenario, story)
+        if number == 1 and saving is not None:
+            life.on_point = partial(_save, saving, story, clock)
+        if number > 1 and scenario.redeployed is not None:
+            scenario = replace(scenario, agent=scenario.redeployed())
+        _live(partial(_opened, scenario, story, life, number, clock, ids), life, scenario, story)
         story.points.append(life.points)
         if not life.place:
             break
         story.places.append(life.place)
-        if scenario.takeover == "expiry":
-            clock.advance(LEASE_SECONDS + 1)
-        else:
-            for _, head in store.heads():
-                store.release(head.run, epoch=head.epoch)
+        _take_over(scenario, clock, story.store)
     return story
+
+
+def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
+    story.world.client = Client(
+        cast("Store", _Mortal(story.store, life)),
+        clock=clock,
+        ids=SeededIds(int.from_bytes(ids.key())),
+        build=lambda agent: Build(version=f"simulated {number}"),
+        lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
+        behind=scenario.behind,
+        stand_in=story.world.stand_in,
+    )
+    return story.world.client
+
+
+def _take_over(scenario: Scenario, clock: LeapingClock, store: MemoryStore) -> None:
+    """The runs of a dead process are free: its lock at once, its leases when they have run out."""
+    if scenario.takeover == "expiry":
+        clock.advance(LEASE_SECONDS + 1)
+        return
+    for _, head in store.heads():
+        store.release(head.run, epoch=head.epoch)
+
+
+def _save(saving: list[Saved], story: Story, clock: LeapingClock, point: int, place: str) -> None:
+    last = saving[-1] if saving else None
+    if last is None or (last.world.changes, last.now_us) != (story.world.changes, clock.now_us()):
+        saving.append(Saved(point, place, story.store.copied(clock), story.world.copied(), clock.now_us()))
 
 
 def killed_everywhere(scenario: Scenario, *, seed: int = 7) -> Iterator[Story]:
@@ -296,15 +412,65 @@ def _parts_differing(run: str, told: Mapping[str, Any], expected: Mapping[str, A
 # one process --------------------------------------------------------------------------------------
 
 
+class _LeapingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only where nothing else can happen: it leaps to the next timer.
+
+    So nobody sits out a sleep, and how fast the machine is decides nothing. While threads or connections may still
+    bring something, time passes as it does. When nothing at all can happen any more, whoever waits here hangs.
+    """
+
+    def __init__(self, threads: set[threading.Thread], seconds_max: float) -> None:
+        super().__init__()
+        self._threads = threads
+        self._now = 0.0
+        self._leaps = self._turns = 0
+        self._until = super().time() + seconds_max
+        self._tick: asyncio.TimerHandle | None = None
+        self.on_hang: Callable[[], object] | None = None
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        loop: Any = self
+        self._turns += 1
+        before = super().time()
+        waits = False
+        if self.on_hang is not None:
+            if self._turns % _TURNS_A_LOOK == 0 and before > self._until:
+                self.on_hang()
+            elif not loop._ready and not loop._stopping:
+                waits = self._waits(loop, self.on_hang)
+        super()._run_once()  # type: ignore[misc]  # pyright: ignore
+        if waits:
+            self._now += super().time() - before
+
+    def _waits(self, loop: Any, on_hang: Callable[[], object]) -> bool:
+        """Leap to the next timer, or find that nothing will ever happen; True where something outside may."""
+        alone = len(loop._selector.get_map()) <= 1 and set(threading.enumerate()) <= self._threads
+        timers: list[asyncio.TimerHandle] = loop._scheduled
+        times = [timer.when() for timer in timers if timer is not self._tick and not timer.cancelled()]
+        if not alone and super().time() < self._until:
+            if self._tick is None or self._tick.when() <= self._now:
+                self._tick = self.call_later(_TICK_SECONDS, lambda: None)
+            return True
+        if alone and times and self._leaps < _LEAPS_MAX:
+            self._leaps += 1
+            self._now = max(self._now, min(times))
+        else:
+            on_hang()
+        return False
+
+
 class _Process:
     """The clients of one process, and the loop that they run on."""
 
-    def __init__(self, opened: Callable[[], Client], life: Life) -> None:
+    def __init__(self, opened: Callable[[], Client], life: Life, hang_seconds: float) -> None:
         self.life = life
-        self.loop = asyncio.new_event_loop()
+        self._before = set(threading.enumerate())
+        self.loop = _LeapingLoop(self._before, hang_seconds)
         self._opened = opened
         self._clients: list[Client] = []
-        self._before = set(threading.enumerate())
 
     def client(self) -> Client:
         """The client, or another one that knows nothing of those before."""
@@ -345,7 +511,7 @@ class _Process:
 
 def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: Story) -> None:
     """A process from its start to its end, whichever that is."""
-    process = _Process(opened, life)
+    process = _Process(opened, life, scenario.hang_seconds)
     loop = process.loop
     loop.set_exception_handler(lambda _, told: None if life.dead else story.troubles.append(str(told)))
     life.on_death = lambda: loop.call_soon_threadsafe(loop.stop)
@@ -354,9 +520,9 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
     with _silent_threads():
         main = loop.create_task(_until_ended(process, scenario, story), context=context)
         main.add_done_callback(lambda _: loop.stop())
-        watch = loop.call_later(HANG_SECONDS, life.end)
+        loop.on_hang = life.end
         loop.run_forever()
-        watch.cancel()
+        loop.on_hang = None
         if life.dead:
             story.troubles += [] if life.place else ["hung"]
         elif (error := main.exception()) is not None:
@@ -367,28 +533,52 @@ def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: S
 async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> None:
     client = process.client()
     status, outcome, waits = await _advanced(client, scenario)
-    while status == "waiting" and scenario.outside(client, waits, story.world):
+    while (status == "waiting" and scenario.outside(client, waits, story.world)) or (
+        status == "RunPaused" and story.world.unpaused(client)
+    ):
         if not scenario.warm:
             await client.__aexit__(None, None, None)
             client = process.client()
         status, outcome, waits = await _advanced(client, scenario)
-    report = client.verify()
     story.status, story.outcome = status, outcome
-    story.states = {listed.run: _lasting(client.state(listed.run).to_json()) for listed in client.list()}
-    story.troubles += map(str, report.problems)
+    if scenario.verified:
+        story.troubles += map(str, client.verify().problems)
 
 
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
     try:
-        return "completed", await client.run.soon(scenario.agent, scenario.input, id=RUN), ()
+        # As it is on record: after a new release, the classes of today are not those of the first process.
+        return "completed", plain(await client.run.soon(scenario.agent, scenario.input, id=RUN)), ()
     except (RunDiverged, RunPaused) as stopped:
         return type(stopped).__name__, str(stopped), ()
     except RunWaiting as waiting:
         return "waiting", str(waiting), waiting.waits
     except RunFailed as failed:
-        return "failed", (failed.failure.type, failed.failure.message), ()
+        return (
+            "failed",
+            Ended(failed.failure.type, failed.failure.message, failed.step, failed.not_undone, failed.failure),
+            (),
+        )
     except RunCancelled as cancelled:
         return "cancelled", cancelled.not_undone, ()
+
+
+def _marks(log: Log, run: str) -> tuple[Any, ...]:
+    state = log.state(run)
+    facts = state.fold.facts
+
+    def digest(seq: int) -> str | None:
+        return state.event(seq).data if seq else None
+
+    steps: list[tuple[Any, ...]] = [
+        (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, digest(step.intended))
+        + ((digest(step.output),) if step.status == "done" else ())
+        for step in state.fold.steps
+    ]
+    context = tuple(map(digest, facts.context_parts))
+    waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, digest(wait.opened)) for wait in facts.waits.values())
+    told = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
+    return (*told, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
 
 
 _PASSING: Final = frozenset({"at", "attempts", "deadline", "since", "usage"})

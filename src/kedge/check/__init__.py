@@ -1,0 +1,1 @@
+"""Interrupts an agent in every way there is, on a store in memory, and says what it found."""

@@ -1,0 +1,269 @@
+"""The commands of people who are asked: `inbox` lists what waits, `answer` answers it, `say` speaks to a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, cast
+
+import click
+from rich.text import Text
+
+from kedge.cli import paint
+from kedge.cli.exits import Told
+from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
+from kedge.errors import AlreadyAnswered, AnswerRefused
+from kedge.runtime import terminal
+from kedge.runtime.views import Wait
+from kedge.runtime.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
+from kedge.store.base import ENDED
+
+VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
+_ALSO: Final = {
+    "yes": "approve", "ok": "approve", "accept": "approve", "allow": "approve", "no": "reject", "deny": "reject",
+    "refuse": "reject", "change": "edit", "reply": "respond", "done": "happened", "did": "happened", "retry": "not",
+    "didnt": "not", "abort": "stop",
+}  # fmt: skip
+"""What people type instead, so that they can be told the word."""
+
+_NEEDS_VALUE: Final = ("edit", "respond")
+
+
+# how a wait looks ---------------------------------------------------------------------------------
+
+
+def commands(shell: Shell, wait: Wait) -> list[str]:
+    """What somebody can type to end a wait."""
+    return [shell.typed(*words) for words in _commands(wait)]
+
+
+def _commands(wait: Wait) -> list[tuple[str, ...]]:
+    if wait.waits_for == "event":
+        return [("send", wait.run, wait.name, "BODY")]
+    if wait.waits_for == "child":
+        return [("show", wait.name)]
+    chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
+    verbs = [verb for verb in wait.verbs if verb != "respond" or not chosen]
+    takes: list[tuple[str, ...]] = []
+    for verb in verbs:
+        takes += [(verb,)] if verb not in _NEEDS_VALUE else []
+        takes += [(verb, "--value", "VALUE")] if verb in (*_NEEDS_VALUE, "happened") else []
+    return [("answer", wait.id, *words) for words in (*chosen, *takes)]
+
+
+def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
+    """A wait: what is asked, of whom, until when, and what to type."""
+    show = (shell.err if err else shell.out).print
+    now = shell.client.clock.now_us()
+    what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
+    head = Text().append(wait.id, style="bold cyan").append(f"  {wait.prompt or f'waits for {what}'}", style="bold")
+    show(head, soft_wrap=True)
+    asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
+    about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
+    if wait.deadline_us is not None:
+        left = wait.deadline_us - now
+        style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
+        said = f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})"
+        about.append("; ", style="dim").append(said, style=style)
+    show(about, soft_wrap=True)
+    if (would := intended(wait)) is not None:
+        show(Text(f"  about {would}"), soft_wrap=True)
+    first, *others = _commands(wait)
+    line = Text().append(f"  {shell.typed(*first)}", style="green")
+    if others:
+        line.append(f"  (or {_others(others)})", style="dim")
+    show(line, soft_wrap=True)
+
+
+def _others(commands: list[tuple[str, ...]]) -> str:
+    """What else can be answered, without the words that all have in common."""
+    bare = [words[2] for words in commands if len(words) == 3]
+    chosen = [" ".join(words[2:]) for words in commands if len(words) > 3 and words[-1] != "VALUE"]
+    valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
+    return ", ".join([*chosen, *bare, *([f"{valued} --value VALUE"] if valued else [])])
+
+
+def intended(wait: Wait) -> str | None:
+    """The call that a wait is about, as it would be written, where the question does not say it already."""
+    found = wait.intention
+    if not isinstance(found, dict):
+        return None
+    told = cast("dict[str, Any]", found)
+    if (wait.prompt or "").startswith(f"{told.get('tool')}("):
+        return None
+    inside = paint.arguments(told["arguments"], 400) if "arguments" in told else f"step {told.get('step')}"
+    return f"{told.get('tool')}({inside})"
+
+
+def urgency(wait: Wait) -> tuple[bool, int, int]:
+    """What is due first comes first, then what waits longest."""
+    return wait.deadline_us is None, wait.deadline_us or 0, wait.since_us
+
+
+# inbox --------------------------------------------------------------------------------------------
+
+
+@command("inbox")
+@click.option("--to", metavar="WHO", help="Only what is asked of them.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
+    """Everything that waits for a person, the most urgent first, with what to type.
+
+    \b
+      kedge inbox
+      kedge inbox --to managers --json
+    """
+    waiting = sorted(shell.client.inbox(to=to, limit=10_000), key=urgency)
+    if shell.json:
+        shell.emit([{**_fields(wait), "commands": commands(shell, wait)} for wait in waiting[:limit]])
+        return
+    for number, wait in enumerate(waiting[:limit]):
+        if number:
+            shell.out.print()
+        print_wait(shell, wait)
+    if not waiting:
+        shell.note(f"nothing waits for {to or 'a person'}")
+    elif len(waiting) > limit:
+        shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
+    for run in dict.fromkeys(wait.run for wait in shell.client.inbox(to=to, answered=True)):
+        agent = shell.client.info(run).agent
+        shell.note(f"{run}: answered, and goes on when somebody runs it: {shell.goes_on(run, agent)}")
+
+
+def _fields(wait: Wait) -> dict[str, Any]:
+    return {name: getattr(wait, name) for name in wait.__struct_fields__}
+
+
+# answer -------------------------------------------------------------------------------------------
+
+
+@completing
+def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """The waits that can be answered."""
+    waits = sorted(shell.client.inbox(limit=500), key=urgency)
+    return [(wait.id, paint.brief(wait.prompt or wait.name)) for wait in waits]
+
+
+@completing
+def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
+    """The answers that the wait takes."""
+    named = context.params.get("wait") or ""
+    waits = [wait for wait in shell.client.inbox(limit=500) if named in (wait.id, wait.run)]
+    return dict.fromkeys(verb for wait in waits for verb in wait.verbs) or VERBS
+
+
+@command("answer")
+@click.argument("wait", metavar="WAIT_OR_RUN", shell_complete=complete_wait)
+@click.argument("verb", required=False, shell_complete=complete_verb)
+@click.option("--value", metavar="VALUE", help="What to answer: JSON, text, @FILE or - for stdin.")
+@click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
+@click.option("--comment", metavar="TEXT", help="Why, for the record and for the agent.")
+def answer_command(
+    shell: Shell, wait: str, verb: str | None, value: str | None, by: str | None, comment: str | None
+) -> None:
+    """Answer what a run waits for. The run is enough where it waits for one thing; the first answer counts.
+
+    A question takes approve, reject, edit or respond. What is in doubt takes happened (with --value, what it
+    returned), not (it did not happen) or stop. On a terminal, without VERB, it asks you.
+
+    \b
+      kedge answer claim_17 approve
+      kedge answer claim_18:9 reject --by mia --comment "no receipt"
+    """
+    run, waits = _open_waits(shell, wait)
+    if verb is None:
+        _ask(shell, wait, waits)
+        verb = "answered"
+    else:
+        verb = _verb(verb)
+        asked = waits[0] if len(waits) == 1 else None
+        try:
+            shell.client.answer(wait, verb, value=_value(asked, value), by=by or somebody(), comment=comment)
+        except AlreadyAnswered:
+            raise
+        except AnswerRefused as refused:
+            move = "add --value" if value is None and verb in _NEEDS_VALUE else "`kedge inbox` shows what is asked"
+            raise Told(f"{refused}; {move}") from refused
+    answered = ", ".join(each.id for each in waits) or wait
+    if shell.json:
+        shell.emit({"run": run, "wait": answered, "answer": verb, "by": by or somebody(), "next": _next(shell, run)})
+        return
+    shell.out.print(Text().append(answered, style="bold cyan").append(f"  {verb}", style="green"))
+    shell.note(_next(shell, run))
+
+
+def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
+    """The run that was meant, which exists, and those of its waits that can be answered."""
+    run, step = wait, ""
+    if shell.client.store.head(wait) is None:
+        run, _, step = wait.rpartition(":")
+        shell.run(run or wait)
+    waits = [each for each in shell.client.info(run).waits if each.verbs]
+    return run, [each for each in waits if not step or each.step == step]
+
+
+def _verb(verb: str) -> Verb:
+    if verb in VERBS:
+        return verb
+    meant = [_ALSO[verb.lower()]] if verb.lower() in _ALSO else get_close_matches(verb.lower(), VERBS, 1, 0.5)
+    hint = f"did you mean {meant[0]}?" if meant else f"it is one of {', '.join(VERBS)}"
+    raise Told(f"{verb}: no such answer; {hint}")
+
+
+def _value(wait: Wait | None, given: str | None) -> Any:
+    """A value as it was asked for: where a text is wanted, 42 is one too."""
+    if given is None:
+        return None
+    text = text_of(given)
+    found = parsed(text)
+    schema = cast("dict[str, Any]", wait.schema if wait is not None and wait.schema else {})
+    options = wait.options if wait is not None else ()
+    if isinstance(found, Unparsed) or schema.get("type") == "string" or (found not in options and text in options):
+        return text
+    return found
+
+
+def _ask(shell: Shell, wait: str, waits: Sequence[Wait]) -> None:
+    """Put the question to whoever sits here."""
+    if not (terminal.can_ask() and sys.stdout.isatty()) or shell.json:
+        takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
+        raise Told(f"{wait}: answer what? {takes or 'nothing is asked; `kedge inbox` shows what is'}")
+    for each in waits:
+        if not terminal.ask_one(shell.client, each):
+            raise Told(f"{each.id}: not answered; it waits on")
+
+
+def _next(shell: Shell, run: str) -> str:
+    """Who takes it from here."""
+    client = shell.client
+    head = client.log.head(run)
+    if head.holder is not None and client.store.lives(head.holder):
+        return f"{run} is being run by {head.holder}, which takes it from here"
+    return f"goes on when somebody runs it: {shell.goes_on(run, client.info(run).agent)}"
+
+
+# say ----------------------------------------------------------------------------------------------
+
+
+@command("say", json=False)
+@run_argument
+@click.argument("text")
+@click.option("--by", metavar="WHO", help="Who says it.  [default: you]")
+def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
+    """Tell a run something. Its loop hears it before it asks its model again.
+
+    \b
+      kedge say claim_17 "the second invoice is the right one"
+    """
+    refuse_deaf(shell, shell.run(run))
+    shell.client.say(run, text_of(text), by=by or somebody())
+    shell.note(f"{run}: told; {_next(shell, run)}")
+
+
+def refuse_deaf(shell: Shell, run: str) -> None:
+    """A run that is over takes nothing any more; one that failed does when it is resumed."""
+    row = shell.client.store.index(run)
+    if row is not None and row.status in ENDED:
+        move = f"`{shell.typed('resume', run)}` lets it go on" if row.status == "failed" else "start another"
+        raise Told(f"{run}: is over ({row.status}) and hears nothing; {move}")

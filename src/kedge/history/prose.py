@@ -1,0 +1,156 @@
+"""Words for what a record holds: values, times, spans and errors, as they stand in an English sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+import msgspec
+
+from kedge.model.codec import Erased, Secret, plain
+from kedge.model.failure import Failure
+
+_MONTHS: Final = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+_ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " ".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """1 branch, 3 branches."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def ordinal(number: int) -> str:
+    """The first attempt, and so on."""
+    return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"
+
+
+def lasted(us: int) -> str:
+    """A span of time: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
+    if us < 1_000:
+        return "less than a millisecond"
+    if us < 1_000_000:
+        return counted(us // 1_000, "millisecond")
+    if us < 10_000_000:
+        told = f"{us / 1_000_000:.1f}".removesuffix(".0")
+        return f"{told} {'second' if told == '1' else 'seconds'}"
+    parts: list[str] = []
+    left = us // 1_000_000
+    for size, unit in _UNITS:
+        if left >= size and len(parts) < 2:
+            parts.append(counted(left // size, unit))
+            left %= size
+    return listed(parts)
+
+
+def sentence(text: str) -> str:
+    """Begins with a capital, and ends with one full stop, or with that of what it quotes."""
+    text = text.strip()
+    end = "" if text.endswith((".", ":", "!", "?", ".”", "!”", "?”")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
+
+
+def who(by: str | None) -> str:
+    """Somebody, by the name that the record has."""
+    known = {"agent": "the agent's code", "model": "the model", "kedge": "Kedge", "reconcile": "the tool's own check"}
+    return "somebody" if by is None else known.get(by, by)
+
+
+def entries_of(value: Any) -> Mapping[str, Any]:
+    """An object's entries; none where it is none."""
+    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def chain(failure: Failure) -> Iterator[Failure]:
+    """An error, and those that led to it."""
+    below: Failure | None = failure
+    while below is not None:
+        yield below
+        below = below.cause or below.context
+
+
+class Prose:
+    """Writes values and times. The first day is named once; times of other days stand with theirs."""
+
+    def __init__(self, zone: tzinfo, chars: int) -> None:
+        self.zone = zone
+        self.chars = chars
+        self._day = ""
+
+    def when(self, at_us: int) -> str:
+        """on 14 November 2026 at 09:30:00 UTC, and from then on: at 09:31:00."""
+        time, day = self._moment(at_us)
+        return f"on {day} at {time}" if day else f"at {time}"
+
+    def time(self, at_us: int) -> str:
+        """The same after a preposition: until 09:31:00 on 15 November 2026."""
+        time, day = self._moment(at_us)
+        return f"{time} on {day}" if day else time
+
+    def _moment(self, at_us: int) -> tuple[str, str]:
+        local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone)
+        day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
+        time = local.strftime("%H:%M:%S")
+        if not self._day:
+            self._day = day
+            return f"{time} {local.tzname()}", day
+        return time, "" if day == self._day else day
+
+    def value(self, value: Any) -> str:
+        """Text in quotes, the rest as JSON; cut where it is long."""
+        if isinstance(value, Erased):
+            return "a value that was erased on purpose"
+        if isinstance(value, Secret):
+            return "a secret"
+        if value is None:
+            return "nothing"
+        return self.quoted(value) if isinstance(value, str) else self.cut(_json(value))
+
+    def quoted(self, text: Any) -> str:
+        return f"“{self.cut(text if isinstance(text, str) else _json(text))}”"
+
+    def whole(self, text: Any) -> str:
+        """Somebody's own words, never cut."""
+        return f"“{' '.join(text.split())}”" if isinstance(text, str) else self.value(text)
+
+    def cut(self, text: str) -> str:
+        line = " ".join(text.split())
+        return line if len(line) <= self.chars else f"{line[: self.chars - 1]}…"
+
+    def given(self, arguments: Any) -> str:
+        """claim 18 and to “Bob”; empty where there are none."""
+        if not isinstance(arguments, Mapping):
+            return "" if arguments is None else self.value(arguments)
+        return listed([f"{name} {self.value(value)}" for name, value in entries_of(arguments).items()])
+
+    def named(self, failure: Failure) -> str:
+        """An error by its name and its words."""
+        name = failure.type.rpartition(".")[2]
+        return f"{name}: {self.quoted(failure.message.strip().partition(chr(10))[0])}" if failure.message else name
+
+    def error(self, failure: Failure) -> list[str]:
+        """What led to an error, and what the far side said."""
+        causes = [self.named(cause) for cause in list(chain(failure))[1:4]]
+        told = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
+        if failure.members:
+            told.append(sentence(f"Inside it were {listed([self.named(each) for each in failure.members[:5]])}"))
+        for each in chain(failure):
+            status, body = each.details.get("status"), each.details.get("body")
+            answered = [f"answered with status {status}"] if status is not None else []
+            answered += [f"said {self.quoted(body)}"] if body else []
+            if answered:
+                return [*told, sentence(f"The far side {' and '.join(answered)}")]
+        return told
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(plain(value)).decode()

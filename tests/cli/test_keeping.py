@@ -1,0 +1,377 @@
+"""The commands that look after the record: they prove it, hand it on, and say what to do next."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli.main import main
+from kedge.history.export import load
+from kedge.log import Log, verify
+from kedge.model import events as e
+from kedge.store import SqliteStore
+from kedge.testing import replay
+
+DAY = 86_400
+Capture = pytest.CaptureFixture[str]
+
+
+@kedge.tool(effect="at_most_once")
+async def keeping_pay(amount: int, note: str) -> str:
+    return f"paid {amount}: {note}"
+
+
+@kedge.agent
+async def keeping_agent(run: kedge.Run, n: int) -> str:
+    paid = await run.call(keeping_pay, n, f"{n} secret " * 200)
+    if n % 2:
+        await run.ask("Right?")
+    return paid[:6]
+
+
+@kedge.agent
+async def keeping_parent(run: kedge.Run, n: int) -> str:
+    child = await run.spawn(keeping_agent, 2, id="child")
+    await child.result()
+    await run.ask("Go on?")
+    return "done"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a store: `even` ended 40 days ago, `late` today, `odd` waits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    clock = kedge.ManualClock(kedge.SystemClock().now_us() - 40 * DAY * 1_000_000)
+    with kedge.open("kedge.db", clock=clock) as kd:
+        kd.run(keeping_agent, 4, id="even")
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(keeping_agent, 3, id="odd")
+    with kedge.open("kedge.db") as kd:
+        kd.run(keeping_agent, 6, id="late")
+    return tmp_path
+
+
+def did(capsys: Capture, *words: str, code: int = 0) -> tuple[str, str]:
+    capsys.readouterr()
+    assert main(list(words)) == code, capsys.readouterr()
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def data(capsys: Capture, *words: str, code: int = 0) -> Any:
+    out, err = did(capsys, *words, "--json", code=code)
+    assert err == ""
+    return json.loads(out)
+
+
+def tamper(run: str, seq: int) -> None:
+    db = sqlite3.connect("kedge.db")
+    with db:
+        where = f"id = (SELECT (number << 32) + {seq} FROM heads WHERE run = '{run}')"
+        db.execute(
+            f"UPDATE events SET body = CAST(replace(CAST(body AS TEXT), '\"at\"', '\"ta\"') AS BLOB) WHERE {where}"
+        )
+    db.close()
+
+
+def holds(path: str = "kedge.db") -> bool:
+    with kedge.open(path) as kd:
+        return kd.verify().holds
+
+
+# verify -------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_holds_is_said_to_hold(capsys: Capture) -> None:
+    out, err = did(capsys, "verify")
+    assert out.startswith("✓ the record holds: 3 runs, ")
+    assert err == "", "nothing but the outcome goes into a pipe"
+    out, _ = did(capsys, "verify", "odd")
+    assert out.startswith("✓ the record holds: 1 run, ")
+    assert data(capsys, "verify")["holds"] is True
+
+
+def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_so(capsys: Capture) -> None:
+    tamper("even", 3)
+    tamper("late", 4)
+    found = data(capsys, "verify", code=1)
+    assert [(each["run"], each["seq"]) for each in found["broken"]] == [("even", 3), ("late", 4)]
+    assert found["holds"] is False
+    out, _ = did(capsys, "verify", code=1)
+    assert "✗ even  breaks at event 3: " in out
+    assert "    kedge store repair late" in out
+    assert out.splitlines()[-1] == "2 runs of 3 do not hold"
+    assert did(capsys, "verify", "odd")[0].startswith("✓")
+    assert did(capsys, "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 does not hold"
+
+
+def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> None:
+    db = sqlite3.connect("kedge.db")
+    with db:
+        db.execute("UPDATE runs SET status = 'failed' WHERE number = (SELECT number FROM heads WHERE run = 'even')")
+    db.close()
+    out, _ = did(capsys, "verify")
+    assert "~ even  runs did not say what the log says: rebuilt" in out
+    assert "✓ the record holds" in out
+
+
+def test_a_run_that_is_not_there_is_a_mistake(capsys: Capture) -> None:
+    assert did(capsys, "verify", "evn", code=2)[1] == "kedge: evn: no such run in kedge.db; did you mean even?\n"
+
+
+def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "verify"], cwd=here, env=env, stdout=subprocess.PIPE, stderr=theirs, check=True
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            more = os.read(ours, 65_536)
+        except OSError:
+            break
+        if not more:
+            break
+        shown += more
+    os.close(ours)
+    assert b"verifying" in shown
+    assert done.stdout.decode().startswith("✓ the record holds")
+    assert done.stdout.count(b"\n") == 1
+
+
+# export -------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_exported_to_a_file_that_loads_and_replays(capsys: Capture) -> None:
+    out, err = did(capsys, "export", "even", "-o", "even.kedge")
+    assert out == ""
+    assert err.startswith("even.kedge: ")
+    assert load("even.kedge").run == "even"
+    assert replay("even.kedge", keeping_agent).result == "paid 4"
+
+
+def test_without_a_file_it_goes_to_stdout(capsys: Capture) -> None:
+    out, err = did(capsys, "export", "odd")
+    assert err == ""
+    assert load(out.encode()).run == "odd"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
+    _, err = did(capsys, "export", "odd", "-o", "no/such/folder/x.kedge", code=2)
+    assert err.startswith("kedge: no/such/folder/x.kedge: cannot be written (No such file or directory); name another")
+
+
+def test_a_broken_run_is_not_exported(capsys: Capture) -> None:
+    tamper("even", 3)
+    assert "even: broken at event 3" in did(capsys, "export", "even", code=1)[1]
+
+
+# doctor -------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_store_is_told_in_a_few_lines(capsys: Capture) -> None:
+    out, _ = did(capsys, "store", "doctor")
+    told = {line.split()[0]: line[8:] for line in out.splitlines() if line}
+    assert told["store"] == "kedge.db"
+    assert told["runs"] == "2 completed, 1 waiting"
+    assert told["size"].endswith(" free")
+    assert out.splitlines()[-1] == "✓ nothing to do; kedge verify proves the record"
+    found = data(capsys, "store", "doctor")
+    assert found["runs"] == {"completed": 2, "waiting": 1}
+    assert found["size_bytes"] == Path("kedge.db").stat().st_size
+    assert found["events"] > 10
+    assert found["values"] > 0
+
+
+def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(capsys: Capture) -> None:
+    tamper("even", 3)
+    did(capsys, "verify", code=1)
+    out, _ = did(capsys, "store", "doctor", code=1)
+    assert "✗ even  set apart: " in out
+    assert "at event 3" in out
+    assert "    kedge store repair even" in out
+    [trouble] = data(capsys, "store", "doctor", code=1)["troubles"]
+    assert (trouble["run"], trouble["next"]) == ("even", "kedge store repair even")
+
+
+def test_a_run_whose_process_is_gone_is_told(capsys: Capture) -> None:
+    store = SqliteStore("kedge.db")
+    store.lease("odd", "worker-1", seconds=float("inf"))
+    out, _ = did(capsys, "store", "doctor")
+    assert "✓ nothing to do" in out, "its process lives: this one"
+    store.close()
+    out, _ = did(capsys, "store", "doctor", code=1)
+    assert "by worker-1, which is gone" in out
+    assert "    kedge resume odd" in out
+
+
+def test_commands_to_type_name_the_store_that_was_named(capsys: Capture) -> None:
+    tamper("even", 3)
+    os.rename("kedge.db", "other.db")
+    out, _ = did(capsys, "verify", "--store", "other.db", code=1)
+    assert "    kedge store repair even --store other.db" in out
+
+
+# repair -------------------------------------------------------------------------------------------
+
+
+def test_a_repair_says_what_was_set_aside_and_that_the_run_waits(capsys: Capture) -> None:
+    tamper("even", 3)
+    out, _ = did(capsys, "store", "repair", "even", "--yes", "--reason", "disk fault")
+    assert out.splitlines()[0].startswith("✓ even  kept events up to 2, set aside ")
+    assert "? keeping_pay at step 1 may have happened" in out
+    assert "It waits for a person now." in out
+    assert holds()
+    with kedge.open("kedge.db") as kd:
+        assert kd.info("even").status == "waiting"
+        repaired = kd.events("even")[-1]
+        assert isinstance(repaired.event, e.RunRepaired)
+        assert kd.log.data("even", repaired.seq)["because"] == "disk fault"
+
+
+def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> None:
+    tamper("even", 4)
+    before = Path("kedge.db").read_bytes()
+    _, err = did(capsys, "store", "repair", "even", code=2)
+    assert "even holds up to event 3; then: " in err
+    assert "add --yes" in err
+    assert "even holds up to event 3; then: " in did(capsys, "store", "repair", "even", "--dry-run")[0]
+    assert data(capsys, "store", "repair", "even", "--dry-run")["kept"] == 3
+    assert Path("kedge.db").read_bytes() == before
+
+
+def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
+    assert "even: its record holds; there is nothing to repair" in did(capsys, "store", "repair", "even", code=2)[1]
+    with kedge.open("kedge.db") as kd:
+        kd.store.quarantine("even", "by mistake")
+    assert "it is out of quarantine" in did(capsys, "store", "repair", "even")[0]
+
+
+# prune --------------------------------------------------------------------------------------------
+
+
+def test_old_runs_go_with_their_values_and_others_stay(capsys: Capture) -> None:
+    found = data(capsys, "store", "prune", "--yes")
+    assert found["removed"] == ["even"]
+    assert found["values"] > 0
+    assert holds()
+    with kedge.open("kedge.db") as kd:
+        assert {listed.run for listed in kd.list()} == {"odd", "late"}
+    assert data(capsys, "store", "prune", "--yes")["removed"] == []
+    out, _ = did(capsys, "store", "prune", "--ended-before", "0s", "--yes")
+    assert "late  keeping_agent, completed " in out
+    assert "✓ forgot 1 run and " in out
+
+
+def test_a_dry_run_changes_nothing(capsys: Capture) -> None:
+    assert data(capsys, "store", "prune", "--dry-run")["removed"] == ["even"]
+    out, _ = did(capsys, "store", "prune", "--dry-run")
+    assert out.splitlines()[0].startswith("1 run ended before ")
+    assert "forgot" not in out
+    assert "Forget 1 run for good? Nobody is here to say so" in did(capsys, "store", "prune", code=2)[1]
+    with kedge.open("kedge.db") as kd:
+        assert len(kd.list()) == 3
+
+
+def test_a_run_that_others_stand_on_or_look_at_stays_and_says_why(capsys: Capture) -> None:
+    with kedge.open("kedge.db") as kd:
+        kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(keeping_parent, 1, id="parent")
+    found = data(capsys, "store", "prune", "--ended-before", "0s", "--yes")
+    assert found["kept"] == {"even": "fork is a fork of it", "child": "its parent parent has not ended"}
+    assert found["removed"] == ["late"]
+    assert holds()
+
+
+def test_what_says_that_shared_values_were_erased_stays(capsys: Capture) -> None:
+    did(capsys, "store", "erase", "even", "--step", "1", "--reason", "asked for", "--yes")
+    found = data(capsys, "store", "prune", "--yes")
+    assert found["removed"] == []
+    assert "erased" in found["kept"]["even"]
+    assert holds()
+
+
+def test_a_date_that_is_none_is_a_mistake(capsys: Capture) -> None:
+    assert "'soon' is no duration" in did(capsys, "store", "prune", "--ended-before", "soon", code=2)[1]
+
+
+# erase --------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_was_given_and_returned_goes_and_the_record_holds(capsys: Capture) -> None:
+    out, _ = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "asked for", "--yes")
+    assert out.startswith("✓ erased the values of 2 events: @")
+    with kedge.open("kedge.db") as kd:
+        assert kd.verify().holds
+        assert b"4 secret" not in kd.export("even")
+        erased = kd.events("even")[-1].event
+        assert isinstance(erased, e.ValueErasedOnPurpose)
+        assert erased.reason == "asked for"
+    assert did(capsys, "verify")[0].rstrip().endswith("erased on purpose")
+    _, err = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "again", "--yes", code=2)
+    assert "erased already" in err
+
+
+def test_one_event_can_be_erased(capsys: Capture) -> None:
+    with kedge.open("kedge.db") as kd:
+        seq = next(r.seq for r in kd.events("late") if isinstance(r.event, e.AttemptEnded))
+    found = data(capsys, "store", "erase", "late", "--seq", str(seq), "--reason", "x", "--yes")
+    assert found["seqs"] == [seq]
+    assert verify(Log(load_after(capsys, "late"))).holds
+
+
+def load_after(capsys: Capture, run: str) -> Any:
+    return load(did(capsys, "export", run)[0].encode()).store
+
+
+def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
+    with kedge.open("kedge.db") as kd:
+        kd.run(keeping_agent, 4, id="twin")
+    _, err = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "x", code=2)
+    assert "Erase the values of 2 events" in err
+    assert "Parts of them are in twin too, and go from there." in err
+    _, err = did(capsys, "store", "erase", "odd", "--step", "1", "--reason", "x", code=2)
+    assert "The run has not ended, and cannot go on past them." in err
+    found = data(capsys, "store", "erase", "even", "--step", "1", "--reason", "x", "--dry-run")
+    assert found["shared_with"] == ["twin"]
+    assert holds()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["even", "--reason", "x"], "kedge: name what to erase: --step N or --seq N"),
+        (["even", "--reason", "x", "--step", "1", "--seq", "2"], "kedge: name what to erase: --step N or --seq N"),
+        (["even", "--reason", "x", "--step", "9"], "kedge: even: has no step 9; kedge show even lists them"),
+        (["even", "--reason", "x", "--seq", "999"], "kedge: even: has no event 999"),
+        (["even", "--reason", "x", "--seq", "2"], "kedge: even: there are no values to erase there"),
+        (["even", "--step", "1"], "kedge: store erase: needs WHY; see kedge store erase --help"),
+        (["fork", "--reason", "x", "--seq", "1"], "kedge: fork: event 1 is of the run that it was forked from"),
+    ],
+)
+def test_a_mistaken_erasing_is_one_line_and_changes_nothing(capsys: Capture, words: list[str], line: str) -> None:
+    with kedge.open("kedge.db") as kd:
+        kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
+    _, err = did(capsys, "store", "erase", *words, code=2)
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+    assert holds()
+
+
+def test_the_group_lists_its_commands(capsys: Capture) -> None:
+    out, _ = did(capsys, "store")
+    assert all(name in out for name in ("doctor", "repair", "prune", "erase"))
+    assert "no such command" in did(capsys, "store", "polish", code=2)[1]

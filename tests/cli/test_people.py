@@ -1,0 +1,168 @@
+"""`kedge inbox`, `kedge answer` and `kedge say`: what waits for people, and what they say to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import kedge
+from claims import call, move_in, on_terminal, open_office, plain_environment
+from kedge.cli.main import main
+from kedge.cli.people import urgency
+from kedge.runtime.views import Wait
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    move_in(tmp_path, monkeypatch)
+    open_office()
+    return tmp_path
+
+
+# inbox --------------------------------------------------------------------------------------------
+
+
+def test_the_inbox_says_what_is_asked_of_whom_until_when_and_what_to_type(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "inbox")
+    assert found.code == 0
+    first, second = found.out.strip().split("\n\n")
+    lines = first.splitlines()
+    assert lines[0] == "claim_17:9  Pay 80 to Ann?"
+    assert lines[1].startswith("  asked of managers ")
+    assert "; until 20" in lines[1]
+    assert lines[2] == "  kedge answer claim_17:9 approve  (or reject, edit|respond --value VALUE)"
+    assert second.startswith("claim_18:9  ")
+
+
+def test_the_most_urgent_comes_first() -> None:
+    def wait(name: str, deadline: int | None, since: int) -> Wait:
+        return Wait(
+            id=name, run=name, step="1", waits_for="answer", name="ask", prompt="?", to=(), deadline_us=deadline,
+            since_us=since,
+        )  # fmt: skip
+
+    waits = [wait("young", None, 9), wait("old", None, 1), wait("later", 8, 2), wait("soon", 5, 7)]
+    assert [each.id for each in sorted(waits, key=urgency)] == ["soon", "later", "old", "young"]
+
+
+def test_the_inbox_of_one_group_holds_what_is_asked_of_it(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:choose", "--id", "c1"])
+    assert [wait["id"] for wait in json.loads(call(capsys, "inbox", "--to", "managers", "--json").out)] == [
+        "claim_17:9",
+        "claim_18:9",
+    ]
+    found = call(capsys, "inbox", "--to", "nobody")
+    assert (found.code, found.out, found.err) == (0, "", "nothing waits for nobody\n")
+
+
+def test_options_are_commands_of_their_own(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:choose", "--id", "c1"])
+    waits = {wait["id"]: wait for wait in json.loads(call(capsys, "inbox", "--json").out)}
+    assert waits["c1:1"]["commands"][:2] == [
+        "kedge answer c1:1 respond --value left",
+        "kedge answer c1:1 respond --value right",
+    ]
+
+
+def test_what_is_in_doubt_names_the_call_and_takes_other_answers(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:doubt", "--id", "d1"])
+    found = call(capsys, "inbox").out
+    assert "lose() was started and its outcome is not known (OSError: the line went dead). Did it happen?" in found
+    assert "kedge answer d1:1 happened  (or not, stop, happened --value VALUE)" in found
+
+
+def test_a_limit_says_how_much_is_left_out(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "inbox", "--limit", "1")
+    assert found.out.count("kedge answer") == 1
+    assert "1 more; --limit 2 shows them all" in found.err
+
+
+def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, capsys: Capture) -> None:
+    main(["answer", "claim_17", "approve"])
+    found = call(capsys, "inbox")
+    assert "claim_17" not in found.out
+    assert "claim_17: answered, and goes on when somebody runs it: kedge run app.py:review --id claim_17" in found.err
+
+
+# answer -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_on_record_with_who_and_why_and_says_what_comes_next(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "answer", "claim_17", "reject", "--by", "mia", "--comment", "no receipt")
+    assert (found.code, found.out) == (0, "claim_17:9  reject\n")
+    assert found.err == "goes on when somebody runs it: kedge run app.py:review --id claim_17\n"
+    assert call(capsys, "run", "app.py:review", "--id", "claim_17").out == "not paid: no receipt\n"
+
+
+def test_a_second_answer_is_told_who_was_first(office: Path, capsys: Capture) -> None:
+    main(["answer", "claim_17", "approve", "--by", "mia"])
+    for _ in range(2):  # before the run takes the first answer, and after
+        found = call(capsys, "answer", "claim_17:9", "reject", "--by", "max")
+        assert (found.code, found.out) == (2, "")
+        assert found.err.startswith("kedge: claim_17:9: was answered by mia at 20")
+        main(["run", "app.py:review", "--id", "claim_17"])
+
+
+def test_the_run_is_not_enough_where_several_waits_are_open(office: Path, capsys: Capture) -> None:
+    (office / "two.py").write_text(
+        "import kedge\n@kedge.agent\nasync def two(run: kedge.Run) -> str:\n"
+        "    await run.gather(run.ask('a?'), run.ask('b?'))\n    return 'done'\n",
+        encoding="utf-8",
+    )
+    main(["run", "two.py", "--id", "t1"])
+    found = call(capsys, "answer", "t1", "approve")
+    assert found.code == 2
+    assert "several waits are open; name one of t1:1.1.1, t1:1.2.1" in found.err
+
+
+@pytest.mark.parametrize(("given", "step"), [("left", "1"), ('"left"', "1")])
+def test_a_value_is_json_or_text(office: Path, capsys: Capture, given: str, step: str) -> None:
+    main(["run", "app.py:choose", "--id", "c1"])
+    assert main(["answer", "c1", "respond", "--value", given]) == 0
+    main(["run", "app.py:choose", "--id", "c1"])
+    found = call(capsys, "answer", "c1", "respond", "--value", "far")
+    assert (found.code, "'far' is no integer" in found.err) == (2, True)
+    assert main(["answer", "c1", "respond", "--value", "3"]) == 0
+    assert call(capsys, "run", "app.py:choose", "--id", "c1").out == "left 3\n"
+
+
+def test_what_is_in_doubt_is_settled(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:doubt", "--id", "d1"])
+    assert main(["answer", "d1", "happened"]) == 0
+    assert call(capsys, "run", "app.py:doubt", "--id", "d1").out == "known\n"
+
+
+def test_json_tells_who_answered_what(office: Path, capsys: Capture) -> None:
+    found = json.loads(call(capsys, "answer", "claim_17", "approve", "--by", "mia", "--json").out)
+    assert found == {
+        "run": "claim_17", "wait": "claim_17:9", "answer": "approve", "by": "mia",
+        "next": "goes on when somebody runs it: kedge run app.py:review --id claim_17",
+    }  # fmt: skip
+
+
+def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
+    command = [sys.executable, "-m", "kedge", "answer", "claim_17"]
+    code, seen = on_terminal(
+        command, cwd=office, env=plain_environment(NO_COLOR="1"), types={"Enter: later": "approve\n"}
+    )
+    assert code == 0, seen
+    assert "claim_17:9  answered" in seen
+    with kedge.open(str(office / "kedge.db")) as kd:
+        assert [message.name for message in kd.store.messages("claim_17")] == ["kedge.answer"]
+
+
+# say ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "say", "claim_17", "look at [page 2] again", "--by", "mia")
+    assert (found.code, found.out) == (0, "")
+    assert found.err.startswith("claim_17: told; goes on when somebody runs it")
+    with kedge.open("kedge.db") as kd:
+        [message] = kd.store.messages("claim_17")
+    assert (message.name, message.by) == ("kedge.said", "mia")

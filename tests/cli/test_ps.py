@@ -1,0 +1,261 @@
+"""`kedge ps`: every run on a line with where it is, filters that filter, and a table that lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli import ps
+from kedge.cli.main import main
+from kedge.store.sqlite import SqliteStore
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@kedge.agent(name="ps_ask")
+async def ask(run: kedge.Run, who: str) -> str:
+    await run.plan(["look", "ask"])
+    await run.at("ask")
+    answer = await run.ask(f"Pay {who}?", to="managers")
+    return str(answer.kind)
+
+
+@kedge.agent(name="ps_echo")
+async def echo(run: kedge.Run, text: str) -> str:
+    return text
+
+
+@kedge.agent(name="ps_fail")
+async def fail(run: kedge.Run, text: str) -> str:
+    raise LookupError(text)
+
+
+@kedge.tool(name="ps_nap", effect="idempotent", retry=kedge.Retry(attempts=2, first=3600))
+async def nap() -> None:
+    raise ConnectionError("away")
+
+
+@kedge.agent(name="ps_nap")
+async def napping(run: kedge.Run, text: str) -> None:
+    await run.call(nap)
+
+
+DYING = """
+import os, signal, sys, kedge
+
+@kedge.tool(name="ps_dying")
+async def dying() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@kedge.agent(name="ps_dies")
+async def dies(run: kedge.Run, text: str) -> str:
+    return await run.call(dying)
+
+with kedge.open(sys.argv[1]) as kd:
+    kd.run(dies, "x", id="orphan_1")
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("ps") / "kedge.db"
+    with kedge.open(str(path)) as kd:
+        kd.run(echo, "hi", id="echo_1")
+        with pytest.raises(kedge.RunFailed):
+            kd.run(fail, "no such account", id="fail_1")
+        kd.start(echo, "x", id="queued_1", tags=["night"])
+        kd.start(ask, "ann", id="ask_1")
+        kd.advance("ask_1")
+        kd.start(napping, "x", id="nap_1")
+        kd.advance("nap_1")
+        kd.start(echo, "x", id="paused_1")
+        kd.pause("paused_1", by="ops")
+    dead = subprocess.run([sys.executable, "-c", DYING, str(path)], check=False)
+    assert dead.returncode == -signal.SIGKILL
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def listed(capsys: pytest.CaptureFixture[str]) -> Any:
+    def lines(*args: str) -> list[str]:
+        assert main(["ps", *args]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def runs(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines[1:-1]]
+
+
+ALL = ["orphan_1", "paused_1", "nap_1", "ask_1", "queued_1", "fail_1", "echo_1"]
+
+
+def test_every_run_is_a_line_newest_first_and_the_last_line_counts_them(listed: Any) -> None:
+    lines = listed()
+    assert lines[0].split("  ")[0] == "RUN"
+    assert runs(lines) == ALL
+    assert lines[-1] == "1 queued · 2 waiting · 1 paused · 1 completed · 1 failed · 1 orphaned"
+
+
+def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
+    found = {line.split()[0]: " ".join(line.split()[1:]) for line in listed()}
+    assert found["ask_1"].startswith("ps_ask waiting ask 2/2 managers: Pay ann? ")
+    assert found["fail_1"].startswith("ps_fail failed LookupError: no such account ")
+    assert found["orphan_1"].startswith("ps_dies orphaned step 1 ps_dying kedge resume orphan_1 ")
+    assert found["paused_1"].startswith("ps_echo paused somebody to resume it ")
+    assert found["nap_1"].startswith("ps_nap waiting step 1 ps_nap attempt 2 of ps_nap at ")
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--failed"], ["fail_1"]),
+        (["--waiting"], ["nap_1", "ask_1"]),
+        (["--running"], ["orphan_1"]),
+        (["--waiting", "--failed"], ["nap_1", "ask_1", "fail_1"]),
+        (["-s", "queued,paused"], ["paused_1", "queued_1"]),
+        (["-s", "queued", "-s", "completed"], ["queued_1", "echo_1"]),
+        (["-s", "orphaned"], ["orphan_1"]),
+        (["--agent", "ps_ask"], ["ask_1"]),
+        (["--tag", "night"], ["queued_1"]),
+        (["--since", "1h"], ALL),
+        (["--limit", "2"], ALL[:2]),
+        (["--limit", "2", "--all"], ALL),
+    ],
+)
+def test_filters_filter(listed: Any, args: list[str], found: list[str]) -> None:
+    assert runs(listed(*args)) == found
+
+
+def test_what_is_left_out_is_counted(listed: Any) -> None:
+    assert listed("--limit", "2")[-1].endswith("2 of 7 shown; --all shows the rest")
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_the_table_fits_and_never_cuts_an_id_or_a_status(
+    listed: Any, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = listed()
+    assert max(map(len, lines[:-1])) <= int(columns)
+    assert runs(lines) == ALL
+    assert all(any(status in line for status in ps.STATUSES) for line in lines[1:-1])
+
+
+def test_json_has_the_same_runs(listed: Any) -> None:
+    found = json.loads("\n".join(listed("--json")))
+    assert [each["run"] for each in found] == ALL
+    [asked] = [each for each in found if each["run"] == "ask_1"]
+    assert (asked["status"], asked["where"], asked["about"]) == ("waiting", "ask 2/2", "managers: Pay ann?")
+    assert asked["since_us"] is not None
+    assert found[0]["next"] == "kedge resume orphan_1"
+
+
+def test_nothing_found_says_what_there_is_or_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["ps", "--agent", "nobody"]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("no run matches; there are runs of ps_ask, ps_dies,")
+    assert main(["ps", "-s", "cancelled"]) == 0
+    assert "no run matches; there are 1 " in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert main(["ps"]) == 2
+    assert "no store here" in capsys.readouterr().err
+    kedge.open("kedge.db").close()
+    assert main(["ps"]) == 0
+    assert "kedge.db: no runs yet; `kedge run app.py:agent` starts one" in capsys.readouterr().err
+
+
+def test_a_status_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "-s", "broken"]) == 2
+    assert capsys.readouterr().err.startswith("kedge: broken: no such status; there are queued, running,")
+
+
+def test_only_logs_of_runs_that_are_shown_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kedge.open(str(tmp_path / "k.db"), durability="process") as kd:
+        for number in range(40):
+            kd.start(ask, str(number), id=f"ask_{number}")
+            kd.advance(f"ask_{number}")
+    read: set[str] = set()
+    plainly = SqliteStore.read
+
+    def counted(self: Any, run: str, **options: Any) -> Any:
+        read.add(run)
+        return plainly(self, run, **options)
+
+    monkeypatch.setattr(SqliteStore, "read", counted)
+    assert main(["ps", "--limit", "3", "--store", str(tmp_path / "k.db")]) == 0
+    assert "3 of 40 shown" in capsys.readouterr().out
+    assert read == {"ask_39", "ask_38", "ask_37"}
+
+
+# watching -----------------------------------------------------------------------------------------
+
+
+def watch(store: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-m", "kedge", "ps", "--watch", *args]
+    return subprocess.Popen(command, cwd=store.parent, text=True, **options)
+
+
+def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
+    with (
+        kedge.open(str(store)) as kd,
+        watch(store, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching,
+    ):
+        assert watching.stdout is not None
+        for number in range(40):  # until it has looked once, what happens is no change to it
+            kd.start(echo, "x", id=f"watched_{number}")
+            if select.select([watching.stdout], [], [], 0.5)[0]:
+                break
+        line = json.loads(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(10) == 0
+        assert (line["status"], line["run"].partition("_")[0]) == ("queued", "watched")
+        for each in range(number + 1):
+            kd.cancel(f"watched_{each}")
+            kd.advance(f"watched_{each}")
+            kd.store.remove(f"watched_{each}")
+
+
+def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
+    watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen, until = b"", time.monotonic() + 20
+    while b"q leaves" not in seen and time.monotonic() < until:
+        if select.select([ours], [], [], 0.2)[0]:
+            seen += os.read(ours, 65_536)
+    os.write(ours, b"q")
+    try:
+        assert watching.wait(10) == 0
+        seen += os.read(ours, 65_536)
+    finally:
+        watching.kill()
+        os.close(ours)
+    assert b"orphan_1" in seen
+    assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is back"

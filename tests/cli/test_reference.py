@@ -1,0 +1,55 @@
+"""The page of the command line is what the commands say, and says all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+
+from kedge.cli import reference
+from kedge.cli.exits import Exit
+from kedge.cli.main import GROUPS, MODULES, VARIABLES, kedge
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    written = (ROOT / reference.PAGE).read_text(encoding="utf-8")
+    if written != reference.page():
+        pytest.fail(f"{reference.PAGE} is stale; write it again with python -m kedge.cli.reference", pytrace=False)
+
+
+def test_every_command_option_code_and_variable_is_on_the_page() -> None:
+    page = reference.page()
+    context = click.Context(kedge)
+    for name in (name for group in GROUPS.values() for name in group):
+        assert f"### kedge {name}\n" in page
+        command = kedge.get_command(context, name)
+        assert command is not None
+        for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
+            assert option.hidden or option.opts[-1] in page
+    for code in Exit:
+        assert f"| {code.value} | {code.means} |" in page
+    for variable in VARIABLES:
+        assert f"| `{variable}` |" in page
+
+
+def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODULES, "ps", "kedge.cli.nowhere")
+    page = reference.page()
+    assert "### kedge ps\n" not in page
+    assert "### kedge show\n" in page
+
+
+def test_it_is_written_where_the_repository_is(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kedge.cli.reference"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    (tmp_path / "docs").mkdir()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / reference.PAGE).read_text(encoding="utf-8") == reference.page()

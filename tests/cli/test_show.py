@@ -1,0 +1,399 @@
+"""`kedge show`: where a run is and what to type come first, and a page fits the terminal that it is read on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli import paint
+from kedge.cli.main import main
+from kedge.log import Entry
+from kedge.model import events as e
+
+pytestmark = pytest.mark.timeout(60)
+
+TRIED: list[int] = []
+LONG = "word " * 400
+
+
+class Refused(Exception):
+    """The far side said no."""
+
+    status_code = 422
+    body = '{"error": "vat_id", "message": "no such VAT id"}'
+
+
+@kedge.tool(effect="reads", name="show_fetch")
+async def fetch(claim: int) -> list[str]:
+    return ["report.pdf", "photo.jpg"]
+
+
+@kedge.tool(effect="idempotent", name="show_hold", retry=kedge.Retry(attempts=4, first=0.01))
+async def hold(claim: int, amount: int) -> str:
+    TRIED.append(claim)
+    if len(TRIED) < 3:
+        raise ConnectionError("the bank is away")
+    return f"held {amount}"
+
+
+@kedge.tool(effect="idempotent", name="show_post")
+async def post(customer: str, lines: list[int], step: kedge.ToolStep = kedge.STEP) -> str:
+    step.progress({"sent": 2})
+    try:
+        raise Refused("422 from https://books.example")
+    except Refused as refused:
+        raise ValueError("the books refused it") from refused
+
+
+@kedge.tool(name="show_charge")
+async def charge(amount: int) -> str:
+    return "charged"
+
+
+@kedge.agent(name="show_review")
+async def review(run: kedge.Run, claim: int) -> str:
+    await run.plan(["fetch", "approve", "pay"])
+    await run.at("fetch")
+    await run.call(fetch, claim)
+    await run.call(hold.options(because="it is due"), claim, 80)
+    who = await run.decided("Who decides?", "manager", options=["auto", "manager"], because="it is large")
+    await run.update(route=who)
+    await run.note("asked a manager")
+    await run.at("approve")
+    answer = await run.ask("Pay 80?", to="managers", timeout="72h", default="reject")
+    return str(answer.kind)
+
+
+@kedge.agent(name="show_invoice")
+async def invoice(run: kedge.Run, customer: str) -> str:
+    await run.update(customer=customer)
+    return await run.call(post, customer, [1, 2, 3])
+
+
+@kedge.agent(name="show_parent")
+async def parent(run: kedge.Run, claim: int) -> str:
+    child = await run.spawn(review, claim)
+    return await child.result()
+
+
+@kedge.agent(name="show_many")
+async def many(run: kedge.Run, n: int) -> str:
+    for k in range(n):
+        await run.call(fetch, k)
+    return LONG
+
+
+@kedge.agent(name="show_patient")
+async def patient(run: kedge.Run, name: str) -> Any:
+    await run.sleep("30d")
+    return await run.wait("paid")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("show") / "kedge.db"
+    with kedge.open(str(path)) as kd:
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(review, 17, id="claim_17")
+        with pytest.raises(kedge.RunFailed):
+            kd.run(invoice, "Möller", id="invoice_7")
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(parent, 18, id="parent_1")
+        kd.run(many, 120, id="many_1")
+        kd.start(patient, "bob", id="patient_1")
+        kd.advance("patient_1")
+        kd.start(many, 3, id="queued_1")
+        kd.start(many, 3, id="paused_1")
+        kd.pause("paused_1", by="ops", because="closing")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Any:
+    def shown(*args: str) -> str:
+        assert main(["show", *args]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return shown
+
+
+def head(text: str) -> str:
+    """What stands above the timeline."""
+    return text.partition("\n\n")[0]
+
+
+# the head -----------------------------------------------------------------------------------------
+
+
+def test_a_waiting_run_begins_with_where_it_is_what_it_waits_for_and_what_to_type(show: Any) -> None:
+    lines = head(show("claim_17")).splitlines()
+    assert lines[0] == "claim_17  waiting  show_review"
+    assert re.fullmatch(
+        r"  at      approve: step 2 of 3 · step 4 since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(.* ago\)", lines[1]
+    )
+    assert lines[2] == "  waits   Pay 80?"
+    assert re.fullmatch(r"          asked of managers, until .* \(in (3d|2d 23h)\), then reject", lines[3])
+    assert lines[4].startswith("  next    kedge answer claim_17:4 approve  or reject, edit --value VALUE,")
+
+
+def test_a_failed_run_begins_with_its_error_and_how_to_resume_it(show: Any) -> None:
+    told = head(show("invoice_7"))
+    assert "  failed  step 1: ValueError: the books refused it\n" in told
+    assert told.endswith("  next    kedge resume invoice_7")
+
+
+def test_a_run_that_waits_for_a_child_says_what_the_child_waits_for_and_how_to_answer_that(show: Any) -> None:
+    told = head(show("parent_1"))
+    assert "  waits   for parent_1/1, which is waiting: Pay 80?" in told
+    assert "  next    kedge answer parent_1/1:4 approve" in told
+
+
+def test_every_other_status_says_what_to_type_too(show: Any) -> None:
+    assert "  held    paused by ops: closing\n  next    kedge resume paused_1" in show("paused_1")
+    assert re.search(r"  next    kedge run .*--id queued_1", show("queued_1"))
+    assert re.search(r"  waits   until .* \(in (30d|29d 23h)\)", show("patient_1"))
+    assert "  result  word word" in show("many_1")
+
+
+def test_a_run_for_which_an_answer_came_is_due_and_needs_no_other(store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(review, 20, id="answered_1")
+        kd.answer("answered_1", "approve", by="mia")
+    assert re.search(r"  next    kedge run .*--id answered_1  it is due, and goes on when somebody", show("answered_1"))
+
+
+def test_the_store_that_was_named_is_in_the_command_to_type(show: Any, store: Path) -> None:
+    told = show("invoice_7", "--store", str(store))
+    assert f"  next    kedge resume invoice_7 --store {store}" in told
+
+
+# the timeline -------------------------------------------------------------------------------------
+
+
+def test_the_timeline_has_signs_numbers_calls_attempts_and_reasons(show: Any) -> None:
+    told = show("claim_17")
+    assert re.search(r'✓ 1  show_fetch\(claim=17\) → \["report.pdf", "photo.jpg"\]', told)
+    assert re.search(
+        r"✓ 2  show_hold\(claim=17, amount=80\) → held 80\n +because it is due\n +attempts 1–2 Connection", told
+    )
+    assert re.search(
+        r"✓ 3  Who decides\? → manager\n +chosen by the agent from auto, manager\n +because it is large", told
+    )
+    assert re.search(r"… 4  asks managers: Pay 80\?", told)
+    assert re.search(r'  context route="manager"\n.*  note asked a manager\n.*  ── approve\n', told)
+
+
+def test_a_failure_is_told_with_its_chain_its_place_and_what_was_known(show: Any) -> None:
+    told = show("invoice_7").partition("\nfailed at step 1, show_post")[2]
+    place = r"    at .*test_show\.py:\d+ in post\n"
+    assert re.search(rf"  ValueError: the books refused it\n{place}  because of \S*\.Refused: 422 from https", told)
+    assert re.search(r'    the far side answered 422 \{"error": "vat_id"', told)
+    assert '  input      customer="Möller", lines=[1, 2, 3]\n  progress   {"sent": 2}\n  context    customer=' in told
+    assert "site-packages" not in told
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize("run", ["claim_17", "invoice_7", "parent_1", "many_1"])
+def test_no_line_is_wider_than_the_terminal(show: Any, monkeypatch: pytest.MonkeyPatch, columns: str, run: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    timeline = show(run).partition("\n\n")[2]
+    assert max(map(len, timeline.splitlines())) <= int(columns)
+
+
+def test_of_a_long_run_the_middle_is_left_out_unless_all_is_asked_for(show: Any) -> None:
+    told = show("many_1")
+    assert "72 entries left out; --all shows them" in told
+    assert "✓ 1  " in told
+    assert "✓ 60 " not in told
+    assert "✓ 120" in told
+    assert "✓ 60 " in show("many_1", "--all")
+
+
+def test_long_values_are_cut_and_full_shows_them_whole(show: Any) -> None:
+    assert show("many_1").count("word") < 100
+    assert show("many_1", "--full").count("word") >= 800
+
+
+def test_a_pipe_gets_no_colour_and_a_terminal_does(store: Path) -> None:
+    command = [sys.executable, "-m", "kedge", "show", "claim_17"]
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    plain = subprocess.run(command, cwd=store.parent, env=kept, capture_output=True, text=True, check=True).stdout
+    colour = subprocess.run(
+        command, cwd=store.parent, env={**kept, "FORCE_COLOR": "1"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert "\x1b[" not in plain
+    assert "\x1b[33mwaiting" in colour
+
+
+def test_as_it_was_at_a_place_in_time(show: Any) -> None:
+    told = show("claim_17", "--at", "3:before")
+    assert told.startswith("claim_17  running  show_review  as it was at 3:before, ")
+    assert "Who decides?" not in told
+    assert "next    kedge" not in told, "nothing can be done about the past"
+
+
+def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.run(many, 3, id="rewound_1")
+        step = kd.state("rewound_1").fold.step("2")
+        assert step is not None
+        log = kd.log.open("rewound_1")
+        log.append(Entry(e.RunRewound(at=step.at, cut=step.intended - 1, generation=1, by="mia"), {"because": "wrong"}))
+    told = show("rewound_1")
+    assert re.search(r"taken back by mia: wrong\n +left behind ✓ 2 show_fetch\(claim=1\)\n +left behind ✓ 3", told)
+
+
+# a process that died ------------------------------------------------------------------------------
+
+DYING = """
+import os, signal, sys, kedge
+
+@kedge.tool(name="show_dying")
+async def dying(amount: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@kedge.agent(name="show_dies")
+async def dies(run: kedge.Run, amount: int) -> str:
+    return await run.call(dying, amount)
+
+with kedge.open(sys.argv[1]) as kd:
+    kd.run(dies, 990, id="orphan_1")
+"""
+
+
+def test_a_run_whose_process_was_killed_is_orphaned_and_says_how_to_go_on(store: Path, show: Any) -> None:
+    dead = subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(store)], check=False)
+    assert dead.returncode == -signal.SIGKILL
+    lines = head(show("orphan_1")).splitlines()
+    assert lines[0] == "orphan_1  orphaned  show_dies"
+    assert re.fullmatch(r"  dead    process \d+ was at it and is gone", lines[2])
+    assert lines[3] == "  next    kedge resume orphan_1"
+    assert "The process that was at the run is gone. Nothing happens until somebody resumes the run." in " ".join(
+        show("orphan_1", "--why").split()
+    )
+
+
+# the other faces ----------------------------------------------------------------------------------
+
+
+def test_why_is_prose_that_fits_a_letter(show: Any) -> None:
+    told = show("claim_17", "--why", "2")
+    assert max(map(len, told.splitlines())) <= 96
+    assert "The agent's code gave this reason: “it is due”." in told
+    assert show("claim_17", "--why").startswith("The run claim_17 of the agent show_review was started on ")
+    assert json.loads(show("claim_17", "--why", "2", "--json"))["why"][0].startswith("Step 2 called show_hold on ")
+
+
+def test_json_is_the_timeline(show: Any) -> None:
+    document = json.loads(show("claim_17", "--json"))
+    assert (document["version"], document["status"], document["waits"][0]["prompt"]) == (1, "waiting", "Pay 80?")
+
+
+def test_state_is_the_state_document(show: Any) -> None:
+    assert json.loads(show("claim_17", "--state"))["position"]["stage"] == "approve"
+    raw = show("claim_17", "--state", "--json")
+    assert len(raw.splitlines()) == 1
+    assert json.loads(raw)["version"] == 1
+    assert json.loads(show("claim_17", "--at", "1:before", "--state"))["outputs"] == []
+
+
+def test_log_is_every_event_on_a_line(show: Any, store: Path) -> None:
+    with kedge.open(str(store)) as kd:
+        count = kd.log.head("claim_17").seq
+    lines = show("claim_17", "--log").splitlines()
+    assert len(lines) == count
+    assert re.match(r" 1  \S+ \S+  run\.started +run=\"claim_17\", agent=\"show_review\"", lines[0])
+    assert max(map(len, lines)) <= 100
+    events = [json.loads(line) for line in show("claim_17", "--log", "--json").splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, count + 1))
+    assert events[0]["data"] == {"input": 17}
+
+
+def test_history_names_the_places(show: Any) -> None:
+    lines = show("claim_17", "--history").splitlines()
+    assert lines[0].split() == ["BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"]
+    assert lines[1].split()[:3] == ["1:before", "1:after", "show_fetch"]
+    assert json.loads(show("claim_17", "--history", "--json"))[0]["step"] == "1"
+
+
+def test_following_a_run_prints_what_is_committed_until_it_ends(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kedge.open(str(store)) as kd:
+        TRIED[:] = [0, 0]
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(review, 19, id="followed_1")
+        codes: list[int] = []
+        following = threading.Thread(target=lambda: codes.append(main(["show", "followed_1", "--follow"])))
+        following.start()
+        kd.answer("followed_1", "approve", by="mia")
+        kd.advance("followed_1")
+        following.join(20)
+        assert not following.is_alive()
+    told = capsys.readouterr().out
+    assert codes == [0]
+    assert told.startswith("followed_1  ")
+    assert told.count("✓ 1  show_fetch") == 1
+    assert re.search(r"✓ 4  asks managers: Pay 80\? → mia: approve\n", told)
+    assert told.rstrip().endswith("completed with approve")
+
+
+# what is mistyped ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["claim_71"], "kedge: claim_71: no such run in kedge.db; did you mean claim_17?"),
+        (["claim_17", "--why", "9"], "kedge: claim_17: has no step 9; it has 1 to 4"),
+        (["queued_1", "--why", "1"], "kedge: queued_1: has no step 1; it has taken none yet"),
+        (["claim_17", "--log", "--state"], "kedge: --state and --log do not go together; choose one"),
+        (["claim_17", "--follow", "--at", "1:before"], "kedge: --follow and --at do not go together; choose one"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], args: list[str], told: str
+) -> None:
+    assert main(["show", *args]) == 2
+    assert capsys.readouterr().err == f"{told}\n"
+
+
+# how values look ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("us", "told"),
+    [
+        (350, "350 µs"), (12_000, "12 ms"), (999_600, "1.0 s"), (4_200_000, "4.2 s"), (59_960_000, "1m"),
+        (185_000_000, "3m 5s"), (3_600_000_000, "1h"), (187_200_000_000, "2d 4h"),
+    ],
+)  # fmt: skip
+def test_spans_have_at_most_two_units(us: int, told: str) -> None:
+    assert paint.span(us) == told
+
+
+def test_values_on_a_line_have_air_and_are_cut() -> None:
+    assert paint.brief({"a": [1, 2]}) == '{"a": [1, 2]}'
+    assert paint.brief("a\n  b") == "a b"
+    assert paint.brief("x" * 50, 10) == "x" * 9 + "…"
+    assert paint.arguments({"to": "Ann", "n": 5}) == 'to="Ann", n=5'

@@ -1,0 +1,373 @@
+"""A timeline has all that the log has of a run, in order, and reads a value only when somebody looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.errors import LogError, RunUnknown
+from kedge.history.parts import Moment, Step
+from kedge.history.timeline import Timeline, timeline
+from kedge.log import Entry, Log
+from kedge.model import events as e
+from kedge.model.values import Blob
+from kedge.store import MemoryStore
+from processes import Processes
+
+pytestmark = pytest.mark.timeout(30)
+
+LETTER = "Dear Madam or Sir, " * 500
+TRIED: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried() -> None:
+    TRIED.clear()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes() as made:
+        yield made
+
+
+@kedge.tool(effect="reads", name="tl_letter")
+async def letter(number: int) -> str:
+    return f"{number} {LETTER}"
+
+
+@kedge.tool(effect="idempotent", name="tl_hold", retry=kedge.Retry(attempts=3, first=1))
+async def hold(amount: int, step: kedge.ToolStep = kedge.STEP) -> str:
+    TRIED.append("hold")
+    step.progress({"held": len(TRIED)})
+    if len(TRIED) < 3:
+        raise ConnectionError(f"the bank is away, {len(TRIED)}")
+    return f"held {amount}"
+
+
+async def release(effect: kedge.Effect) -> None:
+    TRIED.append("release")
+
+
+@kedge.tool(effect="at_most_once", name="tl_pay", compensate=release)
+async def pay(amount: int) -> str:
+    TRIED.append("pay")
+    return f"paid {amount}"
+
+
+@kedge.tool(effect="at_most_once", name="tl_die")
+async def die() -> str:
+    TRIED.append("die")
+    raise kedge.KedgeError("never reached the end")
+
+
+@kedge.agent(name="tl_review")
+async def review(run: kedge.Run, claim: int) -> str:
+    await run.plan(["hold", "ask", "pay"])
+    await run.at("hold")
+    await run.call(hold.options(because="it is due"), claim)
+    who = await run.decided("Who?", "manager", options=["auto", "manager"], because="it is large")
+    await run.update(route=who)
+    await run.note("asked a manager")
+    await run.at("ask")
+    answer = await run.ask("Pay?", to="managers", timeout="3d", default="reject")
+    await run.at("pay")
+    return await run.call(pay, claim) if answer.approved else "rejected"
+
+
+@kedge.agent(name="tl_side")
+async def side(run: kedge.Run, n: int) -> int:
+    async def branch(k: int) -> int:
+        await run.note(f"branch {k}")
+        await run.call(letter, k)
+        inner = await run.gather(run.call(letter, k * 10), run.call(letter, k * 10 + 1))
+        return len(inner)
+
+    done = await run.gather(*(branch(k) for k in range(1, n + 1)))
+    return sum(done)
+
+
+@kedge.agent(name="tl_broken", on_failure="compensate")
+async def broken(run: kedge.Run, amount: int) -> None:
+    await run.call(pay, amount)
+    raise LookupError("no such account")
+
+
+def numbers(tl: Timeline) -> list[str]:
+    return [step.number for step in tl.steps()]
+
+
+def found(tl: Timeline, number: str) -> Step:
+    step = tl.step(number)
+    assert step is not None
+    return step
+
+
+def kinds(tl: Timeline) -> list[str]:
+    return [entry.kind for entry in tl.entries if isinstance(entry, Moment)]
+
+
+def reviewed(processes: Processes) -> kedge.Client:
+    kd = processes.new()
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(review, 80, id="r")
+    kd.answer("r", "approve", by="mia", comment="fine")
+    kd.advance("r")
+    return kd
+
+
+# where it is --------------------------------------------------------------------------------------
+
+
+def test_a_waiting_run_says_where_it_is_and_what_it_waits_for(processes: Processes) -> None:
+    kd = processes.new()
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(review, 80, id="r")
+    tl = timeline(kd.log, "r")
+    assert (tl.run, tl.agent, tl.status, tl.place) == ("r", "tl_review", "waiting", "ask: step 2 of 3")
+    [wait] = tl.waits
+    assert (wait.step, wait.waits_for, wait.to, wait.prompt) == ("3", "answer", ("managers",), "Pay?")
+    assert (wait.verbs[:2], wait.default, wait.how) == (("approve", "reject"), "reject", None)
+    assert wait.deadline is not None
+    assert wait.deadline > wait.opened_at
+    assert tl.at_work == tl.step("3")
+
+
+def test_a_completed_run_has_its_result_and_its_steps_in_order(processes: Processes) -> None:
+    tl = timeline(reviewed(processes).log, "r")
+    assert (tl.status, tl.result, tl.input, tl.context) == ("completed", "paid 80", 80, {"route": "manager"})
+    assert numbers(tl) == ["1", "2", "3", "4"]
+    assert [step.sort for step in tl.steps()] == ["tool", "decision", "wait", "tool"]
+    assert [step.stage for step in tl.steps()] == ["hold", "hold", "ask", "pay"]
+    assert tl.ended_at == tl.last_at
+    assert tl.waits == ()
+
+
+def test_attempts_have_their_errors_and_their_progress(processes: Processes) -> None:
+    step = found(timeline(reviewed(processes).log, "r"), "1")
+    assert [each.outcome for each in step.attempts] == ["unknown", "unknown", "returned"]
+    assert [str(each.failure) for each in step.attempts[:2]] == [
+        "ConnectionError: the bank is away, 1",
+        "ConnectionError: the bank is away, 2",
+    ]
+    assert [each.progress for each in step.attempts] == [{"held": 1}, {"held": 2}, {"held": 3}]
+    assert step.attempts[0].retry_at is not None
+    assert step.attempts[2].failure is None
+    assert (step.arguments, step.because, step.output) == ({"amount": 80}, "it is due", "held 80")
+    assert step.effect == "idempotent"
+    assert len({each.key for each in step.attempts}) == 1
+
+
+def test_decisions_and_answers_say_who(processes: Processes) -> None:
+    tl = timeline(reviewed(processes).log, "r")
+    decision, asked = found(tl, "2").decision, found(tl, "3").waits[0]
+    assert decision is not None
+    assert (decision.question, decision.options, decision.choice) == ("Who?", ("auto", "manager"), "manager")
+    assert (decision.because, decision.by) == ("it is large", "agent")
+    assert (asked.how, asked.by, asked.comment, asked.answer["kind"]) == ("answered", "mia", "fine", "approve")
+
+
+def test_what_happens_between_steps_stands_between_them(processes: Processes) -> None:
+    tl = timeline(reviewed(processes).log, "r")
+    order = [entry.number if isinstance(entry, Step) else entry.kind for entry in tl.entries]
+    assert order[order.index("2") + 1 : order.index("3")] == ["context.changed", "note.made", "plan.reached"]
+    assert order[-1] == "run.completed"
+
+
+def test_people_and_processes_are_moments_of_the_run(processes: Processes) -> None:
+    kd = processes.new()
+    kd.start(review, 80, id="r")
+    kd.pause("r", by="ops", because="closing")
+    paused = timeline(kd.log, "r")
+    assert paused.held_back is not None
+    assert paused.held_back.data == {"because": "closing"}
+    kd.resume("r", by="ops")
+    kd.prioritize("r", 5, by="ops")
+    kd.set("r", by="ops", limit=9)
+    kd.advance("r")
+    tl = timeline(kd.log, "r")
+    assert tl.held_back is None
+    assert tl.priority == 5
+    assert {"run.paused", "run.resumed", "run.prioritized", "context.changed", "run.taken"} <= set(kinds(tl))
+    assert tl.holder is not None
+
+
+# scopes, children, undoing ------------------------------------------------------------------------
+
+
+def test_branches_stand_inside_their_scope_however_deep(processes: Processes) -> None:
+    kd = processes.new()
+    kd.run(side, 2, id="r")
+    tl = timeline(kd.log, "r")
+    assert [entry.number for entry in tl.entries if isinstance(entry, Step)] == ["1"]
+    inside = [entry.number for entry in found(tl, "1").entries if isinstance(entry, Step)]
+    assert sorted(inside) == ["1.1.1", "1.1.2", "1.2.1", "1.2.2"]
+    deeper = [entry.number for entry in found(tl, "1.2.2").entries if isinstance(entry, Step)]
+    assert deeper == ["1.2.2.1.1", "1.2.2.2.1"]
+    notes = [entry for entry in found(tl, "1").entries if isinstance(entry, Moment)]
+    assert [note.data["note"] for note in notes] == ["branch 1", "branch 2"]
+
+
+def test_what_was_undone_names_the_step_that_did(processes: Processes) -> None:
+    kd = processes.new()
+    with pytest.raises(kedge.RunFailed):
+        kd.run(broken, 7, id="r")
+    tl = timeline(kd.log, "r")
+    assert found(tl, "1").undone_by == "2"
+    assert found(tl, "2").undoes == "1"
+    assert tl.failed is not None
+    assert tl.failed.step is None
+    assert tl.failed.failure.is_a(LookupError)
+    assert kinds(tl)[-1] == "run.failed"
+
+
+def test_a_child_is_named_where_it_is_started_and_where_it_is_waited_for(processes: Processes) -> None:
+    @kedge.agent(name="tl_parent")
+    async def parent(run: kedge.Run, n: int) -> int:
+        child = await run.spawn(side, n)
+        return await child.result()
+
+    kd = processes.new()
+    kd.run(parent, 1, id="r")
+    tl = timeline(kd.log, "r")
+    started, waited = found(tl, "1").child, found(tl, "2").child
+    assert started is not None
+    assert (started.run, started.agent) == ("r/1", "tl_side")
+    assert waited is not None
+    assert (waited.run, waited.status) == ("r/1", "completed")
+    child = timeline(kd.log, "r/1")
+    assert (child.parent, child.parent_step) == ("r", "1")
+
+
+# dying, settling, going back ----------------------------------------------------------------------
+
+
+def test_an_attempt_whose_process_died_says_so_once_another_took_the_run() -> None:
+    log = Log(MemoryStore())
+    handle = log.create(e.RunStarted(at=1, run="r", agent="a"), {})
+    handle.append(
+        Entry(e.RunTaken(at=1, epoch=1, holder="1-h")),
+        Entry(e.StepIntended(at=2, step="1", sort="tool", name="pay", effect="at_most_once"), {"arguments": {}}),
+        Entry(e.AttemptStarted(at=3, step="1", attempt=1, key="k", epoch=1)),
+    )
+    assert not found(timeline(log, "r"), "1").attempts[0].died, "nobody knows yet"
+    handle.append(Entry(e.RunTaken(at=4, epoch=2, holder="2-h")))
+    assert found(timeline(log, "r"), "1").attempts[0].died
+    settled = e.AttemptSettled(at=5, step="1", attempt=1, key="k", settlement="happened", by="mia")
+    handle.append(Entry(settled, {"output": "paid", "because": "seen"}))
+    step = found(timeline(log, "r"), "1")
+    last = step.attempts[0].settled
+    assert last is not None
+    assert (last.how, last.by, last.because) == ("happened", "mia", "seen")
+    assert (step.status, step.output) == ("done", "paid")
+
+
+def test_a_rewind_keeps_what_it_left_behind(processes: Processes) -> None:
+    log = reviewed(processes).log
+    step = found(timeline(log, "r"), "3")
+    handle = log.open("r")
+    handle.append(Entry(e.RunRewound(at=9, cut=step.seq - 1, generation=1, by="mia"), {"because": "wrong"}))
+    tl = timeline(log, "r")
+    assert numbers(tl) == ["1", "2"]
+    assert tl.generation == 1
+    assert tl.status == "queued"
+    [rewound] = [entry for entry in tl.entries if isinstance(entry, Moment) and entry.kind == "run.rewound"]
+    assert [(left.number, left.status) for left in rewound.left] == [("3", "done"), ("4", "done")]
+    assert rewound.left[1].output == "paid 80"
+    assert rewound.data == {"because": "wrong"}
+
+
+def test_what_a_timeline_left_in_doubt_is_not_settled_on_a_later_step_of_its_number() -> None:
+    log = Log(MemoryStore())
+    handle = log.create(e.RunStarted(at=1, run="r", agent="a"), {})
+    tool = e.StepIntended(at=2, step="1", sort="tool", name="pay", effect="at_most_once")
+    handle.append(Entry(tool, {"arguments": {}}), Entry(e.AttemptStarted(at=3, step="1", attempt=1, key="k", epoch=1)))
+    handle.append(Entry(e.RunRewound(at=4, cut=1, generation=1)))
+    handle.append(Entry(tool, {"arguments": {}}))
+    handle.append(Entry(e.AttemptStarted(at=5, step="1", attempt=1, key="k~1", epoch=1)))
+    handle.append(Entry(e.AttemptSettled(at=6, step="1", attempt=1, key="k", settlement="did_not_happen")))
+    tl = timeline(log, "r")
+    assert found(tl, "1").attempts[0].settled is None
+    assert kinds(tl)[-1] == "attempt.settled"
+
+
+def test_a_fork_reads_on_from_its_parent(processes: Processes) -> None:
+    log = reviewed(processes).log
+    cut = found(timeline(log, "r"), "3").seq - 1
+    log.fork(e.RunForked(at=9, run="f", parent="r", cut=cut, generation=1, by="mia"))
+    tl = timeline(log, "f")
+    assert (tl.run, tl.forked_from, tl.status) == ("f", "r", "queued")
+    assert numbers(tl) == ["1", "2"]
+    assert found(tl, "1").output == "held 80"
+    assert kinds(tl)[-1] == "run.forked"
+
+
+# at any place, and lazily -------------------------------------------------------------------------
+
+
+def test_at_every_event_it_is_what_the_fold_says_there(processes: Processes) -> None:
+    log = reviewed(processes).log
+    for seq in range(1, log.head("r").seq + 1):
+        tl, state = timeline(log, "r", seq), log.state("r", seq)
+        assert (tl.seq, tl.status, tl.current) == (seq, state.status, state.position.step)
+        assert {step.number: step.status for step in tl.steps()} == {step.id: step.status for step in state.fold.steps}
+        assert {wait.step for wait in tl.waits} == set(state.fold.facts.waits)
+        json.dumps(tl.document())
+
+
+def test_before_its_first_event_there_is_nothing(processes: Processes) -> None:
+    log = reviewed(processes).log
+    tl = timeline(log, "r", 0)
+    assert (tl.entries, tl.waits, tl.current, tl.input) == ((), (), None, None)
+
+
+def test_what_is_not_there_is_refused(processes: Processes) -> None:
+    log = reviewed(processes).log
+    with pytest.raises(RunUnknown):
+        timeline(log, "nobody")
+    with pytest.raises(LogError):
+        timeline(log, "r", 10_000)
+    assert timeline(log, "r").step("99") is None
+
+
+class Counting(MemoryStore):
+    """Counts the reads of stored pieces."""
+
+    looks = 0
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        self.looks += 1
+        return super().pieces(hashes)
+
+
+def test_a_value_is_read_when_somebody_looks() -> None:
+    store = Counting()
+    with kedge.Client(store) as kd:
+        kd.run(side, 3, id="r")
+        store.looks = 0
+        tl = timeline(kd.log, "r")
+        assert len(numbers(tl)) == 1 + 3 * 4
+        assert store.looks <= 1, "at most a snapshot"
+        assert found(tl, "1.2.1").output.startswith("2 Dear")
+        before = store.looks
+        assert before >= 1
+        assert found(tl, "1.2.1").output.startswith("2 Dear")
+        assert store.looks == before, "it is kept"
+
+
+def test_the_document_is_plain_json_with_everything_in_it(processes: Processes) -> None:
+    kd = reviewed(processes)
+    document: dict[str, Any] = json.loads(json.dumps(timeline(kd.log, "r").document()))
+    assert (document["version"], document["place"], document["result"]) == (1, "pay: step 3 of 3", "paid 80")
+    steps = [entry for entry in document["entries"] if "number" in entry]
+    assert [step["number"] for step in steps] == ["1", "2", "3", "4"]
+    assert steps[0]["attempts"][0]["failure"]["type"] == "ConnectionError"
+    assert steps[0]["attempts"][0]["progress"] == {"held": 1}
+    assert steps[1]["decision"]["because"] == "it is large"
+    assert steps[2]["waits"][0]["answer"] == {"kind": "approve", "value": None}
+    assert document["entries"][0]["data"] == {"input": 80}
+    assert "state" not in document
