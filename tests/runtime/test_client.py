@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
+import os
 import subprocess
 import sys
 import textwrap
@@ -683,3 +685,33 @@ def test_logging_of_kedge_is_silent_for_an_ordinary_run(processes: Processes, ca
     caplog.set_level(logging.INFO)
     processes.new().run(reviews, Claim(17))
     assert said(caplog) == []
+
+
+def test_resuming_a_run_whose_process_died_makes_it_due(tmp_path: Path) -> None:
+    path, lives = str(tmp_path / "kedge.db"), tmp_path / "lives"
+
+    @kedge.tool(effect="reads")
+    async def dies_at_first() -> str:
+        if not lives.exists():
+            lives.write_text("one")
+            os._exit(1)
+        return "done"
+
+    @kedge.agent
+    async def mortal(run: kedge.Run) -> str:
+        return await run.call(dies_at_first)
+
+    def run() -> None:
+        with kedge.open(path) as kd:
+            kd.run(mortal, id="r")
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+    with kedge.open(path) as kd:
+        assert kd.info("r").status == "running"
+        assert not kd.advance_due(), "nobody knows that its process died"
+        assert kd.resume("r", by="ann") == "taken from a process that is gone"
+        assert kd.info("r").status == "queued"
+        [advanced] = kd.advance_due()
+        assert advanced.result == "done"

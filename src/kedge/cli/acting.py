@@ -205,8 +205,7 @@ def resume_command(
 
     def do(run: str) -> str:
         said = shell.client.resume(run, because=because, by=by or somebody())
-        what = said if "nothing holds it back" not in said else "taken from a process that is gone"
-        return f"{what}; to go on: {_goes_on(shell, run)}"
+        return f"{said}; to go on: {_goes_on(shell, run)}"
 
     act = Act("resume", ("paused", "failed", "running", "waiting"), plan, do)
     return _act(shell, act, selection, dry_run=dry_run, yes=yes)

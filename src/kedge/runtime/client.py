@@ -434,7 +434,7 @@ class Client:
 
     @Both
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Let a paused or failed run go on, from the step that failed; says what it did. Advance it to see it go."""
+        """Let a paused, failed or orphaned run go on; says what it did. It is due then: advance it to see it go."""
         return self._resume(run, by, because)
 
     def _resume(self, run: str, by: str | None, because: str | None) -> str:
@@ -449,6 +449,10 @@ class Client:
             if facts.paused or facts.mend:
                 log.append(Entry(e.RunResumed(at=at, by=by), told))
                 return "resumed"
+            if facts.status == "running":
+                # Its lease was free to be taken, so whoever had it is gone: from now on it is due.
+                log.append(Entry(e.RunResumed(at=at, by=by), told))
+                return "taken from a process that is gone"
             if facts.status != "failed":
                 return f"{facts.status}, nothing holds it back"
             failed: Any = self.log.event(run, facts.ended)
