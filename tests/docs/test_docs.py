@@ -1,27 +1,31 @@
-"""What the pages say is true: their Python runs, their links lead somewhere, the examples exit with 0.
-
-A block that is only there to be read is opened with ```python no-run.
-"""
+"""What the pages say is true: what can be run on them is run, and everything that people use is on them."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import re
-import subprocess
+import shlex
 import sys
-import textwrap
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, get_args
 
+import click
 import pytest
 
+import kedge
+import kedge.testing
+from kedge.check.findings import FindingKind
+from kedge.cli import reference
+from kedge.cli.main import GROUPS
+from kedge.cli.main import kedge as commands
 from kedge.model.events import KINDS
+from pages import ROOT, pages, run, run_page, split, write_page
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-RUN_SECONDS_MAX: Final = 120
+WRITE: Final = os.environ.get("KEDGE_DOCS") == "write"
+GENERATED: Final = ROOT / reference.PAGE
 
-FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,})([^`]*)$")
 LINK: Final = re.compile(
     r"\]\(\s*<?([^\s()<>]+)>?(?:\s+[\"'][^)]*)?\)"  # [text](target "title")
     r"|^ *\[[^\]]+\]:\s+(\S+)"  # [name]: target
@@ -29,50 +33,118 @@ LINK: Final = re.compile(
 )
 HEADING: Final = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 
-
-def pages(root: Path) -> list[Path]:
-    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
-
-
-class Block(NamedTuple):
-    """A fenced block: the words after the fence, the number of its first line on the page, and its lines."""
-
-    info: str
-    number: int
-    lines: list[str]
+RUNNABLE: Final = [
+    page
+    for page in pages(ROOT)
+    if page != GENERATED
+    and any(block.language in ("python", "sh", "console") for block in split(page.read_text(encoding="utf-8"))[1])
+]
+EXAMPLES: Final = sorted((ROOT / "examples").glob("*.py"))
 
 
-def split(text: str) -> tuple[list[str], list[Block]]:
-    """A page's own lines, with those of its blocks left empty; and its blocks."""
-    prose: list[str] = []
-    blocks: list[Block] = []
-    closing = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        fence = FENCE.match(line)
-        if closing:
-            if line.strip().startswith(closing) and not line.strip().strip(closing[0]):
-                closing = ""
-            else:
-                blocks[-1].lines.append(line)
-            prose.append("")
-        elif fence:
-            closing = fence[2]
-            blocks.append(Block(fence[3].strip(), number + 1, []))
-            prose.append("")
-        else:
-            prose.append(line)
-    return prose, blocks
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_shows_is_so(page: Path, tmp_path: Path) -> None:
+    wrong = list(run_page(page.read_text(encoding="utf-8"), tmp_path))
+    if WRITE:
+        write_page(page, wrong)
+    if wrong:
+        told = (f"{page.relative_to(ROOT)}:{each.number}: {each.what}" for each in wrong)
+        pytest.fail("\n\n".join(told), pytrace=False)
 
 
-def script(text: str) -> str:
-    """A page's Python as one program, each line at the page's own number, so that tracebacks point there."""
-    lines: list[str] = []
-    for block in split(text)[1]:
-        words = block.info.split()
-        if words[:1] == ["python"] and "no-run" not in words:
-            lines += [""] * (block.number - 1 - len(lines))
-            lines += textwrap.dedent("\n".join(block.lines)).split("\n")
-    return "\n".join(lines)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_an_example_runs_and_exits_with_0(example: Path, tmp_path: Path) -> None:
+    (here := tmp_path / "here").mkdir()
+    done = run([sys.executable, example], here)
+    if done.returncode:
+        pytest.fail(f"{example.relative_to(ROOT)} exited with {done.returncode}:\n{done.stdout}", pytrace=False)
+
+
+# What has to be on the pages ----------------------------------------------------------------------
+
+
+def prose(*, by_hand: bool = False) -> str:
+    """All pages as one text, or those that people wrote."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages(ROOT) if not by_hand or page != GENERATED)
+
+
+def unmentioned(names: Iterable[str], text: str, form: str = r"(?<![\w-])NAME(?!\w)") -> list[str]:
+    """Those that no page mentions in this form."""
+    return [name for name in names if re.search(form.replace("NAME", re.escape(name)), text) is None]
+
+
+INSIDE: Final = {"begin", "blocking", "executor", "named", "close", "end", "fail", "held", "note", "outcome"}
+"""What clients and plays have for other parts of Kedge, and no page has to say."""
+
+
+def public(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith("_") and name not in INSIDE]
+
+
+def test_every_public_name_is_on_a_page() -> None:
+    assert unmentioned(kedge.__all__, prose(by_hand=True), r"(?<![\w-])(?:kedge\.)?NAME(?!\w)") == []
+    assert unmentioned(kedge.testing.__all__, prose(by_hand=True)) == []
+
+
+def test_every_method_is_on_a_page() -> None:
+    text = prose(by_hand=True)
+    assert unmentioned(public(kedge.Client), text, r"kd\.NAME\b|`NAME`") == []
+    assert unmentioned(public(kedge.Run), text, r"run\.NAME\b|`NAME`") == []
+    assert unmentioned(public(kedge.testing.BlockingPlay), text, r"\bt\.NAME\b") == []
+
+
+def test_every_command_is_shown_on_a_page_that_somebody_wrote() -> None:
+    names = [name for group in GROUPS.values() for name in group]
+    assert unmentioned(names, prose(by_hand=True), r"kedge NAME\b") == []
+
+
+def test_every_kind_of_finding_has_its_lines() -> None:
+    page = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
+    assert unmentioned(get_args(FindingKind), page, r"\n\| `NAME` ") == []
+
+
+def test_the_table_of_events_says_what_the_code_says() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    for kind, event in KINDS.items():
+        said = " ".join((inspect.getdoc(event) or "").split())
+        fields = ", ".join(f"`{name}`" for name in event.__struct_fields__ if name not in ("at", "data"))
+        assert f"| `{kind}` | {said} | {fields} |" in page, f"docs/events.md: the row of {kind} is stale"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    names = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert sorted(name for name in names if f"]({name})" not in index) == []
+
+
+def test_the_examples_in_the_reference_can_be_typed() -> None:
+    lines = [
+        line
+        for block in split(GENERATED.read_text(encoding="utf-8"))[1]
+        for line in block.lines
+        if block.info == "sh" and line.startswith("kedge ")
+    ]
+    assert len(lines) > 20
+    for line in lines:
+        words = shlex.split(re.split(r"   | > ", line)[0])[1:]
+        context = click.Context(commands)
+        command = commands.get_command(context, words[0])
+        while isinstance(command, click.Group):
+            context, words = click.Context(command, parent=context), words[1:]
+            command = command.get_command(context, words[0])
+        assert command is not None, line
+        command.make_context(words[0], words[1:], parent=context)
+
+
+def test_little_is_only_there_to_be_read() -> None:
+    blocks = [block for page in pages(ROOT) for block in split(page.read_text(encoding="utf-8"))[1]]
+    assert sum("no-run" in block.info for block in blocks) <= 12
+    assert [
+        block for block in blocks if not block.language and any(line.startswith("$ ") for line in block.lines)
+    ] == []
+
+
+# Links --------------------------------------------------------------------------------------------
 
 
 def anchors(text: str) -> set[str]:
@@ -106,47 +178,6 @@ def dead_links(root: Path) -> list[str]:
     return dead
 
 
-def run(file: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program as a reader would: in a folder of its own, with nobody at the keyboard."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(file)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=RUN_SECONDS_MAX,
-        check=False,
-    )
-
-
-def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    file = folder / f"{page.stem}.py"
-    file.write_text(script(page.read_text(encoding="utf-8")), encoding="utf-8")
-    (folder / "cwd").mkdir()
-    return run(file, folder / "cwd")
-
-
-PAGES: Final = [page for page in pages(ROOT) if script(page.read_text(encoding="utf-8"))]
-EXAMPLES: Final = sorted((ROOT / "examples").glob("*.py"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_python_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    done = run_page(page, tmp_path)
-    if done.returncode:
-        pytest.fail(f"{page.relative_to(ROOT)} (line numbers are the page's):\n{done.stdout}", pytrace=False)
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
-def test_an_example_runs_and_exits_with_0(example: Path, tmp_path: Path) -> None:
-    done = run(example, tmp_path)
-    if done.returncode:
-        pytest.fail(f"{example.relative_to(ROOT)} exited with {done.returncode}:\n{done.stdout}", pytrace=False)
-
-
 def test_every_relative_link_leads_somewhere() -> None:
     if dead := dead_links(ROOT):
         pytest.fail("\n".join(dead), pytrace=False)
@@ -165,8 +196,24 @@ x = 1
 x = undefined
 ```
 
-```sh
-exit 1
+```python
+# app.py
+print("one", 17)
+```
+
+```console
+$ export WORD=two
+$ python app.py; (exit 3)
+one …
+$ echo $? $WORD \\
+>   15 ms ago
+3 two 4 s ago
+```
+
+```diff
+--- app.py
+-print("one", 17)
++print("other")
 ```
 
 1. In a list:
@@ -174,23 +221,46 @@ exit 1
    ```python
    assert x == 1
    ```
+
+```sh
+python app.py | grep other
+```
 """
 
 
-def test_blocks_share_names_and_no_run_blocks_are_not_run(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    done = run_page(page, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
+def tried(page: str, folder: Path) -> list[tuple[int, str]]:
+    return [(each.number, each.what) for each in run_page(page, folder)]
 
 
-def test_a_failing_block_is_reported_at_its_line_on_the_page(tmp_path: Path) -> None:
+def line_of(text: str) -> int:
+    return PAGE[: PAGE.index(text)].count("\n") + 1
+
+
+def test_a_page_is_done_in_order_and_what_varies_is_left_out(tmp_path: Path) -> None:
+    assert tried(PAGE, tmp_path) == []
+
+
+def test_a_failing_program_is_reported_at_its_line_on_the_page(tmp_path: Path) -> None:
+    [(_, what)] = tried(PAGE.replace("assert x == 1", "assert x == 2"), tmp_path)
+    assert f"line {line_of('   assert x == 1')}, in <module>" in what
+
+
+def test_output_that_differs_is_told_with_both(tmp_path: Path) -> None:
+    [(number, what)] = tried(PAGE.replace("3 two 4 s", "3 tow 4 s"), tmp_path)
+    assert number == line_of("$ echo")
+    assert "- 3 tow 4 s ago\n+ 3 two 15 ms ago" in what
+
+
+def test_a_command_that_fails_and_a_change_that_does_not_fit_are_told(tmp_path: Path) -> None:
+    wrong = tried(PAGE.replace('-print("one", 17)', '-print("none")'), tmp_path)
+    assert [number for number, _ in wrong] == [line_of("--- app.py"), line_of("python app.py | grep")]
+
+
+def test_what_commands_print_can_be_written_into_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(PAGE.replace("assert x == 1", "assert x == 2"))
-    done = run_page(page, tmp_path)
-    assert done.returncode == 1
-    line = PAGE.splitlines().index("   assert x == 1") + 1
-    assert f"line {line}, in <module>" in done.stdout
+    page.write_text(PAGE.replace("3 two 4 s ago\n", ""))
+    write_page(page, list(run_page(page.read_text(), tmp_path / "first")))
+    assert page.read_text() == PAGE.replace("4 s", "15 ms")
 
 
 def test_dead_links_and_missing_headings_are_caught(tmp_path: Path) -> None:
@@ -207,11 +277,3 @@ def test_dead_links_and_missing_headings_are_caught(tmp_path: Path) -> None:
         "README.md:7: docs/gone.svg leads nowhere",
         "README.md:9: lost.md leads nowhere",
     ]
-
-
-def test_the_table_of_events_says_what_the_code_says() -> None:
-    page = (ROOT / "docs" / "events.md").read_text()
-    for kind, event in KINDS.items():
-        said = " ".join((inspect.getdoc(event) or "").split())
-        fields = ", ".join(f"`{name}`" for name in event.__struct_fields__ if name not in ("at", "data"))
-        assert f"| `{kind}` | {said} | {fields} |" in page, f"docs/events.md: the row of {kind} is stale"

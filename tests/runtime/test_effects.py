@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import kedge
 from kedge.errors import AnswerRefused, KedgeError, RunBusy, ValueRefused
 from kedge.log import Entry
 from kedge.model import events as e
 from kedge.runtime import effects, gate
+from kedge.store import MemoryStore
 
 SECOND = 1_000_000
 
@@ -1674,3 +1676,50 @@ def test_a_run_that_adopted_an_orphan_verifies() -> None:
         kd.advance("r")
         assert any(isinstance(each.event, e.StepAdopted) for each in kd.events("r"))
         assert kd.verify().problems == []
+
+
+@pytest.mark.parametrize(("verb", "calls"), [("happened", 1), ("not", 2)])
+def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb: Any, calls: int) -> None:
+    paid: list[int] = []
+
+    @kedge.tool(effect="at_most_once")
+    async def paid_out(amount: int) -> int:
+        paid.append(amount)
+        return amount
+
+    @kedge.agent
+    async def pays_out(run: kedge.Run) -> int:
+        return await run.call(paid_out, 5)
+
+    store = MemoryStore()
+    with kedge.Client(store) as kd:
+        kd.run(pays_out, id="r")
+        intended = next(each.seq for each in kd.events("r") if isinstance(each.event, e.StepIntended))
+        rows = store._runs["r"].rows
+        rows[intended] = replace(rows[intended], hash=bytes(32))
+        assert not kd.verify().holds
+        with pytest.raises(kedge.KedgeError, match="broken"):
+            kd.run(pays_out, id="r")
+        kedge.repair(kd.log, "r", at=1, reason="a flipped bit")
+        kd.resume("r")
+        with pytest.raises(kedge.RunWaiting, match="in a part of the record that did not hold"):
+            kd.run(pays_out, id="r")
+        kd.answer("r", verb, value=5 if verb == "happened" else None)
+        assert kd.run(pays_out, id="r") == 5
+        assert paid == [5] * calls
+        assert kd.verify().holds
+
+
+def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() -> None:
+    @kedge.agent
+    async def asks_in_time(run: kedge.Run) -> str:
+        return (await run.ask("Now?", timeout="1h", default="reject")).kind
+
+    clock = kedge.ManualClock()
+    with kedge.Client(MemoryStore(clock=clock), clock=clock) as kd:
+        kd.start(asks_in_time, id="r")
+        kd.advance("r")
+        clock.advance(3_601)
+        with pytest.raises(kedge.KedgeError, match="its time was up"):
+            kd.answer("r", "approve")
+        assert kd.advance("r").result == "reject"

@@ -16,8 +16,8 @@ from kedge.model.codec import plain
 from kedge.model.retry import seconds
 
 STYLES: Final = {
-    "queued": "cyan", "running": "blue", "waiting": "yellow", "paused": "magenta", "orphaned": "bold red",
-    "completed": "green", "failed": "red", "cancelled": "dim",
+    "queued": "cyan", "running": "blue", "waiting": "yellow", "paused": "magenta",
+    "orphaned": "bold red", "broken": "bold red", "completed": "green", "failed": "red", "cancelled": "dim",
     "intended": "dim", "delayed": "yellow", "in_doubt": "bold red", "done": "green",
 }  # fmt: skip
 """The colour of every status, of runs and of steps."""

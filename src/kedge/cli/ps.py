@@ -18,7 +18,7 @@ from rich.text import Text
 from kedge.cli import paint
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, command
-from kedge.cli.show import is_orphaned
+from kedge.cli.show import is_orphaned, standing
 from kedge.cli.showing import asked_of_intention
 from kedge.errors import ValueErased
 from kedge.model import events as e
@@ -70,7 +70,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return RunQuery(status=statuses, agent=self.agent, tag=self.tag, since_us=self.since_us)
 
     def has(self, status: str) -> bool:
-        return not self.status or status in self.status or (status == "orphaned" and "running" in self.status)
+        if not self.status or status in self.status:
+            return True
+        return status == "broken" or (status == "orphaned" and "running" in self.status)
 
 
 @command("ps")
@@ -161,7 +163,7 @@ class Listing:
         """A run as it stands; what its log says is read again only when that has grown."""
         is_still = row.status in ("queued", "completed", "cancelled")
         head = 0 if is_still else self.client.log.head(row.run).seq
-        status = "orphaned" if is_orphaned(self.client, row.run, row.status) else row.status
+        status = standing(self.client, row.run, row.status)
         known = self._known.get(row.run)
         if known is None or known[:2] != (head, status):
             known = (head, status, self._read(row, head, status))
@@ -173,13 +175,15 @@ class Listing:
 
     def _read(self, row: RunRow, head: int, status: str) -> Seen:
         where, about, since, attempts, changed = "", "", None, 0, row.changed_at_us
-        if row.status == "failed":
+        if status == "broken":
+            about = f"its record does not hold; {self.shell.typed('verify', row.run)}"
+        elif row.status == "failed":
             where, about = _failed(self.client, row.run, head)
         elif row.status in ("running", "waiting", "paused"):
             state = self.client.state(row.run)
             step = state.fold.step(state.fold.facts.current) if state.fold.facts.current is not None else None
             where, attempts = _where(state.fold), len(step.attempts) if step is not None else 0
-            about, since = _about(state)
+            about, since = _about(self.client, state)
             changed = self.client.log.event(row.run, state.seq).at
         return Seen(
             run=row.run,
@@ -237,7 +241,7 @@ def _where(fold: Fold) -> str:
     return f"{facts.stage}{at}"
 
 
-def _about(state: State) -> tuple[str, int | None]:
+def _about(client: Client, state: State) -> tuple[str, int | None]:
     """What a run waits for, and since when."""
     facts = state.fold.facts
     told: list[str] = []
@@ -259,8 +263,10 @@ def _about(state: State) -> tuple[str, int | None]:
         step = state.fold.steps[index]
         if step.status == "delayed" and step.delayed_until is not None:
             told.append(f"attempt {len(step.attempts) + 1} of {step.name} at {paint.moment(step.delayed_until)[11:]}")
-    if facts.paused or facts.mend:
-        told.insert(0, "mended code" if facts.mend else "somebody to resume it")
+    if facts.mend and isinstance(client.log.event(state.run, facts.mend), e.RunDiverged):
+        told.insert(0, "mended code")
+    elif facts.paused or facts.mend:
+        told.insert(0, "somebody to resume it" + (", for its record was repaired" if facts.mend else ""))
     since = min((wait.at for wait in facts.waits.values()), default=None)
     return "; ".join(told), since
 
@@ -318,7 +324,7 @@ def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] 
 
 
 def _cells(seen: Seen, now_us: int) -> list[Text]:
-    about = Text(paint.brief(seen.about, 400), style="red" if seen.status == "failed" else "")
+    about = Text(paint.brief(seen.about, 400), style="red" if seen.status in ("broken", "failed") else "")
     if seen.status == "orphaned":
         about = Text(str(seen.next), style="green")
     tries = f" ×{seen.attempts}" if seen.attempts > 1 else ""

@@ -107,7 +107,7 @@ def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, fu
 def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
     """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
     tl, live = page.timeline, at is None
-    status = "orphaned" if live and is_orphaned(shell.client, tl.run, tl.status) else str(tl.status)
+    status = standing(shell.client, tl.run, str(tl.status)) if live else str(tl.status)
     head = Text.assemble((tl.run, "bold")).append("  ").append_text(paint.status(status)).append(f"  {tl.agent}")
     yield head.append(f"  as it was at {at}, {paint.moment(tl.last_at)}" if at is not None else "", style="dim")
     for label, lines in _labelled(shell, page, status, live=live):
@@ -135,6 +135,8 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
             waits.append(Text(f"{_until(step.delayed_until, now)}, for {what}"))
     if waits:
         yield "waits", waits
+    if status == "broken":
+        yield "broken", [Text(str(shell.client.store.quarantined(tl.run)), style="red")]
     if status == "orphaned":
         holder = shell.client.log.head(tl.run).holder or tl.holder
         yield "dead", [Text(f"{process(holder)} was at it and is gone" if holder else "nobody is at it", style="red")]
@@ -188,6 +190,9 @@ def _child(shell: Shell, run: str) -> Text:
 
 def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     """The very commands to type: one whole, and what else could stand in its place."""
+    if status == "broken":
+        verify, repair = shell.typed("verify", tl.run), shell.typed("store", "repair", tl.run)
+        return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
     if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
         return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
     if status in ("failed", "paused", "orphaned") or tl.held_back is not None:
@@ -237,6 +242,13 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     yield from paint.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
     )
+
+
+def standing(client: Client, run: str, status: str) -> str:
+    """How a run stands: by its record, unless its record does not hold or nobody is at it."""
+    if client.store.quarantined(run) is not None:
+        return "broken"
+    return "orphaned" if is_orphaned(client, run, status) else status
 
 
 def is_orphaned(client: Client, run: str, status: str) -> bool:

@@ -18,6 +18,7 @@ from kedge.errors import (
     AlreadyAnswered,
     AnswerRefused,
     KedgeError,
+    RunBroken,
     RunCancelled,
     RunDiverged,
     RunFailed,
@@ -152,6 +153,7 @@ class Client:
         """Drive one run until it has ended or waits; says which, and until when. What engines call."""
         row = self.store.index(run)
         if row is not None and row.status in ENDED:
+            self.refuse_broken(run)
             return ended(self.engine, run)
         return await self.executor().advance(run)
 
@@ -324,6 +326,8 @@ class Client:
     def _answer(self, wait: str, verb: str, value: Any, by: str | None, comment: str | None) -> None:
         found = self._open_wait(wait)
         run = found.run
+        if found.deadline_us is not None and self.clock.now_us() > found.deadline_us:
+            raise AnswerRefused(found.id, f"its time was up at {_moment(found.deadline_us)}; it goes on without it")
         opened = self.log.state(run).fold.facts.waits[found.step].opened
         if verb not in found.verbs:
             raise AnswerRefused(found.id, f"{verb!r} is no answer to this; it takes {', '.join(found.verbs)}")
@@ -552,6 +556,12 @@ class Client:
         if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock.now_us()):
             return False
         return self.store.lives(head.holder)
+
+    def refuse_broken(self, run: str) -> None:
+        """What a record says that does not hold is not given out."""
+        reason = self.store.quarantined(run)
+        if reason is not None:
+            raise RunBroken(run, seq=self.log.head(run).seq, reason=reason)
 
     def outcome(self, agent: AnyAgent, advanced: Advanced) -> Any:
         """What `run` gives back or raises for where a run stands."""

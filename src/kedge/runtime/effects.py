@@ -379,7 +379,8 @@ async def _adopted(a: Attempting) -> Found | None:
     ex, intent = a.ex, a.intent
     identity = e.to_text(intent.identity or intent.digest)
     left = orphans(ex, intent.name)
-    for orphan in (each for each in left if each.effect.identity == identity):
+    # What a repair left in doubt is known by its tool alone: its arguments went with the record.
+    for orphan in (each for each in left if each.effect.identity in (identity, None)):
         effect = orphan.effect
         if effect.status != "happened":
             if effect.effect == "idempotent" and orphan.run == ex.run_id:
@@ -390,7 +391,7 @@ async def _adopted(a: Attempting) -> Found | None:
             if not settled:
                 continue
         return await _adopt(a, orphan.run, effect, orphan)
-    others = [each for each in left if each.effect.identity != identity]
+    others = [each for each in left if each.effect.identity not in (identity, None)]
     if others:
         told = "; ".join(f"{each.effect.tool} at step {each.effect.step}" for each in others[:3])
         prompt = (
@@ -412,14 +413,17 @@ async def _refused(a: Attempting, failure: Failure) -> NoReturn:
 async def _settle_orphan(a: Attempting, orphan: Orphan) -> bool:
     """One in doubt is settled first. True: it happened."""
     effect = orphan.effect
+    why = "before the run was taken back"
     intended = a.ex.engine.log.data(orphan.run, effect.intended).get("arguments", {})
+    if effect.identity is None:
+        intended, why = a.intent.recording, "in a part of the record that did not hold"
     told = Effect(tool=effect.tool, step=effect.step, key=effect.key, arguments=intended)
     found: Any = Unknown()
     by: str | None = "reconcile"
     if a.intent.policy.reconcile is not None:
         found = await _reconciled(a, a.intent.policy.reconcile, told)
     if not isinstance(found, Happened | DidNotHappen):
-        prompt = f"{effect.tool}({short(intended)}) was started before the run was taken back. Did it happen?"
+        prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
         closed = await ask_person(
             a.ex, a.branch, a.step, "settlement", prompt, intention={"tool": effect.tool, "arguments": intended},
             verbs=SETTLEMENT_VERBS, before=a.written(),

@@ -202,8 +202,8 @@ class Execution:
         self.patches: dict[str, bool] = {}
         facts = log.fold.facts
         self.generation = facts.generation
-        self.left_behind = bool(facts.generation or facts.forked_from)
-        """Whether there may be effects that this timeline does not have."""
+        self.left_behind = bool(facts.generation or facts.forked_from or log.ledger.facts.open)
+        """Whether there may be effects that this timeline does not have: left by a rewind, a fork or a repair."""
         self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
         self._signals = 0
@@ -452,11 +452,11 @@ class Execution:
         for waiter in self.waiters.values():
             if not waiter.future.done():
                 self.wakes()
-                waiter.future.set_exception(self.signal)
+                _told(waiter.future, self.signal)
         for _, _, future in self._turns:
             if not future.done():
                 self.computing += 1
-                future.set_exception(self.signal)
+                _told(future, self.signal)
         self._turns.clear()
         if cut:
             for branch in self.branches:
@@ -524,3 +524,9 @@ def _suspended() -> Generator[None, None, None]:
 async def _awaited(code: Callable[[], Any]) -> Any:
     made = code()
     return await made if hasattr(made, "__await__") else made
+
+
+def _told(future: asyncio.Future[Any], signal: Signal) -> None:
+    """End a wait with a signal. Where whoever waited is gone, nobody has to hear of it."""
+    future.set_exception(signal)
+    future.exception()
