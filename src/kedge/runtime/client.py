@@ -18,7 +18,6 @@ from kedge.errors import (
     AlreadyAnswered,
     AnswerRefused,
     KedgeError,
-    RunBroken,
     RunCancelled,
     RunDiverged,
     RunFailed,
@@ -153,7 +152,6 @@ class Client:
         """Drive one run until it has ended or waits; says which, and until when. What engines call."""
         row = self.store.index(run)
         if row is not None and row.status in ENDED:
-            self.refuse_broken(run)
             return ended(self.engine, run)
         return await self.executor().advance(run)
 
@@ -556,12 +554,6 @@ class Client:
         if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock.now_us()):
             return False
         return self.store.lives(head.holder)
-
-    def refuse_broken(self, run: str) -> None:
-        """What a record says that does not hold is not given out."""
-        reason = self.store.quarantined(run)
-        if reason is not None:
-            raise RunBroken(run, seq=self.log.head(run).seq, reason=reason)
 
     def outcome(self, agent: AnyAgent, advanced: Advanced) -> Any:
         """What `run` gives back or raises for where a run stands."""

@@ -23,6 +23,7 @@ from kedge.errors import (
     HeadMoved,
     KedgeError,
     MessageGone,
+    RunBroken,
     RunBusy,
     RunExists,
     ValueRefused,
@@ -492,7 +493,9 @@ async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *arg
 
 
 def ended(engine: Engine, run: str) -> Advanced:
-    """How a run ended, from its record."""
+    """How a run ended, from its record; RunBroken where that does not hold."""
+    if (reason := engine.log.store.quarantined(run)) is not None:
+        raise RunBroken(run, seq=engine.log.head(run).seq, reason=reason)
     state = engine.log.state(run)
     facts = state.fold.facts
     data = state.data(facts.ended)

@@ -88,7 +88,6 @@ class RunMethod:
         if start is None:
             row = client.store.index(run)
             if row is not None and row.status in ENDED:
-                client.refuse_broken(run)
                 logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
                 return client.outcome(agent, ended(client.engine, run))
         executor = client.executor()
