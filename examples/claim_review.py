@@ -40,8 +40,16 @@ def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
     return f"paid {amount} to {to}"
 
 
-@kedge.tool(effect="at_most_once")  # a letter that is in the post cannot be taken back
-def send_letter(to: str, text: str) -> None:
+POSTED: set[str] = set()  # the post office's own book
+
+
+def look_in_the_book(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    return kedge.Happened() if effect.key in POSTED else kedge.DidNotHappen()
+
+
+@kedge.tool(effect="at_most_once", reconcile=look_in_the_book)  # a letter in the post cannot be taken back
+def send_letter(to: str, text: str, key: kedge.Key = kedge.KEY) -> None:
+    POSTED.add(key)
     print(f"        letter to {to}: {text}")
 
 

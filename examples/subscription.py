@@ -45,8 +45,8 @@ def charge(customer: str, cents: int, key: kedge.Key = kedge.KEY) -> Charge:
     return Charge(paid, "paid" if paid else "your card was refused")
 
 
-@kedge.tool(effect="at_most_once")
-def send_mail(to: str, text: str) -> None:
+@kedge.tool(effect="idempotent")  # the post office drops a mail whose key it has seen
+def send_mail(to: str, text: str, key: kedge.Key = kedge.KEY) -> None:
     SEEN.append(f"{to}  gets a mail: {text}")
 
 

@@ -289,3 +289,26 @@ def test_what_is_declared_while_checking_is_forgotten_after() -> None:
 
 def test_every_trouble_has_words() -> None:
     assert all(words and words[0].islower() for words in TROUBLES.values())
+
+
+def test_what_is_drawn_by_chance_may_be_another_where_nobody_had_heard_of_it() -> None:
+    @kedge.agent
+    async def draws(run: kedge.Run) -> str:
+        return await run.call(ship, f"{run.uuid()} {run.random()}")
+
+    assert not check(draws).findings
+
+
+def test_a_tool_that_is_tried_once_is_told_what_a_death_and_a_timeout_do_to_it() -> None:
+    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=1))
+    async def once(line: str, key: kedge.Key = kedge.KEY) -> str:
+        return line
+
+    @kedge.agent
+    async def tries_once(run: kedge.Run, line: str) -> str:
+        return await run.call(once, line)
+
+    report = check(tries_once)
+    assert {finding.kind for finding in report.findings} == {"fragile"}
+    titles = sorted(finding.title for finding in report.findings)
+    assert titles == ["one death of the process during once fails the run", "one timeout of once fails the run"]

@@ -22,9 +22,11 @@ from kedge.check.reading import read_agent
 from kedge.check.samples import sample
 from kedge.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from kedge.errors import DeclarationRefused
+from kedge.model.events import FactDrawn, decode
 from kedge.runtime.here import watch_io
 from kedge.runtime.registry import AGENTS, TOOLS, Agent, AnyAgent
 from kedge.runtime.views import Wait
+from kedge.store.base import RunQuery
 
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
@@ -84,6 +86,8 @@ class _Checking:
         self.spots = read_agent(case.agent)
         self.judge = Judge(case.agent, self.spots)
         self.cut_short = ""
+        self.draws = False
+        """Whether the agent draws ids or numbers, which are others where a process died before they were on record."""
         real = frozenset(each if isinstance(each, str) else each.name for each in case.real)
         self.around = Around(fakes=case.fakes, real=real, answers=case.answers, messages=case.messages)
         self.scenario = Scenario(
@@ -118,6 +122,7 @@ class _Checking:
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
         stage = _stage(base)
+        self.draws = _draws(base)
         self._story(ALONE, base)
         self._everywhere(base, None, saved)
         self._redeployed(base, saved)
@@ -183,7 +188,8 @@ class _Checking:
         scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
         story = simulate(scenario, *kills, saved=saved, saving=saving)
         self.ways[way] += 1
-        self.judge.take(expected or story, story, _alike(trouble, again=saved is not None))
+        alike = _alike(trouble, again=saved is not None)
+        self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
         self.progress(way, self.ways.total())
         if self.judge.hangs:
             raise _Enough("stopped at the first rehearsal that did not come to its end")
@@ -214,6 +220,12 @@ _WAYS: Final = {
     "broken": "failing tool", "paused": "pause", "twice": "other answer", "late": "other answer",
     "expired": "deadline", "otherwise": "other answer",
 }  # fmt: skip
+
+
+def _draws(story: Story) -> bool:
+    rows = (row for run in story.store.runs(RunQuery(), limit=10_000) for row in story.store.read(run.run, data=False))
+    events = (decode(row.body) for row in rows if row.body.startswith(b'{"kind":"fact.drawn"'))
+    return any(isinstance(event, FactDrawn) and event.name in ("random", "uuid") for event in events)
 
 
 def _alike(trouble: Trouble | None, *, again: bool) -> Alike:

@@ -9,10 +9,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kedge.check.crashes import WRITES, Ended, Story
+from kedge.check.crashes import RUN, WRITES, Ended, Story
 from kedge.check.findings import Finding
 from kedge.check.reading import Spot, place_of_step, read_tool
 from kedge.check.stage import TROUBLES, Called, Declared, Stage
+from kedge.log import Log
 from kedge.runtime.here import Stray
 from kedge.runtime.registry import AnyAgent, Tool
 
@@ -64,8 +65,9 @@ def _stage(story: Story) -> Stage:
     return story.world
 
 
-Alike = Literal["anyhow", "status", "end", "state"]
-"""How like the undisturbed rehearsal another one has to end: not at all, or in status, outcome, or the whole state."""
+Alike = Literal["anyhow", "status", "count", "state"]
+"""How like the undisturbed rehearsal another one has to end: not at all, in its status, also in how often each tool
+acted, or in outcome and state too."""
 
 
 def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
@@ -78,7 +80,7 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
     if story.status == "RunDiverged":
         yield Observed("diverges", "", str(story.outcome))
         return
-    yield from _overdone(_stage(base), _stage(story), strictly=alike in ("end", "state"))
+    yield from _overdone(_stage(base), _stage(story), strictly=alike in ("count", "state"))
     if isinstance(story.outcome, Ended) and story.outcome.not_undone:
         acted = _stage(story).by_tool()
         for left in story.outcome.not_undone:
@@ -86,11 +88,18 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
                 yield Observed("not_undone", tool, left)
     if alike == "anyhow":
         return
-    if story.status != base.status or (alike != "status" and story.outcome != base.outcome):
-        yield Observed("ends", story.status, f"{_brief(story)} instead of {_brief(base)}")
+    if story.status != base.status or (alike == "state" and story.outcome != base.outcome):
+        yield Observed("ends", f"{story.status} {_died_at(story) or ''}", f"{_brief(story)} instead of {_brief(base)}")
         return
     if alike == "state" and base.marks != story.marks:
         yield from _states(base, story)
+
+
+def _died_at(story: Story) -> str | None:
+    """The step that failed because its process died, and was allowed no other attempt."""
+    ended = story.outcome if isinstance(story.outcome, Ended) else None
+    cause = ended.failure.cause or ended.failure if ended is not None else None
+    return ended.step if ended is not None and cause is not None and cause.is_a("kedge.Died") else None
 
 
 def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observed]:
@@ -346,22 +355,20 @@ class Judge:
         )
 
     def _is_fragile(self, story: Story) -> bool:
-        stage = _stage(story)
-        return (
-            stage.trouble is not None
-            and stage.trouble.kind in ("timeout", "limited", "unheard")
-            and story.status == "failed"
-        )
+        trouble = _stage(story).trouble
+        passing = trouble is not None and trouble.kind in ("timeout", "limited", "unheard")
+        return story.status == "failed" and (passing or _died_at(story) is not None)
 
     def _fragile(self, story: Story, times: int) -> Finding:
-        stage = _stage(story)
-        called = stage.struck
-        assert isinstance(called, Called)
-        tool = self._used.get(called.name)
-        once = "rate limit" if stage.trouble is not None and stage.trouble.kind == "limited" else "timeout"
+        stage, died = _stage(story), _died_at(story)
+        step = Log(story.store).state(RUN).fold.step(died) if died is not None else None
+        name = step.name if step is not None else getattr(stage.struck, "name", "it")
+        tool = self._used.get(name)
+        limited = stage.trouble is not None and stage.trouble.kind == "limited"
+        once = "death of the process" if died is not None else "rate limit" if limited else "timeout"
         return Finding(
             kind="fragile",
-            title=f"one {once} of {called.name} fails the run",
+            title=f"one {once}{' during' if died is not None else ' of'} {name} fails the run",
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
             why=f"Then it ends as {_brief(story)}.",
             fix="retry=kedge.Retry(attempts=4), or handle StepFailed in the agent",

@@ -36,9 +36,9 @@ class Spot(msgspec.Struct, frozen=True):
         return f"{self.file}:{self.line}"
 
 
-_NOW: Final = "await run.now(): the time that is on record"
-_CHANCE: Final = "await run.random(): a number that is on record"
-_UUID: Final = "await run.uuid(): an id that is on record"
+_NOW: Final = "run.now(): the time that is on record"
+_CHANCE: Final = "run.random(): a number that is on record"
+_UUID: Final = "run.uuid(): an id that is on record"
 _MODULES: Final = {"random": _CHANCE, "secrets": _CHANCE, "numpy.random": _CHANCE}
 _NAMED: Final[Mapping[str, tuple[SpotKind, str]]] = {
     **{f"time.{name}": ("differs", _NOW) for name in ("time", "time_ns", "monotonic", "perf_counter", "localtime")},
@@ -48,12 +48,12 @@ _NAMED: Final[Mapping[str, tuple[SpotKind, str]]] = {
     "posix.urandom": ("differs", _CHANCE),
     "builtins.id": ("differs", "something of the value itself: id() is another one in every process"),
     "builtins.hash": ("differs", "hashlib: hash() of a text is another one in every process"),
-    "time.sleep": ("sleeps", 'await run.sleep("…"): it outlasts the process'),
-    "asyncio.tasks.sleep": ("sleeps", 'await run.sleep("…"): it outlasts the process'),
-    "asyncio.tasks.gather": ("tasks", "await run.gather(…)"),
-    "asyncio.tasks.create_task": ("tasks", "await run.gather(…)"),
-    "asyncio.tasks.ensure_future": ("tasks", "await run.gather(…)"),
-    "asyncio.taskgroups.TaskGroup": ("tasks", "await run.gather(…)"),
+    "time.sleep": ("sleeps", 'run.sleep("…"): it outlasts the process'),
+    "asyncio.tasks.sleep": ("sleeps", 'run.sleep("…"): it outlasts the process'),
+    "asyncio.tasks.gather": ("tasks", "run.gather(…)"),
+    "asyncio.tasks.create_task": ("tasks", "run.gather(…)"),
+    "asyncio.tasks.ensure_future": ("tasks", "run.gather(…)"),
+    "asyncio.taskgroups.TaskGroup": ("tasks", "run.gather(…)"),
     "asyncio.tasks.wait_for": ("tasks", "timeout= of the tool"),
 }
 _CHANGING: Final = frozenset(
@@ -256,12 +256,12 @@ class _Reader(ast.NodeVisitor):
         if not isinstance(owner, ast.Name) or owner.id in self._locals:
             return
         if isinstance(self.source.names.get(owner.id), list | dict | set):
-            instead = f"await run.update(…): {owner.id} is gone with the process"
+            instead = f"run.update(…): {owner.id} is gone with the process"
             self._say("keeps", node, f"the module's {owner.id}", instead)
 
     def visit_Global(self, node: ast.Global) -> None:
         names = ", ".join(node.names)
-        self._say("keeps", node, f"global {names}", f"await run.update(…): {names} is gone with the process")
+        self._say("keeps", node, f"global {names}", f"run.update(…): {names} is gone with the process")
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         if not isinstance(node, ast.While):

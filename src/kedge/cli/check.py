@@ -91,7 +91,10 @@ def _joined(case: Case, given: str | None, options: dict[str, Any]) -> Case:
         agent=case.agent,
         input=case.input if given is None else value_of(given),
         fakes={**case.fakes, **options["fakes"]},
-        answers={**options["answers"], **case.answers},
+        answers={
+            **options["answers"],
+            **{key: each for key, each in case.answers.items() if key not in options["answers"]},
+        },
         messages={**case.messages, **options["messages"]},
         real=[*case.real, *options["real"]],
     )

@@ -1,0 +1,58 @@
+"""`check` finds nothing in what we show people: the examples, and the demo's agent."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import kedge
+from kedge.check.checker import check
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("kedge")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
+
+
+def imported(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def look(module: ModuleType) -> None:
+    agents = [value for value in vars(module).values() if isinstance(value, kedge.Agent)]
+    assert agents
+    for agent in agents:
+        report = check(agent)
+        assert not report.findings, str(report)
+        assert report.left_alone == "completed"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_nothing_is_found_in_an_example(example: Path) -> None:
+    look(imported(example))
+
+
+def test_nothing_is_found_in_the_agent_of_the_demo(tmp_path: Path) -> None:
+    file = tmp_path / "meeting.py"
+    shutil.copy(ROOT / "src/kedge/cli/demo/meeting.py.txt", file)
+    look(imported(file))
