@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench import (
+    checking,
     conversation,
     find,
     folding,
@@ -40,6 +41,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "recovery": recovery.measure,
     "parked": parked.measure,
     "find": find.measure,
+    "check": checking.measure,
 }
 
 PREFACE: Final = """\
