@@ -9,7 +9,7 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test soak bench lint clean
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 
 test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest
+
+soak: $(VENV)/has-test  ## kill and freeze workers for minutes, on PostgreSQL and on SQLite, and see that nothing is lost
+	@PYTHONPATH=tests $(PY) -m soak
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench

@@ -13,6 +13,7 @@ from typing import Final
 from bench import (
     checking,
     conversation,
+    crowd,
     find,
     folding,
     length,
@@ -20,9 +21,12 @@ from bench import (
     many_steps,
     one_run,
     parked,
+    postgres_steps,
     recovery,
     snapshots,
     steps,
+    waking,
+    workers,
 )
 from bench.machine import description, sync_us
 from bench.measure import Measure, table
@@ -40,6 +44,10 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "many_steps": many_steps.measure,
     "recovery": recovery.measure,
     "parked": parked.measure,
+    "crowd": crowd.measure,
+    "waking": waking.measure,
+    "workers": workers.measure,
+    "postgres_steps": postgres_steps.measure,
     "find": find.measure,
     "check": checking.measure,
 }
@@ -50,7 +58,8 @@ PREFACE: Final = """\
 By `make bench`, which writes this page. Speed is a ratio to a raw store that was measured in the same rounds,
 in turn (A B, B A, A B …): the median of the rounds' ratios. "Bare" is Python's own `sqlite3` and one table:
 the same rows under the same PRAGMAs (page size, WAL, `synchronous = FULL`), one INSERT a commit. Rows beside
-peers are the best of three rounds, taken in turn, each peer in a process and a file of its own.
+peers are the best of three rounds, taken in turn, each peer in a process and a file of its own. PostgreSQL is one
+server on the same disk, started for a subject; its clients reach it by TCP on the same machine.
 """
 
 

@@ -48,28 +48,12 @@ async def review(run: kedge.Run, claim: Claim) -> str:
     return await run.call(pay, claim.name, claim.amount)
 
 
-# What moves the runs: nothing happens by itself, so somebody has to go on with what is due.
-
-
-async def go_on(kd: kedge.Client) -> None:
-    """Until the service stops. Runs that come due together go side by side; the next look is when all of them rest."""
-    for left in await kd.list.soon(status="running"):  # by a process that died in the middle of them
-        with contextlib.suppress(kedge.RunBusy):
-            await kd.advance.soon(left.run)
-    while True:
-        await kd.advance_due.soon()
-        await asyncio.sleep(0.1)
-
-
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with kedge.open(os.environ.get("CLAIMS_STORE", "claims.db")) as kd:
+    """A worker moves the runs for as long as the service is up; a run that is left goes on when it is back."""
+    async with kedge.open(os.environ.get("CLAIMS_STORE", "claims.db")) as kd, kd.worker():
         app.state.kd = kd
-        going_on = asyncio.create_task(go_on(kd))
         yield
-        going_on.cancel()  # a run that is cut off here goes on when the service is back
-        with contextlib.suppress(asyncio.CancelledError):
-            await going_on
 
 
 app = FastAPI(title="Claims", lifespan=lifespan)

@@ -100,6 +100,10 @@ async def lose() -> None:
 async def doubt(run: kedge.Run) -> str:
     await run.call(lose)
     return "known"
+
+
+kedge.cron("0 9 * * *", greet, name="report", input="Ann")
+kedge.on_event("order.created", greet, name="order", input="Bob")
 '''
 
 

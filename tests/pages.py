@@ -220,10 +220,10 @@ VARYING: Final = tuple(
     for pattern, instead in (
         (r"\d{4}-\d\d-\d\d|\d{1,2} [A-Z][a-z]+ \d{4}", "DAY"),
         (r"\d\d:\d\d:\d\d(?:\.\d+)?", "TIME"),
+        (r"(?<=_)[0-9a-z]{16}\b", "ID"),
         (rf"\d+(?:\.\d+)? ?{_UNITS}(?: \d+ ?{_UNITS})*|less than a millisecond", "SPAN"),
         (r"(?<=rocess )\d+|\d+(?= is dead)|(?<=127\.0\.0\.1:)\d+|\d+(?= a second)", "N"),
         (rf"\d+(?= (?:times|{_WAYS})\b)", "N"),
-        (r"(?<=_)[0-9a-z]{16}\b", "ID"),
         (r"\d+(?:\.\d+)? (?:[kMG]B|bytes)", "SIZE"),
     )
 )

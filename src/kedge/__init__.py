@@ -14,6 +14,7 @@ from kedge.errors import (
     RunWaiting,
     StepFailed,
     WaitExpired,
+    WebhookRefused,
 )
 from kedge.log import Entry, Log, RunLog, repair, verify
 from kedge.model.codec import Secret
@@ -23,12 +24,14 @@ from kedge.model.state import State
 from kedge.runtime.client import Client, open  # noqa: A004
 from kedge.runtime.executor import Advanced
 from kedge.runtime.here import watch_io
+from kedge.runtime.hooks import HookEvent, on
 from kedge.runtime.limits import Limit
 from kedge.runtime.loop import LoopResult, loop, loop_sync
 from kedge.runtime.machine import Done, Next, WaitFor, machine
 from kedge.runtime.registry import (
     KEY,
     STEP,
+    TX,
     Agent,
     DidNotHappen,
     Effect,
@@ -37,6 +40,7 @@ from kedge.runtime.registry import (
     Resource,
     Tool,
     ToolStep,
+    Tx,
     Unknown,
     agent,
     tool,
@@ -46,13 +50,16 @@ from kedge.runtime.scopes import First
 from kedge.runtime.starting import Handle
 from kedge.runtime.steps import Child
 from kedge.runtime.toolset import Toolset
+from kedge.runtime.triggers import Firing, Previous, Trigger, TriggerInfo, cron, every, on_event, when
 from kedge.runtime.views import RunInfo, Wait
 from kedge.runtime.waits import Answer
+from kedge.runtime.webhooks import webhook, webhook_verify
 from kedge.store import open_store
 
 __all__ = [
     "KEY",
     "STEP",
+    "TX",
     "Advanced",
     "Agent",
     "Answer",
@@ -65,9 +72,11 @@ __all__ = [
     "Effect",
     "Entry",
     "Failure",
+    "Firing",
     "First",
     "Handle",
     "Happened",
+    "HookEvent",
     "KedgeError",
     "Key",
     "LeapingClock",
@@ -77,6 +86,7 @@ __all__ = [
     "ManualClock",
     "Next",
     "NotDone",
+    "Previous",
     "RateLimited",
     "Resource",
     "Retry",
@@ -98,18 +108,29 @@ __all__ = [
     "Tool",
     "ToolStep",
     "Toolset",
+    "Trigger",
+    "TriggerInfo",
+    "Tx",
     "Unknown",
     "Wait",
     "WaitExpired",
     "WaitFor",
+    "WebhookRefused",
     "agent",
+    "cron",
+    "every",
     "loop",
     "loop_sync",
     "machine",
+    "on",
+    "on_event",
     "open",
     "open_store",
     "repair",
     "tool",
     "verify",
     "watch_io",
+    "webhook",
+    "webhook_verify",
+    "when",
 ]

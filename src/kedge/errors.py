@@ -19,6 +19,7 @@ KedgeError
 │   ├── RunBroken           the run's record does not hold; it is quarantined
 │   ├── HeadMoved           somebody else appended first
 │   ├── EpochStale          the lease was taken over
+│   ├── LeaseLost           the lease ran out before it could be kept
 │   ├── AlreadyClaimed      a unique right was used before
 │   ├── MessageGone         an inbox message was taken before
 │   ├── HandleClosed        an earlier commit failed; reopen the run
@@ -27,12 +28,14 @@ KedgeError
 ├── DurationRefused         a text that names no duration or rate
 ├── BoundaryUnknown         a text that names no place in a run
 ├── ExportBroken            a file that is no export of a run, or a damaged one
+├── ArchiveRefused          runs that cannot be archived as was asked
 ├── ReplayParted            code that does not do again what is on record
 │   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
 ├── OutsideBranch           a Run used from a task or thread that Kedge did not start
+├── TransactionEnded        a tool ended a transaction that was not its to end
 ├── NotDone                 raised by a tool: nothing happened
 │   └── RateLimited         raised by a tool: nothing happened, try again later
 ├── StepFailed              a step ended with an error, which is on record
@@ -40,6 +43,9 @@ KedgeError
 ├── WaitExpired             nobody answered in time and there was no default
 ├── AnswerRefused           an answer that does not fit what was asked
 │   └── AlreadyAnswered     somebody answered first
+├── WebhookFailed           the far side of a webhook did not take what it was told
+│   └── WebhookGone         it wants to hear no more
+├── WebhookRefused          a webhook that came in and is not to be believed
 ├── FakeRefused             a fake that cannot stand for what it fakes
 └── RunError
     ├── RunWaiting          only a person or an outside event can wake the run
@@ -211,6 +217,14 @@ class EpochStale(LogError):
         self.actual = actual
 
 
+class LeaseLost(LogError):
+    """The lease ran out, by our own clock, before it could be kept: nothing more was applied."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"{run}: the lease ran out; nothing more was applied, and whoever takes the run goes on")
+        self.run = run
+
+
 class AlreadyClaimed(LogError):
     """A right that exists once was used before."""
 
@@ -283,7 +297,16 @@ class ExportBroken(KedgeError):
     """A file that is no export of a run, or one that was cut or changed."""
 
     def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}; export the run again")
+        super().__init__(f"{place}: {reason}; take another copy of it, or export the run again")
+        self.place = place
+        self.reason = reason
+
+
+class ArchiveRefused(KedgeError):
+    """Runs cannot be archived as was asked; none was removed."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
         self.place = place
         self.reason = reason
 
@@ -340,6 +363,17 @@ class OutsideBranch(KedgeError):
     def __init__(self, run: str, what: str) -> None:
         super().__init__(f"{run}: {what}; use run.gather(…) for work side by side")
         self.run = run
+
+
+class TransactionEnded(KedgeError):
+    """A tool ended its transaction itself, so that nobody knows which of its rows are there."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(
+            f"{tool}: ended its transaction itself, before its outcome was in it; leave commit and rollback to Kedge, "
+            "and look which of its rows are there"
+        )
+        self.tool = tool
 
 
 class NotDone(KedgeError):
@@ -401,6 +435,38 @@ class AlreadyAnswered(AnswerRefused):
         super().__init__(wait, f"was answered by {by or 'somebody'} at {at}; the first answer counts")
         self.by = by
         self.at = at
+
+
+class WebhookFailed(KedgeError):
+    """The far side of a webhook did not take what it was told; it is told again. `body` is how its answer begins."""
+
+    def __init__(
+        self,
+        to: str,
+        reason: str,
+        *,
+        status_code: int | None = None,
+        body: bytes = b"",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(f"{to}: {reason}")
+        self.to = to
+        self.reason = reason
+        self.status_code = status_code
+        self.body = body
+        self.retry_after = retry_after
+
+
+class WebhookGone(WebhookFailed):
+    """The far side of a webhook says that it wants to hear no more; what it was told is dropped."""
+
+
+class WebhookRefused(KedgeError):
+    """A webhook that came in and is not to be believed: unsigned, changed on its way, or sent again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"webhook refused: {reason}")
+        self.reason = reason
 
 
 class FakeRefused(KedgeError):

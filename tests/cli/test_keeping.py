@@ -18,7 +18,6 @@ from kedge.cli.main import main
 from kedge.history.export import load
 from kedge.log import Log, verify
 from kedge.model import events as e
-from kedge.store import SqliteStore
 from kedge.testing import replay
 
 DAY = 86_400
@@ -36,14 +35,6 @@ async def keeping_agent(run: kedge.Run, n: int) -> str:
     if n % 2:
         await run.ask("Right?")
     return paid[:6]
-
-
-@kedge.agent
-async def keeping_parent(run: kedge.Run, n: int) -> str:
-    child = await run.spawn(keeping_agent, 2, id="child")
-    await child.result()
-    await run.ask("Go on?")
-    return "done"
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +142,20 @@ def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> Non
     assert done.stdout.count(b"\n") == 1
 
 
+def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
+    did(capsys, "export", "even", "-o", "even.kedge")
+    did(capsys, "store", "prune", "--older", "30d", "--to", "old.gz", "--yes")
+    here.joinpath("kedge.db").rename(here / "other.db")
+    assert did(capsys, "verify", "even.kedge")[0].startswith("✓ the file holds: 1 run, ")
+    assert data(capsys, "verify", "old.gz")["runs"] == 1
+    packed = here.joinpath("old.gz").read_bytes()
+    here.joinpath("old.gz").write_bytes(packed[:-20])
+    assert did(capsys, "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was cut or changed")
+    here.joinpath("even.kedge").write_text("{}")
+    found = data(capsys, "verify", "even.kedge", code=1)
+    assert (found["holds"], found["broken"]) == (False, "is no export of a run")
+
+
 # export -------------------------------------------------------------------------------------------
 
 
@@ -176,45 +181,6 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
 def test_a_broken_run_is_not_exported(capsys: Capture) -> None:
     tamper("even", 3)
     assert "even: broken at event 3" in did(capsys, "export", "even", code=1)[1]
-
-
-# doctor -------------------------------------------------------------------------------------------
-
-
-def test_a_healthy_store_is_told_in_a_few_lines(capsys: Capture) -> None:
-    out, _ = did(capsys, "store", "doctor")
-    told = {line.split()[0]: line[8:] for line in out.splitlines() if line}
-    assert told["store"] == "kedge.db"
-    assert told["runs"] == "2 completed, 1 waiting"
-    assert told["size"].endswith(" free")
-    assert out.splitlines()[-1] == "✓ nothing to do; kedge verify proves the record"
-    found = data(capsys, "store", "doctor")
-    assert found["runs"] == {"completed": 2, "waiting": 1}
-    assert found["size_bytes"] == Path("kedge.db").stat().st_size
-    assert found["events"] > 10
-    assert found["values"] > 0
-
-
-def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(capsys: Capture) -> None:
-    tamper("even", 3)
-    did(capsys, "verify", code=1)
-    out, _ = did(capsys, "store", "doctor", code=1)
-    assert "✗ even  set apart: " in out
-    assert "at event 3" in out
-    assert "    kedge store repair even" in out
-    [trouble] = data(capsys, "store", "doctor", code=1)["troubles"]
-    assert (trouble["run"], trouble["next"]) == ("even", "kedge store repair even")
-
-
-def test_a_run_whose_process_is_gone_is_told(capsys: Capture) -> None:
-    store = SqliteStore("kedge.db")
-    store.lease("odd", "worker-1", seconds=float("inf"))
-    out, _ = did(capsys, "store", "doctor")
-    assert "✓ nothing to do" in out, "its process lives: this one"
-    store.close()
-    out, _ = did(capsys, "store", "doctor", code=1)
-    assert "by worker-1, which is gone" in out
-    assert "    kedge resume odd" in out
 
 
 def test_commands_to_type_name_the_store_that_was_named(capsys: Capture) -> None:
@@ -257,55 +223,6 @@ def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
     with kedge.open("kedge.db") as kd:
         kd.store.quarantine("even", "by mistake")
     assert "it is out of quarantine" in did(capsys, "store", "repair", "even")[0]
-
-
-# prune --------------------------------------------------------------------------------------------
-
-
-def test_old_runs_go_with_their_values_and_others_stay(capsys: Capture) -> None:
-    found = data(capsys, "store", "prune", "--yes")
-    assert found["removed"] == ["even"]
-    assert found["values"] > 0
-    assert holds()
-    with kedge.open("kedge.db") as kd:
-        assert {listed.run for listed in kd.list()} == {"odd", "late"}
-    assert data(capsys, "store", "prune", "--yes")["removed"] == []
-    out, _ = did(capsys, "store", "prune", "--ended-before", "0s", "--yes")
-    assert "late  keeping_agent, completed " in out
-    assert "✓ forgot 1 run and " in out
-
-
-def test_a_dry_run_changes_nothing(capsys: Capture) -> None:
-    assert data(capsys, "store", "prune", "--dry-run")["removed"] == ["even"]
-    out, _ = did(capsys, "store", "prune", "--dry-run")
-    assert out.splitlines()[0].startswith("1 run ended before ")
-    assert "forgot" not in out
-    assert "Forget 1 run for good? Nobody is here to say so" in did(capsys, "store", "prune", code=2)[1]
-    with kedge.open("kedge.db") as kd:
-        assert len(kd.list()) == 3
-
-
-def test_a_run_that_others_stand_on_or_look_at_stays_and_says_why(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
-        kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
-        with pytest.raises(kedge.RunWaiting):
-            kd.run(keeping_parent, 1, id="parent")
-    found = data(capsys, "store", "prune", "--ended-before", "0s", "--yes")
-    assert found["kept"] == {"even": "fork is a fork of it", "child": "its parent parent has not ended"}
-    assert found["removed"] == ["late"]
-    assert holds()
-
-
-def test_what_says_that_shared_values_were_erased_stays(capsys: Capture) -> None:
-    did(capsys, "store", "erase", "even", "--step", "1", "--reason", "asked for", "--yes")
-    found = data(capsys, "store", "prune", "--yes")
-    assert found["removed"] == []
-    assert "erased" in found["kept"]["even"]
-    assert holds()
-
-
-def test_a_date_that_is_none_is_a_mistake(capsys: Capture) -> None:
-    assert "'soon' is no duration" in did(capsys, "store", "prune", "--ended-before", "soon", code=2)[1]
 
 
 # erase --------------------------------------------------------------------------------------------

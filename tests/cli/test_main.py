@@ -16,6 +16,8 @@ import pytest
 from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_kedge
 from kedge.cli.main import GROUPS, MODULES, kedge, main
 from kedge.cli.reference import told
+from kedge.runtime.client import open as kedge_open
+from kedge.runtime.firing import ensure
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         move_in(folder, monkeypatch)
         open_office()
+        with kedge_open("kedge.db") as client:
+            ensure(client)  # as a worker does
         (folder / "broken.py").write_text("import kedge\n\nraise ValueError('not\\ntoday')\n", encoding="utf-8")
         (folder / "syntax.py").write_text("def f(:\n", encoding="utf-8")
         (folder / "leaving.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
@@ -288,7 +292,8 @@ def example_args(line: str) -> list[str]:
     """What an example would have a person type: without the remark behind it, and with runs that there are."""
     typed = re.split(r"\s{2,}|\s[>|]\s", line)[0]
     names = {"RUN": "claim_17", "RUN_A": "claim_17", "RUN_B": "claim_18"}
-    return [names.get(word, word) for word in shlex.split(typed)[1:]]
+    args = [names.get(word, word) for word in shlex.split(typed)[1:]]
+    return [*args, "--until-idle"] if args[0] == "worker" else args  # which otherwise serves until somebody stops it
 
 
 @pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(word in line for word in PATIENT)])

@@ -191,7 +191,7 @@ def test_tags_and_priority_are_recorded(office: Path) -> None:
 def test_start_prints_the_id_and_runs_nothing(office: Path, capsys: Capture) -> None:
     found = call(capsys, "start", "app.py:review", "-i", "@claim.json", "--id", "claim_20")
     assert (found.code, found.out) == (0, "claim_20\n")
-    assert "is queued; to run it here: kedge run app.py:review --id claim_20" in found.err
+    assert "is queued for a worker; to run it here: kedge run app.py:review --id claim_20" in found.err
     again = call(capsys, "start", "app.py:review", "-i", "@claim.json", "--id", "claim_20", "--json")
     assert json.loads(again.out) == {
         "run": "claim_20", "agent": "review", "status": "queued", "created": False,

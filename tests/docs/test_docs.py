@@ -129,7 +129,7 @@ def test_the_examples_in_the_reference_can_be_typed() -> None:
         words = shlex.split(re.split(r"   | > ", line)[0])[1:]
         context = click.Context(commands)
         command = commands.get_command(context, words[0])
-        while isinstance(command, click.Group):
+        while isinstance(command, click.Group) and len(words) > 1:
             context, words = click.Context(command, parent=context), words[1:]
             command = command.get_command(context, words[0])
         assert command is not None, line

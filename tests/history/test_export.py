@@ -239,12 +239,15 @@ def test_another_event_with_a_chain_of_its_own_is_not_this_run(kd: kedge.Client)
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x00\xff\n", b"not json\n{}", b"[1]", b'{"is":"event"}'])
 def test_a_foreign_file_is_told_to_be_one(data: bytes) -> None:
-    assert refusal(data) == "export: is no export of a run; export the run again"
+    assert refusal(data) == "export: is no export of a run; take another copy of it, or export the run again"
 
 
 def test_a_newer_file_is_told_to_be_newer(kd: kedge.Client) -> None:
     newer = kd.export("r").replace(b'"version":1', b'"version":2', 1)
-    assert refusal(newer) == "export: version 2, this build of Kedge reads 1; export the run again"
+    assert (
+        refusal(newer)
+        == "export: version 2, this build of Kedge reads 1; take another copy of it, or export the run again"
+    )
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

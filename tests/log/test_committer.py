@@ -210,6 +210,28 @@ def test_a_full_queue_makes_the_submitter_commit_before_it_goes_on() -> None:
     committer.close()
 
 
+def test_many_tasks_wait_for_one_append_and_who_is_cancelled_takes_nobody_along() -> None:
+    store = Watched()
+    log = Log(store)
+    handle = begin(log, "run_1")
+
+    async def main() -> None:
+        store.gate.clear()
+        handle.append_behind(note(1))
+        committing = asyncio.to_thread(handle.barrier)
+        tasks = [asyncio.ensure_future(committing), *(asyncio.ensure_future(handle.barrier_soon()) for _ in range(3))]
+        await asyncio.sleep(0.01)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        store.gate.set()
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        assert [type(each) for each in done] == [type(None), asyncio.CancelledError, type(None), type(None)]
+
+    asyncio.run(main())
+    assert log.head("run_1").seq == 2
+    log.close()
+
+
 def test_closing_commits_what_waits_and_then_refuses() -> None:
     store = Watched()
     log = Log(store)

@@ -142,6 +142,17 @@ def test_a_holder_that_lost_its_lease_appends_nothing(log: Log) -> None:
     assert log.head("run_1").seq == 1
 
 
+def test_a_claim_that_somebody_took_over_since_opens_nothing_and_writes_nothing(log: Log) -> None:
+    begin(log)
+    claim = log.store.lease("run_1", "frozen", seconds=0)
+    taken = log.store.lease("run_1", "w2", seconds=60)
+    with pytest.raises(EpochStale, match="taken over"):
+        log.open("run_1", head=claim)
+    assert log.head("run_1") == taken
+    log.open("run_1", head=taken).append(note("goes on under its own"))
+    assert log.head("run_1").seq == 2
+
+
 def test_a_run_that_is_held_is_busy(log: Log) -> None:
     begin(log, holder="w1")
     with pytest.raises(RunBusy, match="w1"):

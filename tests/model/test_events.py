@@ -51,6 +51,16 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "note.made": STEP,
     "fact.drawn": {"name": "uuid"},
     "value.erased": {"reason": "gdpr", "seqs": [4], "pieces": ["h"], "by": "ann"},
+    "trigger.set": {"digest": "d", "sort": "cron", "agent": "report", "next": 9},
+    "trigger.fired": {"number": 3, "run": "report@2026-11-15T09:00Z", "due": 8, "next": 9},
+    "trigger.queued": {"number": 4, "due": 8, "next": 9},
+    "trigger.passed": {"first": 5, "last": 8, "because": "missed", "count": 3, "next": 9},
+    "trigger.turned": {"holds": True},
+    "hook.set": {"position": 7},
+    "hook.called": {"position": 8, "run": "r", "seq": 4},
+    "hook.failed": {"position": 9, "run": "r", "seq": 5, "attempt": 2, "retry_at": 9},
+    "hook.dropped": {"position": 9, "run": "r", "seq": 5, "attempt": 8},
+    "hook.moved": {"position": 1000},
 }
 
 

@@ -687,7 +687,8 @@ def test_logging_of_kedge_is_silent_for_an_ordinary_run(processes: Processes, ca
     assert said(caplog) == []
 
 
-def test_resuming_a_run_whose_process_died_makes_it_due(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp_path: Path, resumed: bool) -> None:
     path, lives = str(tmp_path / "kedge.db"), tmp_path / "lives"
 
     @kedge.tool(effect="reads")
@@ -710,8 +711,30 @@ def test_resuming_a_run_whose_process_died_makes_it_due(tmp_path: Path) -> None:
     child.join()
     with kedge.open(path) as kd:
         assert kd.info("r").status == "running"
-        assert not kd.advance_due(), "nobody knows that its process died"
-        assert kd.resume("r", by="ann") == "taken from a process that is gone"
-        assert kd.info("r").status == "queued"
+        if resumed:
+            assert kd.resume("r", by="ann") == "taken from a process that is gone"
+            assert kd.info("r").status == "queued"
         [advanced] = kd.advance_due()
         assert advanced.result == "done"
+
+
+def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Path) -> None:
+    @kedge.agent(name="started_twice")
+    async def agent(run: kedge.Run, n: int) -> int:
+        return n
+
+    path = str(tmp_path / "kedge.db")
+    with kedge.open(path) as one, kedge.open(path) as other:
+        looked = one.begin
+
+        def overtaken(*args: Any) -> Any:
+            found = looked(*args)
+            other.start(agent, 7, id="r")
+            return found
+
+        one.begin = overtaken  # type: ignore[method-assign]
+        assert one.start(agent, 7, id="r").id == "r"
+        one.begin = looked  # type: ignore[method-assign]
+        assert len(one.list()) == 1
+        with pytest.raises(RunMismatch):
+            one.start(agent, 8, id="r")

@@ -361,18 +361,26 @@ def test_r15_a_late_refusal_says_that_nothing_happened(world: Any, slow: Slow) -
 class Frozen:
     """A worker that stopped in the middle of a tool, and may wake again. Leases last a minute, grace ten seconds."""
 
-    def __init__(self, world: Any, clock: kedge.ManualClock, *, timeout: float | None) -> None:
+    def __init__(
+        self,
+        world: Any,
+        clock: kedge.ManualClock,
+        *,
+        timeout: float | None,
+        effect: Any = "at_most_once",
+        found: Any = None,
+    ) -> None:
         self.world, self.clock = world, clock
         self.reconciled: list[int] = []
         self.started = threading.Event()
         self.release = threading.Event()
         self.kd = self.worker()
 
-        def look(effect: kedge.Effect) -> kedge.Happened:
+        def look(_: kedge.Effect) -> Any:
             self.reconciled.append(clock.now_us())
-            return kedge.Happened("found")
+            return found or kedge.Happened("found")
 
-        @kedge.tool(name="frozen", timeout=timeout, reconcile=look)
+        @kedge.tool(name="frozen", effect=effect, timeout=timeout, reconcile=look)
         def frozen() -> str:
             self.started.set()
             self.release.wait(10)
@@ -443,6 +451,21 @@ def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: 
     frozen.wake()
 
 
+@pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
+def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_longer(
+    still: Any, manual: kedge.ManualClock, effect: Any
+) -> None:
+    frozen = Frozen(still, manual, timeout=300, effect=effect, found=kedge.DidNotHappen())
+    manual.advance(61)
+    assert frozen.worker().advance("r").status == "waiting"
+    assert [event.because for event in still.told("r", e.StepDelayed)] == ["the last holder may still be at it"]
+    frozen.wake()
+    still.store.lives = lambda holder: False
+    advanced = frozen.worker().advance("r")
+    assert (advanced.status, advanced.result) == ("completed", ["late"])
+    assert len(still.told("r", e.AttemptStarted)) == 2
+
+
 def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: kedge.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
@@ -474,6 +497,31 @@ def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(still: A
     with pytest.raises(KedgeError, match="lease"):
         kd.run(calls_each, id="r")
     assert touched == []
+
+
+def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply(
+    still: Any, manual: kedge.ManualClock
+) -> None:
+    touched: list[int] = []
+
+    @kedge.tool
+    def act() -> None:
+        touched.append(1)
+
+    plan((act,))
+    kd = still.process(lease_seconds=60.0)
+    threads = kd.engine.threads
+    start = threads.start
+
+    def late(call: Any, context: Any) -> Any:
+        manual.advance(61)
+        return start(call, context)
+
+    threads.start = late
+    with pytest.raises(KedgeError, match="lease"):
+        kd.run(calls_each, id="r")
+    assert touched == []
+    assert still.told("r", e.AttemptEnded) == []
 
 
 def test_r16_on_sqlite_a_dead_holder_is_taken_over_from_at_once(tmp_path: Path) -> None:

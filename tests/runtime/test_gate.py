@@ -1175,3 +1175,19 @@ def alone() -> None:
     process = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_a_call_in_doubt_with_a_secret_argument_is_asked_about_without_it(world: Any) -> None:
+    @kedge.tool
+    def charge(card: kedge.Secret) -> None:
+        raise RuntimeError("the line went dead")
+
+    @kedge.agent
+    async def charges(run: kedge.Run) -> None:
+        await run.call(charge, kedge.Secret("4242"))
+
+    with pytest.raises(kedge.RunWaiting):
+        world.kd.run(charges, id="r")
+    [wait] = world.kd.inbox()
+    assert wait.waits_for == "settlement"
+    assert "4242" not in str(wait)

@@ -279,7 +279,7 @@ def test_r22_a_run_goes_on_whichever_operation_of_the_store_failed(calls: Calls)
                 cast("Store", View(made.store)), fail_at=fail_at, when="after" if (fail_at or 0) % 2 else "before"
             )
             with contextlib.suppress(kedge.KedgeError):
-                made.new(store=breaking, lease_seconds=30).run(agent, id="r")
+                made.new(store=breaking, lease_seconds=3 * 86_400.0).run(agent, id="r")
             made.mourn()
             after = made.new()
             expected = ["one", "two", "three", "left", "one", "four"]

@@ -1,4 +1,4 @@
-"""Marks in SQLite: a changed or lost one is found and made again; a store of the format before gets their tables."""
+"""Marks in SQLite: a changed or lost one is found and made again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from stories import Story, started
 from kedge.history.find import Finder
 from kedge.log import Log, Report, verify
 from kedge.store import SqliteStore
-from kedge.store.sql import schema
-
-HERE = Path(__file__).parent
-LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
 @pytest.fixture
@@ -107,32 +103,3 @@ def test_the_marks_of_a_removed_run_go_with_the_next_sweep(path: Path) -> None:
     store.close()
     assert {number for _, _, number, _ in rows(path)} == {2}
     assert checked(path).problems == []
-
-
-def test_migrations_lead_to_the_full_schema(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    old = sqlite3.connect(path)
-    old.executescript((HERE / "format_1.sql").read_text(encoding="utf-8"))
-    old.execute("PRAGMA application_id = 0x6B656467")
-    old.execute("PRAGMA user_version = 1")
-    made = SqliteStore(tmp_path / "new.db")
-    meta = made._file._writer.execute("SELECT * FROM meta").fetchall()
-    made.close()
-    with old:
-        old.executemany("INSERT INTO meta VALUES (?, ?, ?)", meta)
-    old.close()
-    store = SqliteStore(path)
-    plain = sqlite3.connect(":memory:")
-    plain.executescript(schema("sqlite"))
-    layout = store._file._writer.execute(LAYOUT).fetchall()
-    assert layout == plain.execute(LAYOUT).fetchall()
-    log = Log(store)
-    first = started("run_1")
-    handle = log.create(first.event, first.values or {})
-    for batch in Story(1).entries(40):
-        handle.append(*batch)
-    assert Finder(log).catch_up() == handle.seq
-    assert verify(log).problems == []
-    plain.close()
-    log.close()
-    store.close()

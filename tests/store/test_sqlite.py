@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from kedge.clock import Clock
@@ -16,3 +17,6 @@ class TestSqliteStore(StoreContract):
 
     def reopen(self, store: Store, clock: Clock) -> Store:
         return SqliteStore(store.place, clock=clock)
+
+    def connect(self, store: Store) -> sqlite3.Connection:
+        return sqlite3.connect(store.place, isolation_level=None)

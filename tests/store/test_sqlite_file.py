@@ -29,6 +29,7 @@ from kedge.model import events as e
 from kedge.store import SqliteStore, open_store, sqlite_file
 from kedge.store.base import STORE_FORMAT
 from kedge.store.sql import schema
+from kedge.testing.contract.making import birth, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -42,9 +43,12 @@ def note(text: object) -> Entry:
     return Entry(e.NoteMade(at=START_US), {"note": text})
 
 
-def python(code: str, *arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def python(
+    code: str, *arguments: object, prefix: tuple[str, ...] = (), stdin: int | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", code, *map(str, arguments)],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -262,6 +266,48 @@ def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_pat
     assert not [name for name in os.listdir(tmp_path) if "holder" in name and len(os.listdir(tmp_path)) > 5]
     store.close()
     assert sorted(os.listdir(tmp_path)) == ["kedge.db"]
+
+
+CLAIM = """
+import sys
+from kedge.store import SqliteStore
+from kedge.testing.contract.making import following, indexed
+
+path, holder, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = SqliteStore(path)
+for _ in range(rounds):
+    some = store.claim(holder, now_us=store.now_us(), seconds=float("inf"), limit=7)
+    if not some:
+        break
+    for one in some:
+        if rounds > 1:
+            [head] = store.append([following(one.head, "done by " + holder, index=indexed("completed"))])
+            assert head.holder is None, head
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "kedge.db"
+    store = SqliteStore(path)
+    store.append([birth(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
+    killed = python(CLAIM, path, "killed", 1, stdin=subprocess.PIPE)
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "claimed\n"
+    assert len(store.due(store.now_us(), limit=500)) == 193
+    others = [python(CLAIM, path, f"w{n}", 500, stdin=subprocess.PIPE) for n in range(3)]
+    for other in others:
+        out, err = other.communicate(timeout=60)
+        assert out == "claimed\n", err
+    assert store.claim("me", now_us=store.now_us(), seconds=30, limit=500) == []
+    killed.kill()
+    killed.communicate()
+    left = store.claim("me", now_us=store.now_us(), seconds=30, limit=500)
+    assert [(one.left, one.head.epoch, one.left_until_us) for one in left] == [("killed", 2, None)] * 7
+    assert [head.seq for _, head in store.heads() if head.holder != "me"] == [2] * 193
+    assert store.inspect() == []
+    store.close()
 
 
 def test_a_lease_of_a_frozen_holder_ends_with_its_time(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from kedge.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from kedge.errors import DeclarationRefused
 from kedge.model.events import FactDrawn, decode
 from kedge.runtime.here import watch_io
+from kedge.runtime.hooks import HOOKS
 from kedge.runtime.registry import AGENTS, TOOLS, Agent, AnyAgent
+from kedge.runtime.triggers import TRIGGERS
 from kedge.runtime.views import Wait
 from kedge.store.base import RunQuery
 
@@ -103,7 +105,7 @@ class _Checking:
         if any(spot.kind == "swallows" and spot.loops for spot in self.spots):
             self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
             return self._report(None)
-        tools, agents = dict(TOOLS), AGENTS.copy()
+        tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
         unwatch = watch_io(self.judge.stray)
         base: Story | None = None
         try:
@@ -117,7 +119,10 @@ class _Checking:
             unwatch()
             TOOLS.clear()
             TOOLS.update(tools)
+            HOOKS.clear()
+            HOOKS.update(hooks)
             AGENTS.restore(agents)
+            TRIGGERS.restore(triggers)
         return self._report(base)
 
     def _everything(self, base: Story, saved: list[Saved]) -> None:
@@ -247,7 +252,8 @@ def _stage(story: Story) -> Stage:
 
 
 def _acts(called: Called) -> bool:
-    return called.effect not in (None, "reads")
+    """Whether it may have happened though nobody heard of it. What a transaction does is on record with it."""
+    return called.effect not in (None, "reads", "transaction")
 
 
 def _input(case: Case) -> Any:

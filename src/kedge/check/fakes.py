@@ -20,7 +20,7 @@ from kedge.runtime.applying import Applied
 from kedge.runtime.here import HERE
 from kedge.runtime.intent import Intent
 from kedge.runtime.models import without_sdk_retries
-from kedge.runtime.registry import KEY, STEP, TOOLS, Effect, Tool, ToolStep, Unknown
+from kedge.runtime.registry import KEY, STEP, TOOLS, TX, Effect, Tool, ToolStep, Unknown
 
 
 class Always(NamedTuple):
@@ -76,7 +76,8 @@ class Fakes:
             declared = cast("Tool[..., Any]", tool)
             fake = self._by_name[declared.name] = Fake(declared.name, outcome)
             fake.read(declared.returns)
-            fake.refuse_strangers([*declared.hints, *declared.shape.injected])
+            given = [name for name, marker in declared.shape.injected.items() if marker is not TX]
+            fake.refuse_strangers([*declared.hints, *given])
             self._by_function.append((declared.fn, fake))
         elif isinstance(key, str):
             self._by_name[key] = Fake(key, outcome)

@@ -212,8 +212,8 @@ class Stage(World):
     def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
         if intent.effect in (None, "reads"):
             return
-        # What undoes is told the key of what it undoes.
-        honours = intent.sort == "undo" or self.declared[intent.name].keyed
+        # What undoes is told the key of what it undoes. A transaction that is tried again was rolled back before.
+        honours = intent.sort == "undo" or intent.effect == "transaction" or self.declared[intent.name].keyed
         if honours and place.key in self._honoured:
             return
         call = f"{intent.name}({short(intent.recording)})"

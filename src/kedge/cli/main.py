@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Final
 
 import click
@@ -20,36 +21,38 @@ from kedge.errors import KedgeError
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "try": {
-        "demo": "watch an agent die at step 6 and go on",
-        "check": "interrupt an agent in every way there is; say what breaks",
+        "demo": "watch an agent die, go on",
+        "check": "find what would break it",
     },
     "run": {
-        "run": "run an agent here: starts it, or goes on with it",
-        "start": "create a run for somebody else to advance",
+        "run": "run an agent here",
+        "start": "create a run for a worker",
+        "worker": "serve the runs that are due",
+        "trigger": "what starts by itself",
     },
     "look": {
-        "ps": "runs, and where each one is",
-        "show": "one run: where it is, what happened and why",
-        "diff": "what changed between two places in time",
-        "find": "decisions, calls, failures, effects, answers of all runs",
-        "verify": "prove the record, or say where it breaks",
+        "ps": "runs, and where they are",
+        "show": "one run: what, and why",
+        "diff": "what changed between times",
+        "find": "ask across all runs",
+        "verify": "prove the record",
     },
     "people": {
-        "inbox": "everything that waits for a person",
-        "answer": "answer what a run waits for",
+        "inbox": "what waits for a person",
+        "answer": "answer it",
         "say": "tell a run something",
     },
     "act": {
-        "pause": "stop runs at their next step",
-        "resume": "let paused, failed or orphaned runs go on",
-        "cancel": "end runs, and undo what they did if asked",
+        "pause": "stop at the next step",
+        "resume": "let runs go on",
+        "cancel": "end, and undo if asked",
         "send": "send a run a message",
         "set": "change a run's context",
     },
     "keep": {
-        "export": "a run as a file that replays anywhere",
-        "store": "look after the store: doctor, repair, prune, erase",
-        "completion": "completion for your shell",
+        "export": "a run as a file",
+        "store": "doctor, prune, repair",
+        "completion": "for your shell",
     },
 }
 """Every command with its one line, by what people want. Each one's module is imported when it is called."""
@@ -60,6 +63,8 @@ MODULES: Final = {
         "kedge.cli.demo": "demo",
         "kedge.cli.check": "check",
         "kedge.cli.running": "run start",
+        "kedge.cli.worker": "worker",
+        "kedge.cli.trigger": "trigger",
         "kedge.cli.ps": "ps",
         "kedge.cli.show": "show",
         "kedge.cli.diff": "diff",
@@ -116,9 +121,10 @@ class Kedge(click.Group):
         title = click.style("Kedge: the state layer for LLM agents.", bold=True)
         write(f"{title}  kedge COMMAND --help says more.\n\n")
         for group, commands in GROUPS.items():
-            for number, (name, line) in enumerate(commands.items()):
+            told = [f"{click.style(f'{name:<8}', fg='cyan')} {line:<28}" for name, line in commands.items()]
+            for number, pair in enumerate(zip_longest(told[::2], told[1::2], fillvalue="")):
                 named = click.style(f"{group if number == 0 else '':<8}", dim=True)
-                write(f"  {named}{click.style(f'{name:<12}', fg='cyan')}{line}\n")
+                write(f"{named}{''.join(pair).rstrip()}\n")
         write(f"\n{click.style('--store URL or KEDGE_STORE names the store, --json prints data.', dim=True)}\n")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

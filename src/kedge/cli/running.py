@@ -258,7 +258,7 @@ def start_command(
         shell.emit({"run": handle.id, "agent": found.name, "status": status, "created": not known})
         return
     shell.out.print(handle.id, markup=False, soft_wrap=True)
-    state = f"was there before and is {status}" if known else "is queued"
+    state = f"was there before and is {status}" if known else "is queued for a worker"
     shell.note(f"{state}; to run it here: {Going(found, agent, value, handle.id).again(shell)}")
 
 

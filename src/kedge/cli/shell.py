@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -26,6 +27,7 @@ from kedge.model.codec import plain
 from kedge.runtime.client import Client
 from kedge.runtime.client import open as open_client
 from kedge.runtime.registry import AnyAgent
+from kedge.store.base import OWN_AGENTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,11 +164,15 @@ class Shell:
     def typed(self, *words: str) -> str:
         """A command as somebody would type it to reach the same store."""
         named = ("--store", self._store) if self._store and self._store != os.environ.get("KEDGE_STORE") else ()
+        if named and urlsplit(self._store or "").password:
+            named = ("--store", "URL")  # a password is for nobody's screen
         return shlex.join(("kedge", *words, *named))
 
     def goes_on(self, run: str, agent: str | None = None) -> str:
         """The command that goes on with a run; where no app is named it has to say where the agent is."""
         target: tuple[str, ...] = ()
+        if agent and agent.startswith(OWN_AGENTS):
+            return self.typed("worker")  # which attends to what Kedge keeps for itself
         if agent and not self.app:
             here = [each for each in apps.declared_here() if each.endswith(f":{agent}")]
             target = (here[0] if here else f"APP.py:{agent}",)

@@ -256,7 +256,7 @@ def is_orphaned(client: Client, run: str, status: str) -> bool:
     if status != "running":
         return False
     head = client.log.head(run)
-    if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= client.clock.now_us()):
+    if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= client.store.now_us()):
         return True
     return not client.store.lives(head.holder)
 

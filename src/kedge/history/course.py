@@ -84,7 +84,7 @@ class Course(Prose):
             told.append(f"It had got as far as {self.value(attempt.progress)}")
         if attempt.outcome == "refused" and not attempt.limited and step.effect not in ("reads", None):
             told.append("Nothing had been done by it")
-        if attempt.outcome == "unknown" and step.effect == "at_most_once":
+        if attempt.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
             told.append("Whether it had happened was not known")
         return told + self.settled(step, attempt.settled)
 
@@ -94,7 +94,9 @@ class Course(Prose):
         if not attempt.died:
             return [begun]
         told = [f"{begun}, and its process was gone before it was over"]
-        if step.effect not in ("reads", None):
+        if step.effect == "transaction":
+            told.append("Nothing of it had happened, for its rows are kept together with its outcome")
+        elif step.effect not in ("reads", None):
             told.append("Whether it had happened was not known")
         return told + self.settled(step, attempt.settled)
 

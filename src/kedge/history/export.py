@@ -400,7 +400,7 @@ class _Rights(NamedTuple):
 
 def _rights(event: e.Event) -> _Rights:
     match event:
-        case e.AttemptStarted():
+        case e.AttemptStarted() | e.StepAdopted():
             return _Rights(claims=event.claims)
         case e.AttemptEnded() | e.AttemptSettled():
             return _Rights(releases=event.released)

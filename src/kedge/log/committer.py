@@ -35,7 +35,7 @@ HURRIED_SECONDS: Final = 0.0002
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
 _MIXED: Final = 8
-_MEASURED: Final = 4
+_MEASURED: Final = 16
 
 
 class Ticket:
@@ -85,6 +85,7 @@ class Committer:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._closed = False
+        self._open = 0
 
     # three ways in ----------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class Committer:
         The ticket is done already, or has a future to be waited for.
         """
         ticket = Ticket(item)
-        slow = self._wait_seconds > SLOW_COMMIT_SECONDS
+        slow = self._is_slow
         behind = self._lead_alone(item.run) if not slow and self._is_alone(item.run) else None
         if behind is not None:
             ticket.head, ticket.done = self._commit_alone(item, behind), True
@@ -136,6 +137,43 @@ class Committer:
             self._behind_bytes -= ticket.size_bytes
             return True
 
+    def hold_off(self, change: int) -> None:
+        """A transaction of a step begins, or has ended. It may keep all other writers waiting: no loop commits then."""
+        with self._mutex:
+            self._open += change
+
+    def submit_all(self, tickets: Sequence[Ticket]) -> None:
+        """Commit what was held back, in order."""
+        with self._mutex:
+            for ticket in tickets:
+                ticket.size_bytes = ticket.item.size_bytes
+                self._behind_bytes += ticket.size_bytes
+            self._queue.extend(tickets)
+        if tickets:
+            self._stir(urgent=True)
+
+    def finish(self, tickets: Sequence[Ticket], results: Sequence[Head | BaseException]) -> None:
+        """Tell each ticket its own fate, and wake whoever waits for it."""
+        with self._mutex:
+            for ticket, result in zip(tickets, results, strict=True):
+                if isinstance(result, BaseException):
+                    ticket.error = result
+                else:
+                    ticket.head = result
+                ticket.done = True
+        here = _running_loop()
+        for ticket in tickets:
+            if ticket.gate is not None:
+                ticket.gate.release()
+            if ticket.future is not None:
+                loop = ticket.future.get_loop()
+                if loop is here:
+                    _resolve(ticket)
+                else:
+                    # A loop that is closed has taken whoever waited with it.
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(_resolve, ticket)
+
     # waiting ----------------------------------------------------------------------------------
 
     def wait(self, ticket: Ticket, *, lead: bool = False) -> None:
@@ -158,15 +196,18 @@ class Committer:
                 ticket.promoted = False
 
     async def wait_soon(self, ticket: Ticket) -> None:
-        """As `wait`, from a loop."""
+        """As `wait`, from a loop. Several tasks may wait for one ticket; who is cancelled takes nobody along."""
         loop = asyncio.get_running_loop()
-        with self._mutex:
-            if ticket.done:
-                return
-            ticket.future = loop.create_future()
-        self._flush_soon(loop, slow=self._wait_seconds > SLOW_COMMIT_SECONDS)
-        with contextlib.suppress(Exception):  # the ticket keeps what became of it
-            await ticket.future
+        while True:
+            with self._mutex:
+                if ticket.done:
+                    return
+                if ticket.future is None or ticket.future.done():
+                    ticket.future = loop.create_future()
+                    ticket.future.add_done_callback(_heard)  # the ticket keeps what became of it
+                future = ticket.future
+            self._flush_soon(loop, slow=self._is_slow)
+            await asyncio.wait({future})
 
     def close(self) -> None:
         """Commit what waits, then stop."""
@@ -239,6 +280,10 @@ class Committer:
         self._wait_seconds += (waited - self._wait_seconds) * 0.3
         return results
 
+    @property
+    def _is_slow(self) -> bool:
+        return self._open > 0 or self._wait_seconds > SLOW_COMMIT_SECONDS
+
     def _is_alone(self, run: str) -> bool:
         if run != self._last_run:
             self._last_run, self._mixed = run, _MIXED
@@ -255,7 +300,10 @@ class Committer:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        self._lead_if_free()
+        if self._open:
+            self._stir(urgent=True)
+        else:
+            self._lead_if_free()
 
     def _lead_if_free(self) -> None:
         """Commit what waits, unless somebody is at it: a leader takes what comes meanwhile, or hands it on."""
@@ -305,12 +353,12 @@ class Committer:
         except BaseException as error:
             results = self._fail(batch, error)
             if not isinstance(error, Exception):
-                self._finish(batch, results)
+                self.finish(batch, results)
                 if hand_on:
                     with self._mutex:
                         self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
                 raise
-        self._finish(batch, results)
+        self.finish(batch, results)
 
     def _fail(self, batch: list[Ticket], error: BaseException) -> Sequence[Head | BaseException]:
         """Nothing was written. Those it does not concern are committed one by one."""
@@ -323,28 +371,6 @@ class Committer:
             except Exception as own:
                 results.append(own)
         return results
-
-    def _finish(self, batch: list[Ticket], results: Sequence[Head | BaseException]) -> None:
-        """Tell each ticket its own fate, and wake whoever waits for it."""
-        with self._mutex:
-            for ticket, result in zip(batch, results, strict=True):
-                if isinstance(result, BaseException):
-                    ticket.error = result
-                else:
-                    ticket.head = result
-                ticket.done = True
-        here = _running_loop()
-        for ticket in batch:
-            if ticket.gate is not None:
-                ticket.gate.release()
-            if ticket.future is not None:
-                loop = ticket.future.get_loop()
-                if loop is here:
-                    _resolve(ticket)
-                else:
-                    # A loop that is closed has taken whoever waited with it.
-                    with contextlib.suppress(RuntimeError):
-                        loop.call_soon_threadsafe(_resolve, ticket)
 
     # the thread -------------------------------------------------------------------------------
 
@@ -445,6 +471,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def _heard(future: asyncio.Future[Head]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _resolve(ticket: Ticket) -> None:

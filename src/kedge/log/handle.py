@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
-from kedge.errors import HandleClosed, ValueRefused
+from kedge.errors import HandleClosed, LogError, ValueRefused
 from kedge.log.committer import Committer, Ticket
 from kedge.model import chain
-from kedge.model.events import Event, RunRewound, encode
+from kedge.model.events import TOLD, Event, RunRewound, encode
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
 from kedge.model.values import Blob, pack
-from kedge.store.base import Append, Birth, Claim, Head, Row, RunIndex, Snapshot
+from kedge.store.base import Append, Birth, Claim, Delivery, Head, Row, RunIndex, Snapshot, Telling, Transaction
 
 SNAPSHOT_EVERY: Final = 1_024
 """Events between two snapshots: what opening a state folds at the most."""
@@ -31,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class Rights(TypedDict, total=False):
-    """What an append may take, give back or erase besides adding events, in the same commit."""
+    """What an append may take, give back, erase, or do to other runs besides adding events, in the same commit."""
 
     claims: tuple[Claim, ...]
     releases: tuple[Claim, ...]
@@ -39,6 +41,8 @@ class Rights(TypedDict, total=False):
     returns: tuple[int, ...]
     erases_rows: tuple[int, ...]
     erases_pieces: tuple[bytes, ...]
+    also: tuple[Append, ...]
+    sends: tuple[Delivery, ...]
 
 
 class RunLog:
@@ -63,6 +67,8 @@ class RunLog:
     ) -> None:
         self.run = head.run
         self.seen = 0
+        self.rows: Sequence[Row] | None = None
+        """The whole log as it was read to open it, for whoever needs it next; or None."""
         self._fold = fold
         self._ledger = ledger
         self._unfolded: list[tuple[int, Event]] = []
@@ -78,6 +84,8 @@ class RunLog:
         self._known: set[bytes] = set()
         self._indexed: RunIndex | None = None
         self._last: Ticket | None = None
+        self._begun: Ticket | None = None
+        self._hold: Hold | None = None
         self._failure: BaseException | None = None
         if birth is None:
             self._index()
@@ -137,9 +145,12 @@ class RunLog:
 
     def append_begun(self, *entries: Entry, **rights: Unpack[Rights]) -> Ticket:
         """As `append_soon`, for whoever must not be interrupted while waiting; `settled` waits for what is begun."""
+        held = self._held(entries, rights, waits=True) if self._hold is not None else None
+        if held is not None:
+            return held
         item = self._after_what_is_behind(self._build(entries, rights))
         try:
-            ticket = self._committer.begin(item)
+            self._begun = ticket = self._committer.begin(item)
         except Exception as error:
             self._fail(error)
             raise
@@ -174,9 +185,18 @@ class RunLog:
         """Why the handle is closed, if it is."""
         return self._failure
 
-    def append_behind(self, *entries: Entry, **rights: Unpack[Rights]) -> None:
-        """Append without waiting: committed with the next append, or soon. `barrier` waits for it."""
-        self._last = self._committer.submit(self._build(entries, rights))
+    def built(self, *entries: Entry, **rights: Unpack[Rights]) -> Append:
+        """What would be appended, for whoever commits it with something else. The handle counts it as submitted."""
+        return self._build(entries, rights)
+
+    def append_behind(self, *entries: Entry, **rights: Unpack[Rights]) -> int:
+        """Append without waiting: committed with the next append, or soon. `barrier` waits for it.
+
+        Returns the seq of the last event.
+        """
+        held = self._held(entries, rights, waits=False) if self._hold is not None else None
+        ticket = self._last = held or self._committer.submit(self._build(entries, rights))
+        return ticket.item.last[0]
 
     def barrier(self) -> None:
         """Return when everything submitted so far is committed."""
@@ -189,6 +209,89 @@ class RunLog:
         if self._last is not None:
             await self._committer.wait_soon(self._last)
             self._check()
+
+    # holding back -----------------------------------------------------------------------------
+
+    def hold(self) -> Hold:
+        """Hold back what is appended from now on, for a transaction in which a step of this run ends.
+
+        It is chained as ever, and commits in the transaction, or goes the usual way when that is given up. Whoever
+        appends or folds at the very moment of the commit waits for it.
+        """
+        assert self._hold is None, "one transaction of a run at a time"
+        self._committer.hold_off(1)
+        self._hold = Hold(Append(run=self.run, after=self._seq, before=self._hash, epoch=self._epoch))
+        return self._hold
+
+    async def caught_up(self, hold: Hold) -> bool:
+        """Wait until all that was submitted before is committed; True: somebody cancelled meanwhile."""
+        if all(ticket is None or ticket.done for ticket in (self._last, self._begun)):
+            return False
+        return await self.settled(self._committer.begin(hold.fence))
+
+    @contextmanager
+    def ending(self, hold: Hold, entry: Entry, transaction: Transaction) -> Generator[Append]:
+        """For the thread of the transaction: write what was held back into it, and the event that ends the step.
+
+        The block is left when it is committed, or with what kept it from that. Until then nothing is touched that
+        other threads may look at.
+        """
+        encoded = _encoded(entry, self._secret_key)
+        with hold.mutex:
+            if self._hold is not hold or self._failure is not None:
+                raise HandleClosed(self.run, self._failure or GivenUp())
+            item = self._last_one(entry.event, encoded)
+            *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
+            for result in (*heads, head):
+                if isinstance(result, LogError):
+                    raise result
+            yield item
+            self._seq, self._hash = item.last
+            self._unfolded.append((self._seq, entry.event))
+            self._known.update(piece.hash for piece in item.pieces)
+            self._indexed = item.index or self._indexed
+            hold.seq = self._seq
+            self._let_go()
+            self._committer.finish(hold.tickets, heads)
+
+    def _last_one(self, event: Event, encoded: Encoded) -> Append:
+        index = None
+        if not self._fold.are_quiet([(0, event)]):
+            # Where anything waits every append is folded at once, so that this event is all that is missing.
+            index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
+        return Append(
+            run=self.run,
+            after=self._seq,
+            before=self._hash,
+            epoch=self._epoch,
+            rows=(Row(self._seq + 1, encoded.body, encoded.data, chain.link(self._hash, encoded.body)),),
+            pieces=tuple({piece.hash: piece for piece in encoded.pieces if piece.hash not in self._known}.values()),
+            index=None if index == self._indexed else index,
+        )
+
+    def give_up(self, hold: Hold) -> bool:
+        """From now on nothing is committed in the transaction; False: it was."""
+        with hold.mutex:
+            if self._hold is hold:
+                self._let_go()
+                self._committer.submit_all(hold.tickets)
+            return hold.seq is None
+
+    def _let_go(self) -> None:
+        self._hold = None
+        self._committer.hold_off(-1)
+
+    def _held(self, entries: Sequence[Entry], rights: Rights, *, waits: bool) -> Ticket | None:
+        """Chain an append and hold it back; None: the transaction has just ended."""
+        hold = self._hold
+        assert hold is not None
+        with hold.mutex:
+            if self._hold is not hold:
+                return None
+            future = asyncio.get_running_loop().create_future() if waits else None
+            ticket = Ticket(self._build(entries, rights), future)
+            hold.tickets.append(ticket)
+            return ticket
 
     # inside -----------------------------------------------------------------------------------
 
@@ -215,30 +318,23 @@ class RunLog:
         rows: list[Row] = []
         pieces: list[Blob] = []
         told: list[tuple[int, Event]] = []
-        for event, values in entries:
-            data = None
-            if values:
-                try:
-                    packed = pack(values, at="", secret_key=self._secret_key)
-                except ValueRefused as refused:
-                    raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
-                data = packed.raw
-                body = encode(event, chain.data_hash(data))
-                pieces += packed.blobs
-            else:
-                body = encode(event)
+        for entry in entries:
+            body, data, blobs = _encoded(entry, self._secret_key)
+            pieces += blobs
             hash_ = chain.link(hash_, body)
             seq += 1
             rows.append(Row(seq, body, data, hash_))
-            told.append((seq, event))
+            told.append((seq, entry.event))
         self._seq, self._hash = seq, hash_
         quiet = self._fold.are_quiet(told)
         self._unfolded += told
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
-        more = {} if lone else self._more(quiet, pieces, rights)
+        more = {} if lone else self._more(quiet, pieces, rights, told)
         return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
 
-    def _more(self, quiet: bool, pieces: Sequence[Blob], rights: Rights | None) -> dict[str, Any]:
+    def _more(
+        self, quiet: bool, pieces: Sequence[Blob], rights: Rights | None, told: Sequence[tuple[int, Event]]
+    ) -> dict[str, Any]:
         """What an append carries besides its rows; most carry nothing."""
         more: dict[str, Any] = {**rights} if rights else {}
         birth, self._birth = self._birth, None
@@ -249,11 +345,20 @@ class RunLog:
             more["pieces"] = self._unknown(pieces)
         if not quiet or birth is not None:
             more["index"] = self._index()
+            if tells := [Telling(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD]:
+                more["tells"] = tuple(tells)
         if self._seq - self._snapshot_at >= self._snapshot_every:
             more["snapshot"] = self._snapshot()
         return more
 
     def _catch_up(self) -> None:
+        if (hold := self._hold) is None:
+            self._fold_on()
+        else:
+            with hold.mutex:
+                self._fold_on()
+
+    def _fold_on(self) -> None:
         unfolded, self._unfolded = self._unfolded, []
         for seq, event in unfolded:
             if isinstance(event, RunRewound):
@@ -282,6 +387,45 @@ class RunLog:
     def _snapshot(self) -> Snapshot:
         self._snapshot_at = self._seq
         return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
+
+
+class Hold:
+    """What is held back of a run's log while a transaction is open in which one of its steps ends."""
+
+    __slots__ = ("fence", "mutex", "seq", "tickets")
+
+    def __init__(self, fence: Append) -> None:
+        self.fence = fence
+        self.mutex = threading.RLock()
+        self.tickets: list[Ticket] = []
+        self.seq: int | None = None
+        """Where the step's end was committed; None until then."""
+
+
+class GivenUp(Exception):
+    """A transaction came to its end after it was given up."""
+
+    def __init__(self) -> None:
+        super().__init__("its transaction was given up; nothing of it happened")
+
+
+class Encoded(NamedTuple):
+    """An event as bytes, with its values and those of them that are stored apart."""
+
+    body: bytes
+    data: bytes | None
+    pieces: Sequence[Blob]
+
+
+def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
+    event, values = entry
+    if not values:
+        return Encoded(encode(event), None, ())
+    try:
+        packed = pack(values, at="", secret_key=secret_key)
+    except ValueRefused as refused:
+        raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
+    return Encoded(encode(event, chain.data_hash(packed.raw)), packed.raw, packed.blobs)
 
 
 def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:

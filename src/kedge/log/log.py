@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from kedge.clock import Clock, SystemClock
-from kedge.errors import EventBroken, LogError, RunBroken, RunUnknown, ValueBroken, ValueErased
+from kedge.errors import EpochStale, EventBroken, KedgeError, LogError, RunBroken, RunUnknown, ValueBroken, ValueErased
 from kedge.log.committer import Committer
 from kedge.log.handle import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
 from kedge.model import chain
@@ -28,7 +29,7 @@ from kedge.model.ledger import Ledger
 from kedge.model.state import State
 from kedge.model.typed import convert
 from kedge.model.values import Blob, children, references, unpack
-from kedge.store.base import READ_LIMIT, Birth, Head, Row, Store
+from kedge.store.base import READ_LIMIT, Birth, Head, Opening, Row, Snapshot, Store
 
 _ROUND: Final = 2_000
 
@@ -92,13 +93,52 @@ class Log:
         log.append(Entry(forked, values))
         return log
 
-    def open(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
-        """A run's log, to be appended to. With a holder its lease is taken first, which raises its epoch."""
-        self._refuse_broken(run)
-        head = self.head(run) if holder is None else self.store.lease(run, holder, seconds=seconds)
-        fold, ledger = self.folds(run, head.seq)
-        snapshot = self.store.snapshot(run, fold=FOLD, at=head.seq)
-        return self._handle(head, fold, ledger, snapshot_at=snapshot.seq if snapshot else head.base)
+    def open(
+        self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
+    ) -> RunLog:
+        """A run's log, to be appended to. With a holder its lease is taken first, which raises its epoch; with a head
+        the lease that it names was taken already.
+
+        A run that was set apart, or whose log does not reach its head, is not opened; others are not concerned.
+        """
+        if holder is not None:
+            head = self.store.lease(run, holder, seconds=seconds)
+        try:
+            opening = self.store.opening(run, fold=FOLD)
+            if opening is None:
+                raise RunUnknown(run)
+            if head is not None and opening.head.epoch != head.epoch:
+                # Somebody took it over since: whoever was frozen in between must not go on under their epoch.
+                raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
+            self._refuse_broken(opening)
+            fold, ledger, rows = self._opened(opening)
+        except BaseException:
+            if holder is not None and head is not None:
+                with contextlib.suppress(KedgeError):
+                    self.store.release(run, epoch=head.epoch, holder=holder)
+            raise
+        snapshot = opening.snapshot
+        log = self._handle(opening.head, fold, ledger, snapshot_at=snapshot.seq if snapshot else opening.head.base)
+        log.rows = rows
+        return log
+
+    def _opened(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
+        """Both folds at the head from what was read at once; and the rows, where they are the whole log."""
+        head, snapshot, rows = opening.head, opening.snapshot, opening.rows
+        folds = None
+        if snapshot is not None:
+            if _follows(snapshot, opening):
+                folds = self._load(snapshot.root)
+        elif head.parent is None:
+            folds = Fold(), Ledger()
+        events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
+        if folds is None or any(isinstance(event, RunRewound) for _, event in events):
+            return *self.folds(head.run, head.seq), None
+        fold, ledger = folds
+        for seq, event in events:
+            fold.apply(seq, event)
+            ledger.apply(seq, event)
+        return fold, ledger, rows if snapshot is None else None
 
     def _handle(
         self, head: Head, fold: Fold, ledger: Ledger, *, birth: Birth | None = None, snapshot_at: int = 0
@@ -115,22 +155,24 @@ class Log:
             snapshot_every=self._snapshot_every,
         )
 
-    def _refuse_broken(self, run: str) -> None:
-        """A run that was set apart, or whose log does not reach its head, is not opened; others are not concerned."""
-        head = self.head(run)
-        reason = self.store.quarantined(run)
+    def _refuse_broken(self, opening: Opening) -> None:
+        head, rows = opening.head, opening.rows
+        reason = opening.quarantined
         if reason is None:
-            last = self.store.row(run, head.seq)
+            last = next((row for row in reversed(rows) if row.seq <= head.seq), None)
             if last is None:
+                # The last snapshot stands at the head, or a fork has no event of its own yet.
+                last = self.store.row(self._owner(head.run, head.seq), head.seq)
+            if last is None or last.seq != head.seq:
                 reason = "the log ends before its head"
             elif last.hash != head.hash:
                 reason = "the last event is not the head's"
-            elif self.goes_on_after(head):
+            elif rows and rows[-1].seq > head.seq and self.goes_on_after(head):
                 reason = "the log goes on after its head"
             else:
                 return
-            self.store.quarantine(run, reason)
-        raise RunBroken(run, seq=head.seq, reason=reason)
+            self.store.quarantine(head.run, reason)
+        raise RunBroken(head.run, seq=head.seq, reason=reason)
 
     def goes_on_after(self, head: Head) -> bool:
         """Whether events stand after a head that did not move: nobody appended them."""
@@ -359,8 +401,12 @@ class Log:
     def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
         """Every stored piece that an event's values are made of."""
         row = self._row(run, seq)
+        return {} if row.data is None else self.blobs(row.data)
+
+    def blobs(self, packed: bytes) -> dict[bytes, Blob]:
+        """Every stored piece that packed values are made of."""
         found: dict[bytes, Blob] = {}
-        wanted = references(row.data) if row.data is not None else []
+        wanted = references(packed)
         while wanted:
             level = self.store.pieces(wanted)
             for digest in wanted:
@@ -385,6 +431,14 @@ def _event(run: str, row: Row) -> Event:
         return decode(row.body)
     except EventBroken as error:
         raise RunBroken(run, seq=row.seq, reason="its body cannot be read") from error
+
+
+def _follows(snapshot: Snapshot, opening: Opening) -> bool:
+    """Whether a snapshot is of the very chain that goes on after it."""
+    if not opening.rows:
+        return snapshot.seq == opening.head.seq and snapshot.hash == opening.head.hash
+    first = opening.rows[0]
+    return first.seq == snapshot.seq + 1 and chain.link(snapshot.hash, first.body) == first.hash
 
 
 class _Reader(NamedTuple):

@@ -427,6 +427,104 @@ class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
     by: str | None = None
 
 
+# triggers -----------------------------------------------------------------------------------------
+
+TriggerSort = Literal["cron", "every", "when", "event"]
+PassedBecause = Literal["missed", "paused", "overlap", "input failed"]
+
+
+class TriggerSet(Event, frozen=True, tag="trigger.set"):
+    """A trigger was declared, or declared otherwise: what sets off which agent, and when next. Data: `spec`."""
+
+    digest: Digest
+    sort: TriggerSort
+    agent: str
+    next: int | None = None
+
+
+class TriggerFired(Event, frozen=True, tag="trigger.fired"):
+    """A trigger started a run, in the same commit. `due` is when a schedule wanted it.
+    Data: `body` of an event, `value` of a condition."""
+
+    number: int
+    run: str
+    due: int | None = None
+    next: int | None = None
+    by: str | None = None
+
+
+class TriggerQueued(Event, frozen=True, tag="trigger.queued"):
+    """A firing waits until the run before it has ended. Data: as of the firing."""
+
+    number: int
+    due: int | None = None
+    next: int | None = None
+    by: str | None = None
+
+
+class TriggerPassed(Event, frozen=True, tag="trigger.passed"):
+    """Firings that were due from `first` to `last` are not made, and why; no more than 10,000 are counted.
+    `number` is of one that was queued. Data: `failure` of the input; `body`, `value`."""
+
+    first: int
+    last: int
+    because: PassedBecause
+    count: int = 1
+    number: int = 0
+    next: int | None = None
+    by: str | None = None
+
+
+class TriggerTurned(Event, frozen=True, tag="trigger.turned"):
+    """What a trigger looks at holds now, or does not hold any more."""
+
+    holds: bool
+    next: int | None = None
+
+
+# hooks --------------------------------------------------------------------------------------------
+
+
+class HookSet(Event, frozen=True, tag="hook.set"):
+    """What a hook listens to; a new one hears what comes after `position` of the feed. Data: `spec`."""
+
+    position: int
+
+
+class HookCalled(Event, frozen=True, tag="hook.called"):
+    """A hook was told of event `seq` of `run` and took it: its cursor is at `position` now."""
+
+    position: int
+    run: str
+    seq: int
+    attempt: int = 1
+
+
+class HookFailed(Event, frozen=True, tag="hook.failed"):
+    """A hook did not take what it was told of, and is told again at `retry_at`. Data: `failure`."""
+
+    position: int
+    run: str
+    seq: int
+    attempt: int
+    retry_at: int
+
+
+class HookDropped(Event, frozen=True, tag="hook.dropped"):
+    """A hook did not take what it was told of and is not told again; its cursor moves on. Data: `failure`."""
+
+    position: int
+    run: str
+    seq: int
+    attempt: int
+
+
+class HookMoved(Event, frozen=True, tag="hook.moved"):
+    """A hook's cursor passed events that it does not listen to."""
+
+    position: int
+
+
 AnyEvent = (
     RunStarted | RunForked | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
@@ -434,10 +532,20 @@ AnyEvent = (
     | AttemptStarted | AttemptProgressed | AttemptEnded | AttemptSettled | EffectConfirmed | DecisionMade
     | WaitOpened | WaitVoted | WaitClosed | MessageTaken | MessageSent | ChildSpawned | ChildEnded
     | ContextChanged | PlanMade | PlanReached | NoteMade | FactDrawn | ValueErasedOnPurpose
+    | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
+    | HookSet | HookCalled | HookFailed | HookDropped | HookMoved
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}
 """Every stored kind and its type."""
+
+TOLD: Final[frozenset[type[Event]]] = frozenset(
+    {
+        RunStarted, RunForked, RunPaused, RunResumed, RunDiverged, RunRewound, RunRepaired, RunRenewed, CancelRequested,
+        RunCompleted, RunFailed, RunCancelled, WaitOpened, WaitClosed, AttemptSettled, ChildSpawned,
+    }
+)  # fmt: skip
+"""What hooks can hear of: these events enter the store's feed in the commit that makes them."""
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 

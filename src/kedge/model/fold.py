@@ -8,9 +8,11 @@ run shares almost everything with the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
@@ -70,6 +72,42 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     at: int
 
 
+class Queued(msgspec.Struct, array_like=True, frozen=True):
+    """A firing that waits for the run before it to end, and the seq that says so."""
+
+    number: int
+    seq: int
+    at: int
+    due: int | None = None
+
+
+class Trigger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a trigger is. `set` is the seq that says what it is; `next` and `last` are times that a schedule wants."""
+
+    set: int
+    digest: e.Digest
+    sort: e.TriggerSort
+    next: int | None = None
+    last: int = 0
+    number: int = 0
+    fired: int = 0
+    run: str | None = None
+    holds: bool = False
+    resumed: int = 0
+    queued: tuple[Queued, ...] = ()
+
+
+class Hook(msgspec.Struct, array_like=True, frozen=True):
+    """Where a hook is: the position up to which it heard, the seq that says what it listens to, and what it did not
+    take yet, how often, and when it is told again."""
+
+    cursor: int
+    set: int
+    failing: int = 0
+    attempts: int = 0
+    retry_at: int | None = None
+
+
 class Facts(msgspec.Struct, omit_defaults=True):
     """The scalar part of a fold."""
 
@@ -106,6 +144,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     waits: dict[e.StepId, Wait] = {}
     context_version: int = 0
     context_parts: list[int] = []
+    hook: Hook | None = None
+    trigger: Trigger | None = None
 
 
 class _Root(msgspec.Struct):
@@ -171,7 +211,7 @@ class Fold:
             status = facts.ended_as
         elif facts.paused:
             status = "paused"
-        elif facts.mend or (facts.idle and not facts.live):
+        elif facts.mend or (facts.idle and not facts.live) or facts.trigger is not None or facts.hook is not None:
             status = "waiting"
         else:
             status = "running" if facts.taken else "queued"
@@ -187,12 +227,25 @@ class Fold:
             return facts.changed_at or facts.started_at
         if facts.status != "waiting" or facts.mend:
             return None
+        if facts.hook is not None:
+            return facts.started_at  # somebody has to follow the feed, always
+        if facts.trigger is not None:
+            queued = facts.trigger.queued
+            return queued[0].at if queued else facts.trigger.next
         if not facts.taken:
             # It was let go on, and nobody has looked yet whether what it waits for is there.
             return facts.changed_at
         times = [wait.deadline for wait in facts.waits.values()]
         times += [self.steps[index].delayed_until for index in facts.pending.values()]
         return min((time for time in times if time is not None), default=None)
+
+    def with_one_returned(self, at: int) -> Fold:
+        """What it is like when a step that runs has returned. This fold stays as it is, so that any thread may ask."""
+        twin, facts = copy(self), self.facts
+        waits = facts.status == "running" and facts.idle and facts.live == 1
+        changed = {"status": "waiting", "changed_at": at} if waits else {}
+        twin.facts = replace(facts, live=facts.live - 1, **changed)
+        return twin
 
     def find(self, step: e.StepId) -> int | None:
         """The index of a step by its id, in the current timeline."""
@@ -297,6 +350,8 @@ def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
     _go_on(fold, seq, event)
     facts.cancelling = cancelling
     facts.taken = facts.taken and event.by == "kedge"
+    if facts.trigger is not None:
+        facts.trigger = replace(facts.trigger, resumed=event.at)
 
 
 def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:
@@ -346,6 +401,9 @@ def _run_renewed(fold: Fold, seq: int, event: e.RunRenewed) -> None:
 
 def _cancel_requested(fold: Fold, seq: int, event: e.CancelRequested) -> None:
     fold.facts.cancelling = True
+    if fold.facts.trigger is not None or fold.facts.hook is not None:
+        # Nothing has to be unwound: a trigger or a hook is over when somebody wants that.
+        fold.facts.ended, fold.facts.ended_as = seq, "cancelled"
 
 
 def _run_completed(fold: Fold, seq: int, event: e.RunCompleted) -> None:
@@ -418,7 +476,7 @@ def _attempt_ended(fold: Fold, seq: int, event: e.AttemptEnded) -> None:
     if event.retry_at is not None:
         step.delayed_until = event.retry_at
         fold.move(step, "delayed", event, seq)
-    elif event.outcome == "unknown" and step.effect == "at_most_once":
+    elif event.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
         fold.move(step, "in_doubt", event, seq)
     else:
         step.output = seq
@@ -497,6 +555,67 @@ def _note_made(fold: Fold, seq: int, event: e.NoteMade) -> None:
     fold.notes.append(seq)
 
 
+def _trigger_set(fold: Fold, seq: int, event: e.TriggerSet) -> None:
+    """What was fired, what waits and whether something held stays, whatever is declared otherwise."""
+    known = fold.facts.trigger or Trigger(seq, event.digest, event.sort)
+    fold.facts.trigger = replace(known, set=seq, digest=event.digest, sort=event.sort, next=event.next)
+
+
+def _trigger_fired(fold: Fold, seq: int, event: e.TriggerFired) -> None:
+    known = fold.facts.trigger
+    if known is not None:
+        fold.facts.trigger = replace(
+            known,
+            next=event.next,
+            last=max(known.last, event.due or 0),
+            number=max(known.number, event.number),
+            fired=known.fired + 1,
+            run=event.run,
+            queued=tuple(one for one in known.queued if one.number != event.number),
+        )
+
+
+def _trigger_queued(fold: Fold, seq: int, event: e.TriggerQueued) -> None:
+    known = fold.facts.trigger
+    if known is not None:
+        waits = (*known.queued, Queued(event.number, seq, event.at, event.due))
+        last = max(known.last, event.due or 0)
+        fold.facts.trigger = replace(known, next=event.next, last=last, number=event.number, queued=waits)
+
+
+def _trigger_passed(fold: Fold, seq: int, event: e.TriggerPassed) -> None:
+    known = fold.facts.trigger
+    if known is not None:
+        waits = tuple(one for one in known.queued if one.number != event.number)
+        # Only what a schedule wanted counts as its last time: others pass when they are looked at.
+        last = max(known.last, event.last) if known.sort in ("cron", "every") else known.last
+        fold.facts.trigger = replace(known, next=event.next, last=last, queued=waits)
+
+
+def _trigger_turned(fold: Fold, seq: int, event: e.TriggerTurned) -> None:
+    known = fold.facts.trigger
+    if known is not None:
+        fold.facts.trigger = replace(known, next=event.next, holds=event.holds)
+
+
+def _hook_set(fold: Fold, seq: int, event: e.HookSet) -> None:
+    """A hook that listens to something else goes on where it is."""
+    hook = fold.facts.hook
+    fold.facts.hook = Hook(event.position if hook is None else hook.cursor, seq)
+
+
+def _hook_moved(fold: Fold, seq: int, event: e.HookCalled | e.HookDropped | e.HookMoved) -> None:
+    hook = fold.facts.hook
+    if hook is not None:
+        fold.facts.hook = Hook(event.position, hook.set)
+
+
+def _hook_failed(fold: Fold, seq: int, event: e.HookFailed) -> None:
+    hook = fold.facts.hook
+    if hook is not None:
+        fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
+
+
 _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunStarted: _run_started,
     e.RunForked: _run_forked,
@@ -530,6 +649,16 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.PlanMade: _plan_made,
     e.PlanReached: _plan_reached,
     e.NoteMade: _note_made,
+    e.TriggerSet: _trigger_set,
+    e.TriggerFired: _trigger_fired,
+    e.TriggerQueued: _trigger_queued,
+    e.TriggerPassed: _trigger_passed,
+    e.TriggerTurned: _trigger_turned,
+    e.HookSet: _hook_set,
+    e.HookCalled: _hook_moved,
+    e.HookFailed: _hook_failed,
+    e.HookDropped: _hook_moved,
+    e.HookMoved: _hook_moved,
 }
 
 

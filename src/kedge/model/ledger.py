@@ -192,6 +192,15 @@ def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
     ledger.facts.intentions.clear()
 
 
+def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
+    """The holder before is gone. A transaction that it left open never happened, for its outcome would be on record."""
+    for index in ledger.facts.open.values():
+        effect = ledger.effects[index]
+        if effect.effect == "transaction" and effect.status == "open":
+            effect = ledger.effects.changing(index)
+            effect.status, effect.ended = "did_not_happen", seq
+
+
 def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
     for doubt in event.doubts:
         if doubt.key not in ledger.facts.open:
@@ -297,6 +306,7 @@ def _child_ended(ledger: Ledger, seq: int, event: e.ChildEnded) -> None:
 
 _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.RunForked: _run_forked,
+    e.RunTaken: _run_taken,
     e.RunRewound: _run_rewound,
     e.RunRepaired: _run_repaired,
     e.StepIntended: _step_intended,

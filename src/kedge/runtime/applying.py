@@ -26,6 +26,12 @@ class Applied(NamedTuple):
     work: Work | None = None
     timed_out: bool = False
     untouched: bool = False
+    ended: tuple[int, Any] | None = None
+    """Where its outcome is on record already, and the value as code sees it."""
+
+
+class Untouched(Exception):
+    """An attempt was cancelled after it was recorded and before anything was touched."""
 
 
 class StandIn(Protocol):

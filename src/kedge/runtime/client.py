@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import (
@@ -29,6 +32,7 @@ from kedge.errors import (
 from kedge.history.diff import Diff, across, between
 from kedge.history.export import export
 from kedge.history.find import Finder
+from kedge.history.pruning import Pruned, choose, prune
 from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report, verify
 from kedge.log.handle import Entry
@@ -36,9 +40,10 @@ from kedge.log.verify import Progress
 from kedge.model import events as e
 from kedge.model.codec import Erased
 from kedge.model.fold import Fold, Step
+from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.runtime import waits
+from kedge.runtime import firing, waits
 from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
 from kedge.runtime.calls import Both, OnLoop, OwnLoop
@@ -46,11 +51,15 @@ from kedge.runtime.context import Context, through_codec
 from kedge.runtime.execution import Engine
 from kedge.runtime.executor import Advanced, Executor, Start, command, ended
 from kedge.runtime.here import mark_log_records
+from kedge.runtime.leases import LEASE_SECONDS
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.starting import RunMethod, StartMethod
 from kedge.runtime.steps import delivery
+from kedge.runtime.transacting import joining
+from kedge.runtime.triggers import TriggerInfo
 from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
+from kedge.runtime.worker import SLICE_SECONDS, Worker
 from kedge.store import Store, open_store
 from kedge.store.base import ENDED, Delivered, Head, RunQuery
 
@@ -74,7 +83,7 @@ class Client:
         clock: Clock | None = None,
         ids: Ids | None = None,
         build: Callable[[AnyAgent], e.Build] = build_of,
-        lease_seconds: float = float("inf"),
+        lease_seconds: float | None = None,
         grace_seconds: float = 5.0,
         behind: bool = True,
         stand_in: StandIn | None = None,
@@ -89,7 +98,7 @@ class Client:
             ids=self.ids,
             holder=f"{os.getpid()}-{self.ids.new('h')}",
             build=build,
-            lease_seconds=lease_seconds,
+            lease_seconds=_lease_seconds(store) if lease_seconds is None else lease_seconds,
             grace_seconds=grace_seconds,
             stand_in=stand_in,
         )
@@ -117,6 +126,7 @@ class Client:
         if self._own is not None:
             self._own.close(self._finish())
         self.engine.threads.close()
+        self.engine.leases.close()
         self.log.close()
         self.store.close()
 
@@ -165,6 +175,31 @@ class Client:
             if isinstance(outcome, BaseException) and not isinstance(outcome, KedgeError):
                 raise outcome
         return [outcome for outcome in outcomes if isinstance(outcome, Advanced)]
+
+    def worker(
+        self,
+        *,
+        agents: Collection[str] | None = None,
+        concurrency: int = 10,
+        per_agent: Mapping[str, int] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+    ) -> Worker:
+        """Serve runs that are due, here, for as long as the `async with` block lasts; at its end the worker drains.
+
+        agents         whose runs it takes, by name; all that are declared in this process, unless it says otherwise
+        concurrency    how many runs it has in hand at once; `per_agent` says it of some agents by themselves
+        lease_seconds  how long a run stays with a worker that froze before another takes it
+        slice_seconds  what a run is given at the least before a more urgent one may have its slot
+        """
+        return Worker(
+            self,
+            agents=agents,
+            concurrency=concurrency,
+            per_agent=per_agent,
+            lease_seconds=lease_seconds,
+            slice_seconds=slice_seconds,
+        )
 
     def executor(self) -> Executor:
         """The executor of the running loop."""
@@ -292,6 +327,23 @@ class Client:
         """Re-read the whole record, or one run's, and prove it, or say where it breaks."""
         return verify(self.log, run, progress=progress)
 
+    @Both
+    def prune(
+        self,
+        *,
+        older: Duration,
+        to: str | os.PathLike[str],
+        status: Sequence[str] = ENDED,
+        agent: str | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Move runs that ended, and did not change for so long, into a new archive; see docs/keeping.md."""
+        now_us = self.clock.now_us()
+        chosen = choose(self.log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
+        if dry_run:
+            return chosen.untouched()
+        return prune(self.log, chosen, to, holder=self.ids.new("prune"), now_us=now_us)
+
     def _waits(self, state: State) -> Iterator[Wait]:
         for wait in state.fold.facts.waits.values():
             data = state.data(wait.opened)
@@ -316,12 +368,22 @@ class Client:
 
     @Both
     def answer(
-        self, wait: str, verb: Verb, *, value: Any = None, by: str | None = None, comment: str | None = None
+        self,
+        wait: str,
+        verb: Verb,
+        *,
+        value: Any = None,
+        by: str | None = None,
+        comment: str | None = None,
+        tx: Any = None,
     ) -> None:
-        """Answer what a run waits for. The wait's id, or the run's where only one is open."""
-        self._answer(wait, verb, value, by, comment)
+        """Answer what a run waits for. The wait's id, or the run's where only one is open.
 
-    def _answer(self, wait: str, verb: str, value: Any, by: str | None, comment: str | None) -> None:
+        With `tx`, the caller's own connection to the store's database, it counts when they commit.
+        """
+        self._answer(wait, verb, value, by, comment, tx)
+
+    def _answer(self, wait: str, verb: str, value: Any, by: str | None, comment: str | None, tx: Any) -> None:
         found = self._open_wait(wait)
         run = found.run
         if found.deadline_us is not None and self.clock.now_us() > found.deadline_us:
@@ -338,17 +400,19 @@ class Client:
         event: Any = self.log.event(run, opened)
         body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
         message_id = waits.answer_id(run, found.step, opened)
-        delivered = self._deliver(run, waits.ANSWER, body, id=message_id, by=by)
+        delivered = self._deliver(run, waits.ANSWER, body, id=message_id, by=by, tx=tx)
         if not delivered.fresh:
             first = delivered.message
             raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
 
     def _open_wait(self, wait: str) -> Wait:
         run, _, step = wait.rpartition(":")
+        wait = waits.latest(self.log, wait)
         if self.store.head(wait) is not None:
             run, step = wait, ""
         elif not run or self.store.head(run) is None:
             raise RunUnknown(run or wait)
+        run = waits.latest(self.log, run)
         state = self.log.state(run)
         asked = [each for each in self._waits(state) if each.verbs and (not step or each.step == step)]
         if len(asked) == 1:
@@ -366,18 +430,32 @@ class Client:
                 raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
 
     @Both
-    def send(self, run: str, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
-        """Send a message to a run; it waits there until the run asks for its name. The id makes it count once."""
+    def send(
+        self,
+        run: str,
+        name: str,
+        body: Any = None,
+        *,
+        id: str | None = None,  # noqa: A002
+        by: str | None = None,
+        tx: Any = None,
+    ) -> None:
+        """Send a message to a run; it waits there until the run asks for its name. The id makes it count once.
+
+        With `tx`, the caller's own connection to the store's database, it is sent when they commit.
+        """
         if name.startswith("kedge."):
             raise AnswerRefused(run, f"messages named {name!r} are Kedge's own; choose another name")
-        message = id or self.ids.new("msg")
+        message = str(id or self.ids.new("msg"))
+        run = waits.latest(self.log, run)
         self._refuse_unheard(run, message)
-        self._deliver(run, name, body, id=message, by=by)
+        self._deliver(run, name, body, id=message, by=by, tx=tx)
 
     @Both
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Say something to a run; its loop hears it before it asks its model again."""
         message = self.ids.new("said")
+        run = waits.latest(self.log, run)
         self._refuse_unheard(run, message)
         self._deliver(run, waits.SAID, text, id=message, by=by)
 
@@ -387,12 +465,34 @@ class Client:
         if row is not None and row.status in ENDED and all(known.id != message for known in self.store.messages(run)):
             raise AnswerRefused(run, f"the run is over ({row.status}) and hears nothing any more; start another")
 
-    def _deliver(self, run: str, name: str, body: Any, *, id: str, by: str | None) -> Delivered:  # noqa: A002
-        [outcome] = self.store.deliver([delivery(run, name, body, id=id, by=by, at_us=self.clock.now_us())])
+    def _deliver(
+        self, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
+    ) -> Delivered:  # fmt: skip
+        deliverer = self.store if tx is None else joining(self.store, tx)
+        [outcome] = deliverer.deliver([delivery(run, name, body, id=id, by=by, at_us=self.clock.now_us())])
         if isinstance(outcome, KedgeError):
             raise outcome
         self._notify(run)
         return outcome
+
+    # triggers ---------------------------------------------------------------------------------
+
+    @Both
+    def publish(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> int:  # noqa: A002
+        """Publish an event: every trigger that listens to it fires. The id makes it count once. Says how many heard."""
+        if not name or name.startswith("kedge."):
+            raise AnswerRefused(name, "is no name for an event; take one such as 'order.created'")
+        return firing.publish(self, name, body, id=id, by=by)
+
+    @Both
+    def triggers(self) -> Sequence[TriggerInfo]:
+        """Every trigger that is declared here or on record, by name."""
+        return firing.triggers(self)
+
+    @OnLoop
+    async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
+        """Fire a trigger by hand, whatever its policies say; returns the id of the run that it starts."""
+        return await firing.fire(self, trigger, by=by, given=input)
 
     # acting -----------------------------------------------------------------------------------
 
@@ -426,6 +526,7 @@ class Client:
         self._command(run, {"command": "prioritize", "priority": priority}, by)
 
     def _command(self, run: str, body: dict[str, Any], by: str | None) -> None:
+        run = waits.latest(self.log, run)
         row = self.store.index(run)
         if row is None:
             raise RunUnknown(run)
@@ -443,6 +544,7 @@ class Client:
         row = self.store.index(run)
         if row is not None and row.status in ("completed", "cancelled"):
             raise AnswerRefused(run, f"the run is over ({row.status}); start another")
+        left = self.log.head(run).holder is not None
         log = self.log.open(run, holder=self.ids.new("command"), seconds=30)
         facts = log.fold.facts
         told = {"because": because} if because else None
@@ -474,7 +576,7 @@ class Client:
             return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
         finally:
             with contextlib.suppress(KedgeError):
-                self.store.release(run, epoch=log.epoch)
+                self.store.release(run, epoch=log.epoch, left=left)
 
     def _siblings(self, run: str, fold: Fold, step: Step) -> tuple[int, ...]:
         """Later events of branches beside the one of a step: they keep what they had ended."""
@@ -515,7 +617,9 @@ class Client:
         run = id or self.ids.new(agent.name)
         if self.store.head(run) is not None:
             self._same(run, agent, value)
-            return run, None
+            return waits.latest(self.log, run), None
+        if id is not None and (goes_on := waits.latest(self.log, run)) != run:
+            return goes_on, None  # its first logs are archived
         started = e.RunStarted(
             at=self.clock.now_us(),
             run=run,
@@ -551,7 +655,7 @@ class Client:
 
     def _is_held(self, head: Head) -> bool:
         """Whether somebody is at a run: who lives, and whose time is not up."""
-        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock.now_us()):
+        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.store.now_us()):
             return False
         return self.store.lives(head.holder)
 
@@ -589,6 +693,11 @@ def open(url: str = "kedge.db", *, clock: Clock | None = None, ids: Ids | None =
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     own = {name: options.pop(name) for name in ("build", "lease_seconds", "grace_seconds", "behind") if name in options}
     return Client(open_store(str(url), **given, **options), clock=clock, ids=ids, **own)
+
+
+def _lease_seconds(store: Store) -> float:
+    """A lease may be endless where a dead holder is noticed at once; elsewhere it has to end."""
+    return math.inf if store.proves_life else LEASE_SECONDS
 
 
 def _input_tag(agent: AnyAgent, value: Any) -> str:

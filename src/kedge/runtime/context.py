@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -79,6 +80,11 @@ class Context:
         """Somebody changed it; the code sees that when its next step returns."""
         self._outside.append(change)
 
+    def saved(self) -> dict[str, Any] | None:
+        """The document as another run may begin with it; None where there is none."""
+        self.see(sys.maxsize)
+        return dict(self._document) or None
+
     def see(self, seq: int) -> None:
         """A step returned at a seq: what came from outside before it is visible from now on."""
         while self._outside and self._outside[0].seq < seq:
@@ -108,11 +114,11 @@ def plain_names(value: Any) -> list[str]:
     return list(lowered) if isinstance(lowered, dict) else []
 
 
-def through_codec(value: Any, *, at: str = "output") -> Any:
-    """A value as it comes back from the record."""
+def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = None) -> Any:
+    """A value as it comes back from the record; with the key of secrets, where arguments may hold some."""
     if type(value) in _SCALARS:
         return value
-    packed = pack(value, at=at)
+    packed = pack(value, at=at, secret_key=secret_key)
     blobs = {blob.hash: blob for blob in packed.blobs}
     return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
 

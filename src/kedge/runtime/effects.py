@@ -209,7 +209,7 @@ async def ask_person(
 ) -> Closed:
     """Ask within a step that is not itself a wait."""
     facts = ex.log.fold.facts
-    told = through_codec(intention)
+    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
     bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
     wait = facts.waits.get(step)
     if wait is None:
@@ -328,7 +328,8 @@ async def _agreed(a: Attempting, prompt: str) -> bool:
     """Ask a person before acting; the answer to this very question, once given, stays with the step."""
     ex = a.ex
     intention = {"tool": a.intent.name, "arguments": a.intent.recording}
-    bound = binding(ex.run_id, ex.generation, a.step, "answer", intention=through_codec(intention), prompt=prompt)
+    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
+    bound = binding(ex.run_id, ex.generation, a.step, "answer", intention=told, prompt=prompt)
     asked = None
     for seq, event in sorted(ex.record.of(a.step, e.WaitOpened) + ex.record.of(a.step, e.WaitClosed)):
         if isinstance(event, e.WaitOpened):

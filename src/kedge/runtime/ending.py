@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from kedge.errors import KedgeError, StepFailed
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.runtime import effects
 from kedge.runtime.agreement import diverge
+from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
 from kedge.runtime.gate import Attempting
 from kedge.runtime.intent import Intent
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.replay import OVER
-from kedge.runtime.steps import Child, child_result
+from kedge.runtime.signals import Renewed
+from kedge.runtime.steps import Child, child_result, delivery, first_entries
+from kedge.runtime.waits import CHILD, child_id, child_outcome, forwarded, goes_along, renewals, root_of
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
@@ -25,7 +28,7 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
         _refuse_early_end(ex, branch, "its end")
         await _cancel_children(ex, branch, compensate=False)
         ex.result = result
-        await ex.durably(Entry(e.RunCompleted(at=ex.now_us()), {"result": result}))
+        await _end(ex, Entry(e.RunCompleted(at=ex.now_us()), {"result": result}))
         return
     failure = describe(error)
     _refuse_early_end(ex, branch, f"an error ({failure})")
@@ -37,7 +40,64 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
     else:
         await _cancel_children(ex, branch, compensate=False)
     step = error.step if isinstance(error, StepFailed) else None
-    await ex.durably(Entry(e.RunFailed(at=ex.now_us(), step=step), values))
+    await _end(ex, Entry(e.RunFailed(at=ex.now_us(), step=step), values))
+
+
+async def _end(ex: Execution, last: Entry) -> None:
+    """The last event, and with it the message that wakes a parent which waits for this run."""
+    await ex.durably(last, **_told(ex))
+
+
+def _told(ex: Execution) -> dict[str, Any]:
+    parent = ex.log.fold.facts.parent
+    if parent is None:
+        return {}
+    told = delivery(parent, CHILD, None, id=child_id(ex.run_id), by=ex.run_id, at_us=ex.now_us())
+    return {"sends": (told,)}
+
+
+async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002
+    """Close the log and go on in a fresh one that follows it, in one write. What is in the inbox goes along."""
+    if branch.scope is not None:
+        raise KedgeError(f"{ex.run_id}: run.renew ends the whole run's log; use it outside of run.gather")
+    agent, log, facts = ex.agent, ex.engine.log, ex.log.fold.facts
+    input = agent.checked(through_codec(input, at="input"))  # noqa: A001
+    _refuse_early_end(ex, branch, "a renewal")
+    await ex.turn()
+    await _await_children(ex, branch)
+    await _cancel_children(ex, branch, compensate=False)
+    successor = _successor(ex)
+    marked = renewals(root_of(ex.run_id)[0])
+    tags = (*(tag for tag in facts.tags if tag != marked), marked)
+    started = e.RunStarted(
+        at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
+        tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id,
+    )  # fmt: skip
+    born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
+    messages = [message for message in log.store.inbox(ex.run_id) if goes_along(message)]
+    taken = [
+        Entry(e.MessageTaken(at=ex.now_us(), message=each.number, name=each.name, id=each.id, by=each.by))
+        for each in messages
+    ]
+    await ex.durably(
+        *taken,
+        Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
+        takes=tuple(message.number for message in messages),
+        also=(born,),
+        sends=tuple(forwarded(log, message, successor) for message in messages),
+    )
+    signal = Renewed()
+    ex.close(signal)
+    raise signal
+
+
+def _successor(ex: Execution) -> str:
+    """The id under which a run goes on: `name`, `name+2`, `name+3` …"""
+    root, count = root_of(ex.run_id)
+    while True:
+        count += 1
+        if ex.engine.log.store.head(f"{root}+{count}") is None:
+            return f"{root}+{count}"
 
 
 def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
@@ -67,7 +127,6 @@ async def _await_children(ex: Execution, branch: Branch) -> None:
 async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
     """Children that end with the run; those whose effects are to be undone are waited for."""
     from kedge.runtime.executor import request_cancel
-    from kedge.runtime.waits import child_outcome
 
     for child in list(ex.log.ledger.children):
         if child.status != "running" or child.on_parent_end != "cancel":
@@ -93,7 +152,7 @@ async def cancel(ex: Execution, branch: Branch) -> None:
         await _settle_open(ex, branch)
         not_undone = await effects.compensate(ex, branch)
         values = {"not_undone": not_undone} if not_undone else {}
-    await ex.durably(Entry(e.RunCancelled(at=ex.now_us()), values))
+    await _end(ex, Entry(e.RunCancelled(at=ex.now_us()), values))
 
 
 def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
@@ -118,8 +177,8 @@ async def _settle_open(ex: Execution, branch: Branch) -> None:
     """Attempts whose outcome is not known are settled before anything is undone."""
     for past in list(ex.record.steps.values()):
         tool = TOOLS.get(past.name)
-        in_doubt = past.status not in OVER and past.sort == "tool" and past.attempts and past.effect == "at_most_once"
-        if not in_doubt or tool is None:
+        doubtful = past.sort == "tool" and past.attempts and past.effect in ("at_most_once", "transaction")
+        if past.status in OVER or not doubtful or tool is None:
             continue
         arguments = ex.record.data(past.intended)["arguments"]
         intent = Intent(

@@ -12,19 +12,21 @@ import math
 import threading
 import types
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kedge.clock import Clock
-from kedge.errors import KedgeError, OutsideBranch
+from kedge.errors import KedgeError, LeaseLost, OutsideBranch
 from kedge.ids import Ids
-from kedge.log.handle import Entry, RunLog
+from kedge.log.handle import Entry, Hold, RunLog
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.runtime.applying import StandIn
 from kedge.runtime.here import HERE
+from kedge.runtime.leases import Lease, Leases
 from kedge.runtime.limits import Buckets
 from kedge.runtime.registry import AnyAgent, Resource
 from kedge.runtime.replay import Record
@@ -71,6 +73,7 @@ class Engine:
         self.buckets = Buckets(clock)
         self.threads = Threads()
         self.resources = Resources()
+        self.leases = Leases(log.store, holder, clock)
 
     @property
     def secret_key(self) -> bytes:
@@ -197,7 +200,9 @@ class Execution:
         self.busy = 0
         self.computing = 0
         self.branches: set[Branch] = set()
-        self.lease_until = math.inf
+        self.lease: Lease | None = None
+        self.attempts = 0
+        """Attempts that are open right now: whoever only wants the run to leave lets them finish first."""
         self.touch_after_us = 0
         self.patches: dict[str, bool] = {}
         facts = log.fold.facts
@@ -209,7 +214,7 @@ class Execution:
         self._signals = 0
         self._reluctant: asyncio.TimerHandle | None = None
         self.on_child: Callable[[str], None] = lambda run: None
-        self.on_message: Callable[[str], None] = lambda run: None
+        self.on_message: Callable[[str], object] = lambda run: None
         self.input: Any = None
         self.result: Any = None
         self.received: Any = None
@@ -222,6 +227,8 @@ class Execution:
         self.parked = False
         self.took: set[int] = set()
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
+        self.transacting = asyncio.Lock()
+        self._ahead: tuple[Hold, asyncio.Event] | None = None
 
     # time and writing -------------------------------------------------------------------------
 
@@ -231,7 +238,7 @@ class Execution:
     def behind(self, *entries: Entry, **rights: Any) -> int:
         """Write without waiting; returns the seq of the last event."""
         try:
-            self.log.append_behind(*self._mended(entries), **rights)
+            return self.log.append_behind(*self._mended(entries), **rights)
         except KedgeError as error:
             self._failed(error)
         return self.log.seq
@@ -241,7 +248,7 @@ class Execution:
         cancelled, seq = False, 0
         try:
             writing = self.log.append_begun(*self._mended(entries), **rights)
-            seq = self.log.seq
+            seq = writing.item.last[0]
             if not writing.done:
                 cancelled = await self.log.settled(writing)
         except KedgeError as error:
@@ -270,10 +277,15 @@ class Execution:
         assert self.signal is not None
         return self.signal
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the run is still ours, by our own clock."""
+        return self.lease is None or self.engine.clock.monotonic() < self.lease.until
+
     def check_lease(self) -> None:
-        """Just before applying: is the run still ours, by our own clock?"""
-        if self.engine.clock.monotonic() >= self.lease_until:
-            self.close(Interrupted(KedgeError(f"{self.run_id}: the lease ran out; nothing more was applied")), cut=True)
+        """Just before applying: is the run still ours?"""
+        if not self.is_ours:
+            self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
             assert self.signal is not None
             raise self.signal
 
@@ -412,8 +424,23 @@ class Execution:
         self.record.unplayed -= 1
         self.context.see(seq)
 
+    @contextmanager
+    def hears(self, hold: Hold) -> Generator[None]:
+        """While a step ends in a transaction, whose commit is on record before this loop hears of it."""
+        heard = asyncio.Event()
+        self._ahead = hold, heard
+        try:
+            yield
+        finally:
+            self._ahead = None
+            heard.set()
+
     async def recorded(self, seq: int) -> None:
         """An outcome is on record now: it becomes the code's when its turn comes."""
+        if self._ahead is not None:
+            hold, heard = self._ahead
+            if hold.seq is not None and hold.seq < seq:
+                await heard.wait()
         if self._is_threaded or self.record.unplayed:
             await self.turn(seq)
         self.context.see(seq)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ from kedge.errors import (
     HandleClosed,
     HeadMoved,
     KedgeError,
+    LogError,
     MessageGone,
     RunBroken,
     RunBusy,
@@ -41,7 +43,7 @@ from kedge.runtime.replay import OVER, Record
 from kedge.runtime.run import Run, SyncRun
 from kedge.runtime.signals import Cancelling, Diverging, Interrupted, Parked, Paused, Signal
 from kedge.runtime.steps import first_entries
-from kedge.store.base import ENDED
+from kedge.store.base import ENDED, Head
 
 logger: Final = logging.getLogger("kedge")
 
@@ -63,6 +65,17 @@ class Start(NamedTuple):
     input: Any
 
 
+class Claim(NamedTuple):
+    """A run that is ours: its head, since when and for how long, whether somebody had left it in the middle, and until
+    when they may believe to have it."""
+
+    head: Head
+    since: float
+    seconds: float
+    left: bool = False
+    left_until_us: int | None = None
+
+
 class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stands after it was advanced: ended, or waiting until a time or for something outside."""
 
@@ -74,6 +87,9 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     step: str | None = None
     diverged: tuple[str, str, str, tuple[str, str]] | None = None
     not_undone: tuple[str, ...] = ()
+    renewed_as: str | None = None
+    left: bool = False
+    """Whether it was left in the middle, for something more urgent or because the process ends; it is due at once."""
 
     @property
     def has_ended(self) -> bool:
@@ -85,6 +101,7 @@ class Executor:
 
     def __init__(self, engine: Engine, *, warm_max: int = WARM_MAX) -> None:
         self.engine = engine
+        self.poll_seconds = POLL_SECONDS
         self._warm_max = warm_max
         self._live: dict[str, Execution | None] = {}
         self._warm: OrderedDict[str, Execution] = OrderedDict()
@@ -94,24 +111,43 @@ class Executor:
     # advancing --------------------------------------------------------------------------------
 
     async def advance(
-        self, run: str, *, start: Start | None = None, agent: AnyAgent | None = None, sit_out: bool = False
+        self,
+        run: str,
+        *,
+        start: Start | None = None,
+        agent: AnyAgent | None = None,
+        sit_out: bool = False,
+        claim: Claim | None = None,
     ) -> Advanced:
-        """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here."""
+        """Drive a run until it has ended or waits. With `sit_out`, timers and backoffs are waited for here.
+
+        With a claim the run is ours already, and its children are for whoever claims them.
+        """
         if run in self._live:
             raise RunBusy(run, holder=self.engine.holder)
         self._live[run] = None
+        hosts = claim is None
         try:
             while True:
                 try:
-                    return await self._advanced(run, start, agent, sit_out)
+                    return await self._advanced(run, start, agent, sit_out=sit_out, hosts=hosts, claim=claim)
                 except _AGAIN:
-                    start = None
+                    start = claim = None
         finally:
             self._live.pop(run, None)
 
-    async def _advanced(self, run: str, start: Start | None, agent: AnyAgent | None, sit_out: bool) -> Advanced:
-        taken = self._warmed(run) if start is None else self._begun(start)
-        ex = taken or self._opened(run, agent)
+    async def _advanced(
+        self,
+        run: str,
+        start: Start | None,
+        agent: AnyAgent | None,
+        *,
+        sit_out: bool,
+        hosts: bool,
+        claim: Claim | None,
+    ) -> Advanced:
+        taken = self._warmed(run, claim, hosts=hosts) if start is None else self._begun(start)
+        ex = taken or self._opened(run, agent, claim, hosts=hosts)
         if isinstance(ex, Advanced):
             return ex
         self._live[run] = ex
@@ -122,16 +158,36 @@ class Executor:
             if not isinstance(ex.signal, Interrupted):
                 ex.close(Interrupted(), cut=True)
             await asyncio.shield(ex.unwind())
-            self._release(ex)
+            self._release(ex, left=True)
             if isinstance(error, Interrupted):
                 raise _cause(error, run) from None
             raise
 
-    def notify(self, run: str) -> None:
-        """Something came for a run; if it is live here it looks at once."""
+    def leave(self, run: str) -> bool:
+        """Let a run that is live here go at its next step, with open attempts finished; it is due again at once."""
+        ex = self._live.get(run)
+        if ex is None or ex.signal is not None:
+            return False
+        ex.close(Parked())
+        return True
+
+    def priority(self, run: str) -> int | None:
+        """The priority of a run that is live here."""
+        ex = self._live.get(run)
+        return None if ex is None else ex.log.fold.facts.priority
+
+    def notify(self, run: str) -> bool:
+        """Something came for a run; if it is live here it looks at once. True: it is."""
         ex = self._live.get(run)
         if ex is not None:
             ex.stirred.set()
+        return run in self._live
+
+    def notify_all(self) -> None:
+        """Something came for some run: all that are live here look."""
+        for ex in self._live.values():
+            if ex is not None:
+                ex.stirred.set()
 
     async def close(self) -> None:
         """Let go of everything: what is live here is interrupted, and goes on another time."""
@@ -150,8 +206,10 @@ class Executor:
     def _begun(self, start: Start) -> Execution:
         """A new run, written with its first step; nothing of it is to be seen before."""
         engine, started = self.engine, start.started
+        since = engine.clock.monotonic()
         log = engine.log.begin(started.run, holder=engine.holder, seconds=engine.lease_seconds)
-        ex = self._execution(start.agent, log, machine.Resumed())
+        ex = self._execution(start.agent, log, machine.Resumed(), hosts=True)
+        self._leased(ex, 1, since, engine.lease_seconds)
         ex.input = start.input
         taken = e.RunTaken(at=started.at, epoch=1, holder=engine.holder, build=started.build)
         ex.behind(*first_entries(started, start.agent, start.input), Entry(taken))
@@ -159,63 +217,88 @@ class Executor:
         self._start(ex, machine.Resumed())
         return ex
 
-    def _warmed(self, run: str) -> Execution | None:
+    def _claimed(self, run: str) -> Claim:
+        """Take a run for ourselves."""
+        engine = self.engine
+        left = engine.log.head(run)
+        since = engine.clock.monotonic()
+        head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        return Claim(head, since, engine.lease_seconds, left.holder is not None, left.lease_until_us)
+
+    def _warmed(self, run: str, claim: Claim | None, *, hosts: bool) -> Execution | None:
         """A run that waits in memory, if nobody touched it since."""
         ex = self._warm.pop(run, None)
         if ex is None or ex.signal is not None:
             return None
         engine = self.engine
+        ours = claim is None
         try:
-            head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+            claim = claim or self._claimed(run)
         except BaseException:
             self._drop(ex)
             raise
+        head = claim.head
         if head.seq != ex.log.seq or head.hash != ex.log.hash:
-            engine.log.store.release(run, epoch=head.epoch, holder=engine.holder)
+            if ours:
+                engine.log.store.release(run, epoch=head.epoch, holder=engine.holder)
             self._drop(ex)
             return None
         ex.parked = False
         ex.log.go_on(head)
-        self._leased(ex)
+        self._leased(ex, head.epoch, claim.since, claim.seconds)
+        ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.behind(Entry(taken))
         waits.look(ex)
         for waiter in ex.waiters.values():
             if waiter.waits_for == "child":
-                self._schedule(ex, waiter.name)
+                ex.on_child(waiter.name)
         return ex
 
-    def _opened(self, run: str, agent: AnyAgent | None) -> Execution | Advanced:
-        """A run from its record."""
+    def _opened(self, run: str, agent: AnyAgent | None, claim: Claim | None, *, hosts: bool) -> Execution | Advanced:
+        """A run from its record. What is refused here is let go as it was found, unless somebody else claimed it."""
         engine = self.engine
-        now = engine.clock.now_us()
-        lease_until_us = engine.log.head(run).lease_until_us
-        log = engine.log.open(run, holder=engine.holder, seconds=engine.lease_seconds)
+        ours = claim is None
+        claim = claim or self._claimed(run)
         try:
+            log = engine.log.open(run, head=claim.head)
             facts = log.fold.facts
             stays = self._stays(log)
             if stays is not None:
+                self._hear_nothing(log)
                 engine.log.store.release(run, epoch=log.epoch, holder=engine.holder)
                 return stays
             agent = agent or AGENTS.get(facts.agent)
             point = machine.resume_point(engine.log, run, log.fold) if agent.is_machine else machine.Resumed()
-            ex = self._execution(agent, log, point)
+            ex = self._execution(agent, log, point, hosts=hosts)
+            self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
-            ex.input = _input(engine, agent, run, facts.input)
-            ex.touch_after_us = _touch_after(ex, lease_until_us or now)
+            ex.input = _input(ex, facts.input)
+            now = engine.clock.now_us()
+            ex.touch_after_us = _touch_after(ex, claim)
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
             taken = e.RunTaken(at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent))
             ex.behind(Entry(taken))
+            if facts.follows is not None and not facts.taken:
+                waits.bring_along(engine.log, run, facts.follows)
             if facts.cancelling:
                 ex.close(Cancelling())
             else:
                 waits.look(ex)
             self._start(ex, point)
         except BaseException:
-            engine.log.store.release(run, epoch=log.epoch, holder=engine.holder)
+            if ours:
+                engine.log.store.release(run, epoch=claim.head.epoch, holder=engine.holder, left=claim.left)
             raise
         return ex
+
+    def _hear_nothing(self, log: RunLog) -> None:
+        """What came for a run that does not go on makes it due no longer; it does again when somebody resumes it."""
+        row = self.engine.log.store.index(log.run)
+        if row is not None and row.status not in ENDED and row.delivered != log.seen:
+            log.seen = row.delivered
+            log.append()
 
     def _stays(self, log: RunLog) -> Advanced | None:
         """How a run stands that does not go on: ended, paused, or repaired and not looked at yet."""
@@ -228,18 +311,24 @@ class Executor:
             return Advanced(run=log.run, status="waiting")
         return None
 
-    def _execution(self, agent: AnyAgent, log: RunLog, point: machine.Resumed) -> Execution:
+    def _execution(self, agent: AnyAgent, log: RunLog, point: machine.Resumed, *, hosts: bool) -> Execution:
         engine = self.engine
-        record = Record(engine.log, log.run, log.fold, after=point.after)
+        record = Record(engine.log, log.run, log.fold, after=point.after, rows=log.rows)
+        log.rows = None
         base = _context_base(engine, log, agent, point.after)
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
-        ex.on_child = partial(self._schedule, ex)
+        ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         ex.on_message = self.notify
-        self._leased(ex)
         return ex
 
-    def _leased(self, ex: Execution) -> None:
-        ex.lease_until = self.engine.clock.monotonic() + self.engine.lease_seconds
+    def _leased(self, ex: Execution, epoch: int, since: float, seconds: float) -> None:
+        """From now on the lease is kept; when it is lost all the same, the handle is closed."""
+
+        def lost(error: LogError) -> None:
+            with contextlib.suppress(RuntimeError):
+                ex.loop.call_soon_threadsafe(_lose, ex, error)
+
+        ex.lease = self.engine.leases.hold(ex.run_id, epoch, seconds=seconds, since=since, lost=lost)
 
     # driving ----------------------------------------------------------------------------------
 
@@ -250,7 +339,7 @@ class Executor:
         context.run(HERE.set, branch)
         ex.branches.add(branch)
         ex.busy = ex.computing = 1
-        main = asyncio.get_running_loop().create_task(_to_its_end(_main(ex, branch, point)), context=context)
+        main = asyncio.get_running_loop().create_task(_to_its_end(partial(_main, ex, branch, point)), context=context)
         branch.task = main
         ex.main = main
         main.add_done_callback(partial(_main_done, ex))
@@ -259,47 +348,49 @@ class Executor:
         """Until the agent's code is over, or something closed the handle, or the run only waits."""
         assert ex.main is not None
         clock = self.engine.clock
-        while not ex.main.done() and ex.signal is None:
+        while not ex.main.done():
             ex.stirred.clear()
+            if ex.signal is not None:
+                if not ex.attempts or isinstance(ex.signal, Interrupted | Cancelling):
+                    return
+                await ex.rest(self.poll_seconds)  # open attempts finish first
+                self.engine.leases.look()
+                continue
             wake = waits.next_deadline(ex)
-            nap = POLL_SECONDS if wake is None else min((wake - ex.now_us()) / 1_000_000, POLL_SECONDS)
+            nap = self.poll_seconds if wake is None else min((wake - ex.now_us()) / 1_000_000, self.poll_seconds)
             if ex.busy == 0:
                 await ex.barrier()
+                if ex.stirred.is_set():
+                    waits.look(ex)  # something came meanwhile
+                    continue
                 if wake is None and not self._children_of(ex):
                     return
                 sits = sit_out and any(waiter.waits_for in ("time", "delay") for waiter in ex.waiters.values())
                 if wake is not None and wake > ex.now_us() and not sits and not self._children_of(ex):
                     return
                 if wake is not None:
-                    nap = min(clock.nap_seconds(max((wake - ex.now_us()) / 1_000_000, 0.0)), POLL_SECONDS)
+                    # No longer at once than a lease can do without being kept, however quickly a clock may leap.
+                    most = ex.lease.seconds / 3 if ex.lease is not None else math.inf
+                    wait = min(max((wake - ex.now_us()) / 1_000_000, 0.0), most)
+                    nap = min(clock.nap_seconds(wait), self.poll_seconds)
             await ex.rest(max(nap, 0.0))
-            self._keep(ex)
+            self.engine.leases.look()
             if not ex.main.done():
                 waits.look(ex)
-
-    def _keep(self, ex: Execution) -> None:
-        """Renew a lease that ends, in good time; one that was lost closes the handle."""
-        engine = self.engine
-        left = ex.lease_until - engine.clock.monotonic()
-        if left < engine.lease_seconds / 2:
-            if engine.log.store.renew(ex.run_id, epoch=ex.log.epoch, seconds=engine.lease_seconds):
-                self._leased(ex)
-            else:
-                head = engine.log.head(ex.run_id)
-                ex.close(Interrupted(EpochStale(ex.run_id, held=ex.log.epoch, actual=head.epoch)), cut=True)
 
     async def _conclude(self, ex: Execution) -> Advanced:
         """What came of it, and what becomes of what is in memory."""
         assert ex.main is not None
         if ex.signal is None and not ex.main.done():
             await ex.barrier()
-            self._release(ex)
+            # What waits for nothing that is on record would never be woken.
+            self._release(ex, left=ex.log.fold.facts.status == "running")
             self._keep_warm(ex)
             return standing(self.engine, ex)
         await ex.unwind()
         signal = ex.signal
         if isinstance(signal, Interrupted):
-            self._release(ex)
+            self._release(ex, left=True)
             raise _cause(signal, ex.run_id)
         if isinstance(signal, Cancelling):
             ex = await self._cancelled(ex)
@@ -310,20 +401,22 @@ class Executor:
         await ex.barrier()
         facts = ex.log.fold.facts
         if facts.ended:
-            self._tell_parent(ex)
-            if facts.status == "failed":
-                self._release(ex)  # somebody may resume it; of others nobody wants the lease any more
-            if facts.status == "completed":
+            self._drop_lease(ex)
+            if facts.parent is not None:
+                self.notify(facts.parent)
+            if facts.status == "completed" and facts.renewed_as is None:
                 return Advanced(run=ex.run_id, status=facts.status, result=ex.result)
             return ended(self.engine, ex.run_id)
-        self._release(ex)
-        return standing(self.engine, ex)
+        left = isinstance(signal, Parked)
+        self._release(ex, left=left)
+        return standing(self.engine, ex, left=left)
 
     async def _cancelled(self, ex: Execution) -> Execution:
         """Carry a cancellation out, in a fresh execution that runs no agent code."""
         await ex.barrier()
         point = machine.Resumed()
-        last = self._execution(ex.agent, ex.log, point)
+        last = self._execution(ex.agent, ex.log, point, hosts=ex.on_child is not _nobody)
+        last.lease = ex.lease
         last.input = ex.input
         branch = Branch(last)
         branch.count = len(ex.log.fold.tops)
@@ -331,7 +424,7 @@ class Executor:
         context.run(HERE.set, branch)
         last.branches.add(branch)
         last.busy = 1
-        work = _to_its_end(ending.cancel(last, branch))
+        work = _to_its_end(partial(ending.cancel, last, branch))
         last.main = asyncio.get_running_loop().create_task(work, context=context)
         branch.task = last.main
         last.main.add_done_callback(partial(_main_done, last))
@@ -345,9 +438,14 @@ class Executor:
 
     # parking ----------------------------------------------------------------------------------
 
-    def _release(self, ex: Execution) -> None:
+    def _release(self, ex: Execution, *, left: bool = False) -> None:
+        self._drop_lease(ex)
         with contextlib.suppress(KedgeError):
-            self.engine.log.store.release(ex.run_id, epoch=ex.log.epoch, holder=self.engine.holder)
+            self.engine.log.store.release(ex.run_id, epoch=ex.log.epoch, holder=self.engine.holder, left=left)
+
+    def _drop_lease(self, ex: Execution) -> None:
+        if ex.lease is not None:
+            self.engine.leases.drop(ex.lease)
 
     def _keep_warm(self, ex: Execution) -> None:
         ex.parked = True
@@ -367,6 +465,7 @@ class Executor:
 
     def _schedule(self, parent: Execution, child: str) -> None:
         """A child of a run that is live here is advanced here too, unless somebody else has it."""
+        child = waits.latest(self.engine.log, child)
         row = self.engine.log.store.index(child)
         if row is None or row.status in ENDED:
             return
@@ -380,8 +479,10 @@ class Executor:
     async def _advance_child(self, child: str) -> None:
         while True:
             try:
-                await self.advance(child, sit_out=True)
-                return
+                advanced = await self.advance(child, sit_out=True)
+                if advanced.renewed_as is None:
+                    return
+                child = advanced.renewed_as
             except RunBusy:
                 await asyncio.sleep(POLL_SECONDS)
             except (KedgeError, asyncio.CancelledError) as error:
@@ -397,21 +498,18 @@ class Executor:
         """Whether something that is live here may wake the run."""
         return any(ex in self._watchers.get(child, ()) for child in self._children)
 
-    def _tell_parent(self, ex: Execution) -> None:
-        """A parent that sleeps is woken by a message; one that is live here is stirred."""
-        facts = ex.log.fold.facts
-        if facts.parent is None:
-            return
-        from kedge.runtime.steps import delivery
-
-        message = delivery(
-            facts.parent, waits.CHILD, None, id=waits.child_id(ex.run_id), by=ex.run_id, at_us=ex.now_us()
-        )
-        self.engine.log.store.deliver([message])
-        self.notify(facts.parent)
-
 
 # the agent's code -------------------------------------------------------------------------------------
+
+
+def _nobody(child: str) -> None:
+    """Children of a run that was claimed are claimed by themselves."""
+
+
+def _lose(ex: Execution, error: LogError) -> None:
+    """The lease is gone. One whose run has ended was let go by its end."""
+    if ex.main is not None and not ex.main.done() and not ex.log.fold.facts.ended:
+        ex.close(Interrupted(error), cut=True)
 
 
 def _raise_own(main: asyncio.Future[Any] | None) -> None:
@@ -422,10 +520,10 @@ def _raise_own(main: asyncio.Future[Any] | None) -> None:
             raise error
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """A signal ends the code of a run; the execution knows it, and nobody else need be told."""
+async def _to_its_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A signal ends the code of a run, maybe before it begins; the execution knows it, and nobody else need be told."""
     with contextlib.suppress(Signal):
-        await work
+        await work()
 
 
 def _main_done(ex: Execution, main: asyncio.Future[Any]) -> None:
@@ -493,7 +591,7 @@ async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *arg
 
 
 def ended(engine: Engine, run: str) -> Advanced:
-    """How a run ended, from its record; RunBroken where that does not hold."""
+    """How a run ended, from its record; RunBroken where that does not hold. One that was renewed says as what."""
     if (reason := engine.log.store.quarantined(run)) is not None:
         raise RunBroken(run, seq=engine.log.head(run).seq, reason=reason)
     state = engine.log.state(run)
@@ -508,19 +606,21 @@ def ended(engine: Engine, run: str) -> Advanced:
         failure=None if failure is None else convert(failure, Failure, at="failure"),
         step=getattr(event, "step", None),
         not_undone=tuple(data.get("not_undone") or ()),
+        renewed_as=facts.renewed_as,
     )
 
 
-def standing(engine: Engine, ex: Execution) -> Advanced:
+def standing(engine: Engine, ex: Execution, *, left: bool = False) -> Advanced:
     """How a run stands that is not over."""
     fold = ex.log.fold
     diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
     status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status
-    return Advanced(run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged)
+    return Advanced(run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left)
 
 
 def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
     """Put a cancellation on record, through the inbox if somebody holds the run."""
+    run = waits.latest(engine.log, run)
     command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
 
 
@@ -529,6 +629,7 @@ def command(engine: Engine, run: str, body: dict[str, Any], *, by: str | None) -
     from kedge.runtime.steps import delivery
 
     store = engine.log.store
+    left = engine.log.head(run).holder is not None
     try:
         log = engine.log.open(run, holder=engine.ids.new("command"), seconds=30)
     except RunBusy:
@@ -546,7 +647,8 @@ def command(engine: Engine, run: str, body: dict[str, Any], *, by: str | None) -
         return command(engine, run, body, by=by)
     finally:
         with contextlib.suppress(KedgeError):
-            store.release(run, epoch=log.epoch)
+            # A run that was found left in the middle stays so.
+            store.release(run, epoch=log.epoch, left=left)
     return True
 
 
@@ -583,12 +685,14 @@ def _context_base(engine: Engine, log: RunLog, agent: AnyAgent, after: int) -> t
     return data.get("document"), 1, data.get("form")
 
 
-def _input(engine: Engine, agent: AnyAgent, run: str, seq: int) -> Any:
-    return agent.checked(engine.log.data(run, seq).get("input"))
+def _input(ex: Execution, seq: int) -> Any:
+    data = ex.record.data(seq) if ex.record.has(seq) else ex.engine.log.data(ex.run_id, seq)
+    return ex.agent.checked(data.get("input"))
 
 
-def _touch_after(ex: Execution, lease_until_us: int) -> int:
+def _touch_after(ex: Execution, claim: Claim) -> int:
     """R16: where whoever began an attempt may be frozen rather than dead, it is left alone for a while."""
+    store = ex.engine.log.store
     grace = round(ex.engine.grace_seconds * 1_000_000)
     open_ones = [step for step in ex.record.steps.values() if step.attempts and not step.attempts[-1].ended]
     latest = 0
@@ -597,6 +701,8 @@ def _touch_after(ex: Execution, lease_until_us: int) -> int:
             continue
         started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
         holder = ex.record.holder_of(started.epoch)
-        if holder is not None and holder != ex.engine.holder and ex.engine.log.store.lives(holder):
-            latest = max(latest, (started.deadline or lease_until_us) + grace)
+        if holder is not None and holder != ex.engine.holder and store.lives(holder):
+            # Leases end by the store's own clock, deadlines by ours.
+            left = 0 if claim.left_until_us is None else claim.left_until_us - store.now_us()
+            latest = max(latest, (started.deadline or ex.now_us() + left) + grace)
     return latest

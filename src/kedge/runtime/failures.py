@@ -80,7 +80,7 @@ _TRANSIENT: Final = _TIMEOUTS - {"subprocess.TimeoutExpired"} | {
     "asyncio.IncompleteReadError", "urllib.ContentTooShortError", "urllib3.MaxRetryError", "urllib3.ProtocolError",
     *(f"{each}.TransportError" for each in _HTTPX), "httpcore.NetworkError", "httpcore.RemoteProtocolError",
     "requests.ConnectionError", "requests.ChunkedEncodingError",
-    "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError",
+    "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "psycopg.OperationalError",
     "openai.APIConnectionError", "openai.InternalServerError",
     "anthropic.APIConnectionError", "anthropic.InternalServerError", "anthropic.OverloadedError",
     "botocore.ConnectionError", "botocore.ConnectionClosedError", "botocore.ResponseStreamingError",

@@ -6,19 +6,21 @@ What to do when it is in doubt, done before or to be undone is in `effects`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
 from kedge.errors import (
     AlreadyClaimed,
+    LeaseLost,
     NotDone,
     RateLimited,
     StepFailed,
+    TransactionEnded,
     ValueRefused,
 )
-from kedge.log.handle import Entry
+from kedge.log.handle import Entry, Hold
 from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
@@ -26,7 +28,7 @@ from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
 from kedge.runtime import effects
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
-from kedge.runtime.applying import ABANDON_SECONDS, Applied, is_any, waited_for
+from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, is_any, waited_for
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
@@ -34,14 +36,15 @@ from kedge.runtime.here import HERE
 from kedge.runtime.intent import Intent, called, restored
 from kedge.runtime.isolated import IsolatedError, run_isolated
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
-from kedge.runtime.registry import KEY, STEP, Happened, Key, ToolStep
+from kedge.runtime.registry import KEY, STEP, Happened, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
 from kedge.runtime.signals import Interrupted, Stopped
 from kedge.runtime.threads import Work
+from kedge.runtime.transacting import Transacting
 from kedge.runtime.waits import until_time
 
 SAFE: Final = frozenset({"reads", "idempotent", None})
-"""What may be tried again when it is in doubt."""
+"""What may be tried again when it is in doubt. A transaction is in doubt only when its tool ended it."""
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """How long to wait for the first time when the far side does not say; doubled each time."""
@@ -111,6 +114,10 @@ def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure |
 # attempts -----------------------------------------------------------------------------------------
 
 
+class _TooLate(NotDone):
+    """The run was lost before a thread of ours began with the tool."""
+
+
 class Attempting:
     """A step that is not over: its attempts so far, and those to come."""
 
@@ -135,6 +142,7 @@ class Attempting:
         self.progress: Any = None
         self.late: Happened | None = None
         self.inflight: tuple[str, e.Digest] | None = None
+        self.hold: Hold | None = None
         if past is None:
             self._intend()
         else:
@@ -188,7 +196,9 @@ class Attempting:
         starts = {attempt.started for attempt in past.attempts}
         self.holds = bool(owners) and all(own is not None and own.seq in starts for own in owners)
         if past.attempts and not past.attempts[-1].ended and past.status != "intended":
-            self.is_open = True
+            # An outcome in a transaction that is not on record did not happen, and its rows are not there.
+            self.is_open = self.intent.effect != "transaction"
+            self.until_us = 0  # a delay on record was its last holder's, and is decided anew for this one
             self.failure = effects.DIED
         elif past.status in ("in_doubt", "waiting") and past.attempts and past.attempts[-1].outcome == "unknown":
             self.is_open = True
@@ -257,7 +267,7 @@ class Attempting:
                 late_one = await waited_for(work, ABANDON_SECONDS)
                 applied = late_one if late_one.error is None else applied
             if applied.error is None:
-                ended = self._returned(applied.value)
+                ended = applied.ended or self._returned(applied.value)
                 if ended is not None:
                     return await self._ended(*ended)
             else:
@@ -367,12 +377,18 @@ class Attempting:
         if intent.effect in ("reads", None) and not first:
             ex.behind(*entries)
         elif (await ex.durably(*entries, **({"claims": claims} if claims else {}))).cancelled:
-            return Applied(error=_Untouched())
+            return Applied(error=Untouched())
         ex.check_lease()
         place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
         touch = partial(self._touch, place, timeout)
         stand_in = ex.engine.stand_in
-        return await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
+        ex.attempts += 1
+        try:
+            return await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
+        finally:
+            ex.attempts -= 1
+            if ex.signal is not None:
+                ex.stirred.set()  # whoever waits for open attempts to finish looks again
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -386,6 +402,8 @@ class Attempting:
         for name, marker in intent.injected.items():
             if marker is KEY or marker is STEP:
                 injected[name] = place.key if marker is KEY else place
+        if intent.effect == "transaction":
+            return await Transacting(self, place, injected).apply(timeout)
         call = partial(called, intent, injected)
         if intent.policy.isolate == "process":
             return await run_isolated(intent.fn, intent.arguments, place, timeout)
@@ -403,15 +421,24 @@ class Attempting:
                 HERE.reset(token)
         context = copy_context()
         context.run(HERE.set, place)
-        work = ex.engine.threads.start(call, context)
+        work = ex.engine.threads.start(partial(self._in_thread, call), context)
         ex.engine.works[ex.run_id, self.step] = work
-        return await waited_for(work, timeout)
+        applied = await waited_for(work, timeout)
+        if isinstance(applied.error, _TooLate):
+            raise ex.interrupted(LeaseLost(ex.run_id))
+        return applied
+
+    def _in_thread(self, call: Callable[[], Any]) -> Any:
+        """A thread may begin a good while after it was asked for: it looks at the lease again."""
+        if not self.ex.is_ours:
+            raise _TooLate
+        return call()
 
     async def _injected(self) -> dict[str, Any]:
         """The resources that the tool needs, open before it is called."""
         injected: dict[str, Any] = {}
         for name, marker in self.intent.injected.items():
-            if marker is not KEY and marker is not STEP:
+            if not is_marker(marker):
                 injected[name] = await self.ex.engine.resources.get(marker.resource)
         return injected
 
@@ -428,7 +455,8 @@ class Attempting:
             loop.call_soon_threadsafe(self._tell_progress, entry)
 
     def _tell_progress(self, entry: Entry) -> None:
-        if self.ex.signal is None:
+        over = self.hold is not None and self.hold.seq is not None
+        if self.ex.signal is None and not over:
             self.ex.behind(entry)
 
     # what came of it --------------------------------------------------------------------------
@@ -459,14 +487,14 @@ class Attempting:
         """Record a failure, and decide: again later, in doubt, or over."""
         ex, intent, error = self.ex, self.intent, applied.error
         assert error is not None
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError | Untouched):
             await ex.still_wanted()
         if isinstance(ex.signal, Interrupted):
             raise ex.signal
-        if isinstance(error, _Untouched):
-            self._note_failed(CANCELLED, "refused", None)
+        if isinstance(error, Untouched):
+            seq = self._note_failed(CANCELLED, "refused", None)
             ex.refuse(self.branch)
-            await ex.recorded(ex.log.seq)
+            await ex.recorded(seq)
             raise asyncio.CancelledError
         cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
         if isinstance(error, IsolatedError):
@@ -475,18 +503,19 @@ class Attempting:
             failure = describe(error, kind="timeout" if applied.timed_out else None)
         limited = None if cancelled else self._limited(error)
         told = limited is not None or applied.untouched or is_any(error, (NotDone, *intent.retry.on))
-        outcome: e.Outcome = "refused" if told else "unknown"
+        rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
+        outcome: e.Outcome = "refused" if told or rolled_back else "unknown"
         self.counted += limited is None
-        retry_at = None if cancelled else self._retry_at(error, outcome, limited)
-        self._note_failed(failure, outcome, retry_at, limited=limited is not None)
+        retry_at = None if cancelled else self._retry_at(error, limited, told=told)
+        seq = self._note_failed(failure, outcome, retry_at, limited=limited is not None)
         if cancelled:
             ex.refuse(self.branch)
             self.cancelled = True
-            if intent.effect in SAFE:
-                await ex.recorded(ex.log.seq)
+            if intent.effect in SAFE or rolled_back:
+                await ex.recorded(seq)
                 raise asyncio.CancelledError
         elif retry_at is None and (outcome == "refused" or intent.effect in SAFE):
-            await ex.recorded(ex.log.seq)
+            await ex.recorded(seq)
             raise StepFailed(self.step, intent.name, failure) from error
 
     def _limited(self, error: BaseException) -> float | None:
@@ -495,7 +524,7 @@ class Attempting:
         status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
         return None if status == 503 and self.intent.effect not in SAFE else seconds
 
-    def _retry_at(self, error: BaseException, outcome: e.Outcome, limited: float | None) -> int | None:
+    def _retry_at(self, error: BaseException, limited: float | None, *, told: bool) -> int | None:
         ex, intent = self.ex, self.intent
         now = ex.now_us()
         if limited is not None:
@@ -504,15 +533,13 @@ class Attempting:
             wait = limited or RATE_LIMIT_SECONDS * 2 ** min(self.limited - 1, 6)
             at = now + round(wait * 1_000_000)
             return at if at - since <= intent.policy.patience * 1_000_000 else None
-        again = outcome == "refused" or (intent.effect in SAFE and is_transient(error))
+        again = told or (intent.effect in (*SAFE, "transaction") and is_transient(error))
         if not again or self.counted >= self.allowed:
             return None
         delay: float = intent.retry.delay_seconds(self.counted, ex.engine.ids.fraction())
         return now + round(delay * 1_000_000)
 
-    def _note_failed(
-        self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False
-    ) -> None:
+    def _note_failed(self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False) -> int:
         ex, intent = self.ex, self.intent
         released = intent.claims if outcome == "refused" and self.holds else ()
         event = e.AttemptEnded(
@@ -525,11 +552,12 @@ class Attempting:
             released=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in released),
         )
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
-        ex.behind(Entry(event, values), **({"releases": released} if released else {}))
+        seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))
         self.holds = self.holds and not released
         self.failure = failure
         self.until_us = retry_at or 0
         self.is_open = outcome == "unknown"
+        return seq
 
     async def _outlived(self, work: Work | None) -> effects.Found | None:
         """No further attempt of a blocking tool starts while the thread of the last one lives; it may yet succeed."""
@@ -547,7 +575,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-class _Untouched(Exception):
-    """An attempt was cancelled after it was recorded and before anything was touched."""

@@ -14,7 +14,7 @@ from kedge.model.keys import arguments_digest
 from kedge.model.retry import Retry
 from kedge.model.typed import convert
 from kedge.runtime.models import rebuild
-from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape
+from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape, refuse_tx_misfit
 from kedge.runtime.replay import Asked
 from kedge.store.base import Claim
 
@@ -78,6 +78,7 @@ class Intent:
             self.effect = chosen(**self.arguments) if callable(chosen) else chosen
             if self.effect not in EFFECTS:
                 raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
+            refuse_tx_misfit(self.name, self.effect, self.shape)
 
     @property
     def retry(self) -> Retry:

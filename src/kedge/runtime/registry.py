@@ -7,13 +7,13 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
-from kedge.errors import AgentUnknown, CalledDirectly, DeclarationRefused
+from kedge.errors import AgentUnknown, CalledDirectly, DeclarationRefused, NotDone
 from kedge.model.codec import Secret, digest
 from kedge.model.events import EffectClass
 from kedge.model.retry import Retry, seconds
@@ -67,6 +67,47 @@ class ToolStep:
 
 STEP: Final = ToolStep("", "", 0, KEY, lambda _: None)
 """As the default of a parameter: the tool is given its step there, and callers leave it out."""
+
+
+class Tx:
+    """The transaction in which a tool with `effect="transaction"` writes, together with the record of its outcome.
+
+    Rows that were written and outcome commit together when the tool returns; when it raises, nothing happened.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._over = ""
+
+    @property
+    def connection(self) -> Any:
+        """The database's own: a `sqlite3.Connection` or a `psycopg.Connection`. Leave its commit and rollback alone."""
+        if self._over or self._connection is None:
+            raise NotDone(self._over or "there is a transaction only while a tool that declares one runs in an agent")
+        return self._connection
+
+    def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+        """Execute a statement; returns the database's own cursor."""
+        return self.connection.execute(sql, params)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
+        """Execute a statement once for each row of parameters."""
+        cursor = self.connection.cursor()
+        cursor.executemany(sql, rows)
+        return cursor
+
+    def end(self, because: str) -> None:
+        """Give out no connection any more: the transaction has ended, or nobody waits for it."""
+        self._over = because
+
+
+TX: Final = Tx(None)
+"""As the default of a parameter: the tool is given its transaction there, and callers leave it out."""
+
+
+def is_marker(default: object) -> bool:
+    """Whether a default stands for what each attempt is given anew."""
+    return default is KEY or default is STEP or default is TX
 
 
 class Resource(Generic[T]):
@@ -151,7 +192,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
-EFFECTS: Final = ("reads", "idempotent", "at_most_once")
+EFFECTS: Final = ("reads", "idempotent", "transaction", "at_most_once")
 
 
 class Tool(Generic[P, R]):
@@ -247,9 +288,10 @@ class Shape:
         self.injected: dict[str, Any] = {
             parameter.name: parameter.default
             for parameter in whole.parameters.values()
-            if parameter.default is KEY or parameter.default is STEP or isinstance(parameter.default, _Injected)
+            if is_marker(parameter.default) or isinstance(parameter.default, _Injected)
         }
         given = [p for p in whole.parameters.values() if p.name not in self.injected]
+        self.takes_tx = any(marker is TX for marker in self.injected.values())
         self.signature = whole.replace(parameters=given, return_annotation=inspect.Signature.empty)
         self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
         self.returns: Any = hints.get("return", Any)
@@ -370,7 +412,7 @@ def tool(
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Declare a tool: what it does to the world, and what to do when that is in doubt.
 
-    effect      "reads", "idempotent" or "at_most_once" (the default), or a function of the arguments
+    effect      "reads", "idempotent", "transaction" or "at_most_once" (the default), or a function of the arguments
     retry       Retry(…): when and how often it is tried again
     timeout     for one attempt
     identity    the arguments that make two calls the same action; all of them by default
@@ -424,10 +466,25 @@ def _check_tool(declared: Tool[..., Any]) -> None:
             raise DeclarationRefused(
                 name, f"limit {limit.name!r} goes by {limit.by!r}, which is none of its parameters"
             )
+    if not callable(policy.effect):
+        refuse_tx_misfit(name, policy.effect, declared.shape)
+    if declared.shape.takes_tx and declared.is_async:
+        raise DeclarationRefused(name, "a transaction is for plain def tools; an async one would keep it open too long")
+    if policy.isolate == "process" and declared.shape.takes_tx:
+        raise DeclarationRefused(name, "a transaction cannot reach into another process; take out isolate='process'")
     if policy.isolate == "process" and declared.is_async:
         raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
     if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
         raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")
+
+
+def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> None:
+    """Who writes in a transaction is given it, and nobody else is."""
+    takes_tx = shape is not None and shape.takes_tx
+    if effect == "transaction" and not takes_tx:
+        raise DeclarationRefused(name, "effect='transaction' needs a parameter `tx: kedge.Tx = kedge.TX` to write with")
+    if takes_tx and effect != "transaction":
+        raise DeclarationRefused(name, f"it takes a kedge.Tx, but its effect is {effect!r}; say effect='transaction'")
 
 
 # declaring agents ---------------------------------------------------------------------------------
@@ -560,6 +617,10 @@ class Registry:
         if found is None:
             raise AgentUnknown(name, known=self._agents)
         return found
+
+    def names(self) -> tuple[str, ...]:
+        """Every name and alias by which runs find an agent here."""
+        return (*self._agents, *self._aliases)
 
     def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
         """What is declared now, to be restored later."""

@@ -6,7 +6,7 @@ Reads what was loaded when the run was opened; writes nothing and decides nothin
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -38,11 +38,11 @@ class Outside(msgspec.Struct, frozen=True):
 class Record:
     """The steps of a run's timeline and what lies between them. Grows no more once loaded."""
 
-    def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0) -> None:
+    def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
         self._log = log
         self._run = run
-        # Of a run that is about to be created nothing is on record.
-        rows = _standing(log, run, after) if fold.facts.seq else ()
+        # Of a run that is about to be created nothing is on record; what was read to open it is not read again.
+        rows = _standing(log, run, after, rows) if fold.facts.seq else ()
         self._rows: dict[int, Row] = {row.seq: row for row in rows}
         self.steps: dict[e.StepId, Step] = {}
         for index in range(len(fold.steps) - 1, -1, -1):
@@ -89,6 +89,9 @@ class Record:
     def step(self, step: e.StepId) -> Step | None:
         return self.steps.get(step)
 
+    def has(self, seq: int) -> bool:
+        return seq in self._rows
+
     def event(self, seq: int) -> Any:
         return e.decode(self._rows[seq].body)
 
@@ -133,9 +136,9 @@ class Record:
         return self.last.get(path, 0) > count
 
 
-def _standing(log: Log, run: str, after: int) -> Iterable[Row]:
+def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Sequence[Row]:
     """A log's rows less what was rewound."""
-    rows = log.rows(run, after=after)
+    rows = log.rows(run, after=after) if read is None else [row for row in read if row.seq > after]
     if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
         return rows
     standing = {seq for seq, _ in timeline([(row.seq, e.decode(row.body)) for row in rows])}

@@ -19,14 +19,14 @@ from collections.abc import (
 )
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
 from kedge.errors import LogError, OutsideBranch, StoreError
 from kedge.model.retry import seconds
-from kedge.runtime import scopes, steps, streams
+from kedge.runtime import ending, scopes, steps, streams
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.gate import perform
 from kedge.runtime.intent import Intent
@@ -265,6 +265,13 @@ class Run(_Common[C]):
         """A random number in [0, 1), the same on replay."""
         return steps.random(self._execution, self._here())
 
+    def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
+        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+
+        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        """
+        return self._steps(ending.renew, input)
+
     def patched(self, name: str) -> bool:
         """Whether new code may run here: False for runs whose record went past this place before it was written."""
         return steps.patched(self._execution, self._here(), name)
@@ -400,6 +407,14 @@ class SyncRun(_Common[C]):
     def random(self) -> float:
         """A random number in [0, 1), the same on replay."""
         return self._drawn(steps.random)
+
+    def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
+        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+
+        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        """
+        self._await(ending.renew, input)
+        raise AssertionError("a renewed run goes on in another log")
 
     def patched(self, name: str) -> bool:
         """Whether new code may run here: False for runs whose record went past this place before it was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -35,10 +36,13 @@ def spread(branches: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def discard(args: Sequence[Any]) -> None:
-    """Branches that will not be started are closed, so that nobody is told that they were forgotten."""
+    """Branches that will not be started are closed, so that nobody is told that they were forgotten.
+
+    One that was started belongs to its task, which would wait for ever for what was closed under it.
+    """
     for arg in args:
         for code in arg if isinstance(arg, tuple) else ():  # pyright: ignore[reportUnknownVariableType]
-            if asyncio.iscoroutine(code):  # pyright: ignore[reportUnknownArgumentType]
+            if inspect.iscoroutine(code) and inspect.getcoroutinestate(code) == inspect.CORO_CREATED:  # pyright: ignore[reportUnknownArgumentType]
                 code.close()
 
 

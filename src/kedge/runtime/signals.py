@@ -23,6 +23,10 @@ class Cancelling(Signal):
     """Somebody asked the run to end."""
 
 
+class Renewed(Signal):
+    """The run goes on in a fresh log."""
+
+
 class Diverging(Signal):
     """Code and record disagree."""
 

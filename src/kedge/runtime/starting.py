@@ -8,14 +8,16 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
-from kedge.errors import RunDiverged, RunPaused, RunWaiting
+from kedge.errors import LogError, RunDiverged, RunExists, RunPaused, RunWaiting
 from kedge.log import Recorded
 from kedge.model.state import State
 from kedge.runtime import terminal
 from kedge.runtime.executor import ended
 from kedge.runtime.registry import Agent, AnyAgent
 from kedge.runtime.steps import first_entries
+from kedge.runtime.transacting import joining
 from kedge.runtime.views import RunInfo
+from kedge.runtime.waits import latest
 from kedge.store.base import ENDED
 
 if TYPE_CHECKING:
@@ -91,7 +93,10 @@ class RunMethod:
                 logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
                 return client.outcome(agent, ended(client.engine, run))
         executor = client.executor()
-        return client.outcome(agent, await executor.advance(run, start=start, agent=agent, sit_out=True))
+        advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
+        while advanced.renewed_as is not None:
+            advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
+        return client.outcome(agent, advanced)
 
 
 class StartMethod:
@@ -104,33 +109,48 @@ class StartMethod:
 
     @overload
     def __call__(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
-    ) -> Handle[O]: ...
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
+        tx: Any = None,
+    ) -> Handle[O]: ...  # fmt: skip
     @overload
     def __call__(
         self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] = (), tx: Any = None,
     ) -> Handle[O]: ...  # fmt: skip
     def __call__(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (),
+        tags: Sequence[str] = (), tx: Any = None,
     ) -> Handle[Any]:  # fmt: skip
-        """Create a run, durably, for whoever advances it; the same id again gives the same run."""
+        """Create a run, durably, for whoever advances it; the same id again gives the same run.
+
+        With `tx`, the caller's own connection to the store's database, it is there when they commit.
+        """
         client = self._client
         agent = client.named(agent)
         run, start = client.begin(agent, input, id, priority, tags, True)
         if start is not None:
-            client.log.begin(run).append(*first_entries(*start))
+            log = client.log.begin(run)
+            if tx is None:
+                try:
+                    log.append(*first_entries(*start))
+                except RunExists:
+                    # Somebody was quicker, or it was us and the answer was lost: the same is the same run.
+                    run, _ = client.begin(agent, input, run, priority, tags, True)
+            else:
+                [made] = joining(client.store, tx).append([log.built(*first_entries(*start))])
+                if isinstance(made, LogError):
+                    raise made
         return Handle(client, agent, run)
 
     @overload
     def soon(
-        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = ()
-    ) -> Awaitable[Handle[O]]: ...
+        self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
+        tx: Any = None,
+    ) -> Awaitable[Handle[O]]: ...  # fmt: skip
     @overload
     def soon(
         self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] = (), tx: Any = None,
     ) -> Awaitable[Handle[O]]: ...  # fmt: skip
     def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Handle[Any]]:  # noqa: A002
         """The same, without blocking the loop."""
@@ -157,12 +177,15 @@ class Handle(Generic[O]):
         """What it returns, when somebody has advanced it to its end. TimeoutError when the time is up."""
         client = self._client
         until = None if timeout is None else client.clock.monotonic() + timeout
-        while (row := client.store.index(self.id)) is None or row.status not in ENDED:
+        while True:
+            run = latest(client.log, self.id)
+            row = client.store.index(run)
+            if row is not None and row.status in ENDED and (advanced := ended(client.engine, run)).renewed_as is None:
+                outcome: O = client.outcome(self._agent, advanced)
+                return outcome
             if until is not None and client.clock.monotonic() >= until:
                 raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")
             time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
-        outcome: O = client.outcome(self._agent, ended(client.engine, self.id))
-        return outcome
 
     def follow(self, after: int = 0) -> Iterator[Recorded]:
         """Its events as they are committed, until it has ended."""

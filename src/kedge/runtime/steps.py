@@ -416,10 +416,17 @@ def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -
             raise StepFailed(str(started.parent_step), agent.name, describe(RunExists(started.run))) from None
 
 
-def first_entries(started: e.RunStarted, agent: AnyAgent, input: Any) -> list[Entry]:  # noqa: A002
-    """How a run's log begins."""
+def first_entries(
+    started: e.RunStarted,
+    agent: AnyAgent,
+    input: Any,  # noqa: A002
+    *,
+    document: dict[str, Any] | None = None,
+) -> list[Entry]:
+    """How a run's log begins; with a document, where its context comes from another run."""
     entries = [Entry(started, {"input": input})]
-    document = initial_context(agent)
+    if document is None:
+        document = initial_context(agent)
     if document is not None:
         changed = e.ContextChanged(at=started.at, version=1, whole=True)
         entries.append(Entry(changed, {"document": document, "form": agent.options.form}))

@@ -14,7 +14,7 @@ __all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store at a URL: `memory:`, `sqlite:///path`, or the plain path of a SQLite file."""
+    """The store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, or `postgresql://host/db`."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
         return MemoryStore(**options)
@@ -22,6 +22,14 @@ def open_store(url: str, **options: Any) -> Store:
         path = unquote(parts.path)
         # sqlite:///kedge.db is beside us, sqlite:////var/kedge.db is not.
         return SqliteStore(path.removeprefix("/"), **options)
+    if parts.scheme in ("postgresql", "postgres"):
+        try:
+            from kedge.store.postgres import PostgresStore
+        except ImportError as error:
+            reason = f"a store in PostgreSQL needs psycopg ({error}); pip install 'kedge[postgres]'"
+            raise StoreUnavailable("postgresql:", reason) from None
+        return PostgresStore(url, **options)
     if "://" in url:
-        raise StoreUnavailable(url, f"no store is known by {parts.scheme!r}; use sqlite:///path, a path, or memory:")
+        known = "use sqlite:///path, a path, postgresql://host/database, or memory:"
+        raise StoreUnavailable(f"{parts.scheme}:", f"no store is known by {parts.scheme!r}; {known}")
     return SqliteStore(url, **options)

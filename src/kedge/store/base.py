@@ -6,16 +6,18 @@ hash chain and decides nothing about runs; the log above it does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal, Protocol
 from zlib import crc32
 
 import msgspec
 
+from kedge.clock import Clock
 from kedge.errors import LogError
 from kedge.model.values import Blob
 
-STORE_FORMAT: Final = 2
+STORE_FORMAT: Final = 3
 """The newest layout this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -24,6 +26,14 @@ READ_LIMIT: Final = 10_000
 
 ENDED: Final = ("completed", "failed", "cancelled")
 """The statuses of runs that are over; a message makes no such run due."""
+
+
+OWN_AGENTS: Final = "kedge."
+"""How agents are named under which Kedge keeps logs for itself."""
+
+
+FEED_RANG: Final = "kedge:feed"
+"""What a bell says, instead of a run's id, when something was told to the feed."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -39,6 +49,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The truth about how long a log is and who may lengthen it.
 
     `base` is the seq before the run's first own event: 0, or the cut where a fork leaves its parent.
+    A head names a holder for as long as that holder is at work on it. One whose holder is dead, or whose time is up,
+    was left in the middle and is due at once; a run that is parked, or over, has none.
     """
 
     run: str
@@ -97,7 +109,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs a listing wants. Every field that is given must match.
 
-    The times are of a run's last change: at or after `since_us`, and before `until_us`.
+    The times are of a run's last change: at or after `since_us`, and before `until_us`. What Kedge keeps for itself
+    in logs of their own, under agents named `kedge.…`, is listed only where an agent or a tag is asked for.
     """
 
     status: tuple[str, ...] = ()
@@ -206,12 +219,66 @@ class Place(msgspec.Struct, frozen=True, order=True):
     run: str = ""
 
 
+class Telling(msgspec.Struct, frozen=True):
+    """An event that hooks may want to hear of, by its seq and kind."""
+
+    seq: int
+    kind: str
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """An event at its place in the feed, which is the order in which hooks hear of events of all runs."""
+
+    position: int
+    run: str
+    seq: int
+    kind: str
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to go on with a run, read at one time: the newest snapshot, and the run's own rows after it.
+
+    Without a snapshot the rows are all of the run's own. They are not cut at the head: what stands beyond it is seen.
+    The rows come with their data, for whoever goes on with a run replays it next; a snapshot comes without its pieces.
+    """
+
+    head: Head
+    quarantined: str | None
+    snapshot: Snapshot | None
+    rows: Sequence[Row]
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was claimed: its head with the new lease, and how it is found. `left` says who left it in the middle,
+    and `left_until_us` until when they may believe to have it, where that is known."""
+
+    head: Head
+    row: RunRow
+    left: str | None = None
+    left_until_us: int | None = None
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Something about a store that its promises rest on, and what is wrong with it, if anything is."""
+
+    name: str
+    value: str
+    wrong: str | None = None
+
+
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One conditional write to one run. All of it happens, or it is refused and nothing does.
 
     `pieces` are values that the rows refer to and that this run may not have stored yet; one that the
     store holds already is shared. `takes` and `returns` are inbox numbers, `erases_rows` seqs whose
-    data goes, `erases_pieces` values whose bytes go.
+    data goes, `erases_pieces` values whose bytes go. `tells` puts events of its rows into the feed.
+
+    `also` are appends to other runs, and `sends` messages, that happen with it or not at all: if one of `also` is
+    refused, all of it is, for that reason. Each must fit what was there before any of them, and no two may claim the
+    same. They are carried out in this order: the append, `also`, then the `sends` of all of them. A message to a run
+    that is not there, or whose id is taken, is passed over.
+
+    An index whose status is an ended one lets the run's lease go in the same write.
     """
 
     run: str
@@ -229,18 +296,33 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Snapshot | None = None
     erases_rows: tuple[int, ...] = ()
     erases_pieces: tuple[bytes, ...] = ()
+    tells: tuple[Telling, ...] = ()
+    also: tuple[Append, ...] = ()
+    sends: tuple[Delivery, ...] = ()
+
+    @property
+    def group(self) -> tuple[Append, ...]:
+        """It and those that happen with it. ValueError if one of them has others with it, or two are to one run."""
+        if not self.also:
+            return (self,)
+        if any(one.also for one in self.also):
+            raise ValueError(f"{self.run}: an append that happens with another can have none with itself")
+        group = (self, *self.also)
+        if len({one.run for one in group}) < len(group):
+            raise ValueError(f"{self.run}: appends that happen together are each to another run")
+        return group
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes, gives back and erases nothing."""
+        """Whether it takes, gives back and erases nothing, and nothing else hangs on it."""
         taken = self.claims or self.releases or self.takes or self.returns
-        return not (taken or self.erases_rows or self.erases_pieces)
+        return not (taken or self.erases_rows or self.erases_pieces or self.also or self.sends)
 
     @property
     def is_bare(self) -> bool:
         """Whether it is events in a row and nothing else: the common case, which a store may treat specially."""
         rows = self.rows
-        if self.birth or self.pieces or self.index or self.snapshot or not rows or not self.is_plain:
+        if self.birth or self.pieces or self.index or self.snapshot or self.tells or not rows or not self.is_plain:
             return False
         return rows[0].seq == self.after + 1 and rows[-1].seq == self.after + len(rows)
 
@@ -263,6 +345,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
             pieces=self.pieces + later.pieces,
             index=later.index or self.index,
             snapshot=later.snapshot or self.snapshot,
+            tells=self.tells + later.tells,
         )
 
     @property
@@ -296,6 +379,26 @@ Durability = Literal["power", "process"]
 """What a commit survives: power loss, or only the death of the process."""
 
 
+class Transaction(Protocol):
+    """A transaction on the store's own database, in which rows of an application and of the store commit together.
+
+    `connection` is the database's own (a `sqlite3.Connection`, a `psycopg.Connection`), for the application's
+    statements. Both methods are as the store's, but nothing holds before the transaction is committed.
+    """
+
+    @property
+    def connection(self) -> Any: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the transaction is still open: False when somebody ended it who should not have."""
+        ...
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]: ...
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]: ...
+
+
 class Store(Protocol):
     """Keeps logs as bytes. Safe to share between threads; every method is one transaction."""
 
@@ -312,6 +415,16 @@ class Store(Protocol):
     @property
     def secret_key(self) -> bytes:
         """The key under which secrets are digested."""
+        ...
+
+    @property
+    def proves_life(self) -> bool:
+        """Whether `lives` knows of a dead holder at once. Where it does not, leases have to end by time."""
+        ...
+
+    def now_us(self) -> int:
+        """The time by the clock that leases end by, which need not be anybody's wall clock: leases on one machine end
+        by time that only ever grows, so that setting the clock breaks none."""
         ...
 
     # the log ----------------------------------------------------------------------------------
@@ -334,6 +447,23 @@ class Store(Protocol):
         ...
 
     def row(self, run: str, seq: int) -> Row | None: ...
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        """All that is needed to go on with a run, in one read; None: there is no such run."""
+        ...
+
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Begin a transaction, for one thread: committed at the end, rolled back by any exception."""
+        ...
+
+    def joining(self, connection: Any) -> Transaction:
+        """Take part in the transaction that is open on somebody's own connection; they commit it, or do not.
+
+        StoreError if the connection is not to this store's database, or no transaction is open on it.
+        """
+        ...
 
     # values -----------------------------------------------------------------------------------
 
@@ -397,12 +527,34 @@ class Store(Protocol):
         """
         ...
 
-    def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
-        """Keep the run. False: it was taken over."""
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        """Take up to `limit` runs that are due and free, as `lease` would: the first that `due` would give.
+
+        `agents` are those whose runs are wanted (None: all), and `room` says of some how many at the most.
+        """
         ...
 
-    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
-        """Let the run go, if it is still held at that epoch, and by that holder where one is named."""
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        """Keep those of some runs that a holder has and whose time is not up, from now on for this long.
+
+        Returns them with their epochs: what the holder believes to have and is not among them was lost.
+        """
+        ...
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        """Let the run go, if it is still held at that epoch, and by that holder where one is named.
+
+        With `left` it was left in the middle: its time is up now, the holder stays named, and it is due at once.
+        """
         ...
 
     def lives(self, holder: str) -> bool:
@@ -448,12 +600,40 @@ class Store(Protocol):
         """Runs that match, newest first, below a cursor."""
         ...
 
-    def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
-        """Runs whose time to wake has come: by priority, then by how long they have been due."""
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+        """Runs that nobody is at work on and whose time to wake has come, or that were left in the middle: by priority,
+        then by how long they have been due, then by number. Nothing that is over or quarantined.
+
+        One that was left has been due since its last change; a paused one that was left waits for its time to wake.
+        Whether a holder's time is up is for the store's own clock to say.
+        """
         ...
 
-    def soonest_us(self) -> int | None:
-        """When the next run is due."""
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        """When the next run of some agents (None: any) is due by its time to wake, of those that name no holder."""
+        ...
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        """From now on call `ring`, in any thread, when a run may have become due, or will be sooner than it was, when
+        it got a message, or when something was told to the feed: by any process.
+
+        It is given the run's id, FEED_RANG for the feed, or "" where nothing is known. A hint and never the truth:
+        rings may be missing or too many. Returns how to stop.
+        """
+        ...
+
+    # the feed ---------------------------------------------------------------------------------
+
+    def feed(self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT) -> list[Told]:
+        """Events that were told, after a position, in an order that nothing can slip into later."""
+        ...
+
+    def feed_end(self) -> int:
+        """The position of the last event that was told; 0 at first."""
+        ...
+
+    def trim_feed(self, up_to: int) -> int:
+        """Forget what was told up to a position, for everybody heard it; returns how many."""
         ...
 
     # keeping ----------------------------------------------------------------------------------
@@ -483,7 +663,16 @@ class Store(Protocol):
         """
         ...
 
+    def conditions(self) -> list[Condition]:
+        """What its promises rest on: versions, settings, where it lies; and what of that is wrong."""
+        ...
+
     def close(self) -> None: ...
+
+
+def lease_clock_us(clock: Clock) -> int:
+    """The time by which leases end where all holders are on one machine: setting its clock breaks none."""
+    return round(clock.monotonic() * 1_000_000)
 
 
 def row_check(*columns: str | bytes | int | None) -> int:

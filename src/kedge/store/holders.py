@@ -9,10 +9,14 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from kedge.errors import StoreUnavailable
+
+_NAPS_SECONDS: Final = (0.001,) * 100
 
 
 class Holders:
@@ -28,15 +32,14 @@ class Holders:
         with self._mutex:
             if holder in self._held:
                 return
-            descriptor = os.open(self._file(holder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(descriptor)
-                raise StoreUnavailable(
-                    str(self._path), f"another process is holder {holder!r}; give each its own name"
-                ) from error
-            self._held[holder] = descriptor
+            for nap in _NAPS_SECONDS:
+                descriptor = self._locked(holder, os.O_CREAT)
+                if descriptor is not None:
+                    self._held[holder] = descriptor
+                    return
+                # Perhaps somebody only looks whether this holder lives, which takes no time.
+                time.sleep(nap)
+        raise StoreUnavailable(str(self._path), f"another process is holder {holder!r}; give each its own name")
 
     def lives(self, holder: str) -> bool:
         """Whether some process holds this holder's lock. A dead one's file is cleared away."""
@@ -44,18 +47,32 @@ class Holders:
             if holder in self._held:
                 return True
             try:
-                descriptor = os.open(self._file(holder), os.O_RDWR | os.O_CLOEXEC)
+                descriptor = self._locked(holder, 0)
             except FileNotFoundError:
                 return False
+            if descriptor is None:
+                return True
+            self._clear(holder)
+            os.close(descriptor)
+            return False
+
+    def _locked(self, holder: str, flags: int) -> int | None:
+        """The holder's file with its lock on it; None: somebody else has that.
+
+        The file is cleared away only under its lock, so whoever got the lock of one that is not there any more, or
+        is another by now, was too late and tries again.
+        """
+        while True:
+            descriptor = os.open(self._file(holder), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return True
-            else:
-                self._clear(holder)
-                return False
-            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self._file(holder))):
+                        return descriptor
+            except BlockingIOError:
                 os.close(descriptor)
+                return None
+            os.close(descriptor)
 
     def close(self) -> None:
         """Let every lock of this process go."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import dataclass, field, fields
 from itertools import count
-from math import isinf
 from threading import Lock
 from typing import Any, Final
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from kedge import errors
 from kedge.clock import Clock, SystemClock
@@ -20,17 +18,19 @@ from kedge.ids import Ids, RandomIds
 from kedge.model.values import Blob
 from kedge.store.base import (
     ENDED,
+    OWN_AGENTS,
     READ_LIMIT,
     Append,
     Behind,
-    Birth,
     Claim,
+    Claimed,
+    Condition,
     Delivered,
     Delivery,
     Head,
-    Mark,
     Marking,
     Message,
+    Opening,
     Owner,
     Place,
     Problem,
@@ -40,31 +40,14 @@ from kedge.store.base import (
     RunQuery,
     RunRow,
     Snapshot,
+    Told,
+    Transaction,
+    lease_clock_us,
 )
-
-_NEVER_US: Final = 1 << 63
-
-
-@dataclass(slots=True)
-class _Run:
-    """All that is kept under one id. Without a head there is no such run: somebody only asked."""
-
-    head: Head | None = None
-    number: int = 0
-    index: RunRow | None = None
-    rows: dict[int, Row] = field(default_factory=dict[int, Row])
-    aside: list[Row] = field(default_factory=list[Row])
-    inbox: dict[int, Message] = field(default_factory=dict[int, Message])
-    numbers: dict[str, int] = field(default_factory=dict[str, int])
-    snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
-    references: References = field(default_factory=lambda: References(set(), set()))
-    marks: set[Mark] = field(default_factory=set[Mark])
-    marked: int | None = None
-    quarantined: str | None = None
-    removed: bool = False
+from kedge.store.memory_runs import Kept, Runs, lease_end_us, marked, part
 
 
-class MemoryStore:
+class MemoryStore(Runs):
     """Keeps everything in this process and loses it with the process."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
@@ -72,112 +55,31 @@ class MemoryStore:
         self.place: Final = "memory:"
         self.id: Final = ids.new("store")
         self.secret_key: Final = ids.key()
-        self._clock = clock or SystemClock()
+        self.proves_life: Final = True
         self._lock, self._closed = Lock(), False
-        self._runs: defaultdict[str, _Run] = defaultdict(_Run)
-        self._gone: set[str | None] = set()
-        self._numbers = count(1)
-        self._pieces: dict[bytes, Blob] = {}
-        self._claims: dict[Claim, Owner] = {}
+        super().__init__(clock or SystemClock())
+        self._watchers: list[Callable[[str], None]] = []
+
+    def now_us(self) -> int:
+        return lease_clock_us(self._clock)
 
     def copied(self, clock: Clock) -> MemoryStore:
         """The same store, from here on on its own, by another clock."""
         with self._open():
             twin = copy(self)
-            _part(self, twin, vars(self))
+            part(self, twin, vars(self))
             twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
-            for name, run in self._runs.items():
-                twin._runs[name] = kept = copy(run)
-                _part(run, kept, [part.name for part in fields(run)])
-                kept.references = References(set(run.references.log), set(run.references.snapshots))
+            twin._watchers = []
+            twin._runs = defaultdict(Kept, {name: run.copied() for name, run in self._runs.items()})
         return twin
 
     # the log ----------------------------------------------------------------------------------
     def append(self, items: Sequence[Append]) -> list[Head | errors.LogError]:
-        for item in items:
-            if [row.seq for row in item.rows] != list(range(item.after + 1, item.after + 1 + len(item.rows))):
-                raise ValueError(f"{item.run}: rows must be numbered one by one after {item.after}")
+        for one in (one for item in items for one in item.group):
+            if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
+                raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
         with self._open():
             return [self._append(item) for item in items]
-
-    def _append(self, item: Append) -> Head | errors.LogError:
-        head = self._runs[item.run].head
-        if head is not None and _is_there(item, head):
-            return head
-        try:
-            head = self._standing(item, head)
-            self._check_rights(item)
-        except errors.LogError as refusal:
-            return refusal
-        return self._write(item, head)
-
-    def _standing(self, item: Append, head: Head | None) -> Head:
-        """The head that an append builds on, or the refusal of one that does not fit it."""
-        if item.birth is not None:
-            if head is not None or self._runs[item.run].removed:
-                raise errors.RunExists(item.run)
-            return self._born(item, item.birth)
-        if head is None:
-            raise errors.RunUnknown(item.run)
-        if head.epoch != item.epoch:
-            raise errors.EpochStale(item.run, held=item.epoch, actual=head.epoch)
-        if (head.seq, head.hash) != (item.after, item.before):
-            raise errors.HeadMoved(item.run, expected=item.after, actual=head.seq)
-        return head
-
-    def _born(self, item: Append, birth: Birth) -> Head:
-        if birth.parent is None and item.after != 0:
-            raise errors.HeadMoved(item.run, expected=item.after, actual=0)
-        parent = None if birth.parent is None else self._known(birth.parent)
-        if parent is not None and self._hash_at(parent, item.after) != item.before:
-            raise errors.HeadMoved(parent.run, expected=item.after, actual=parent.seq)
-        head = Head(run=item.run, seq=0, hash=item.before, epoch=0, base=item.after, parent=birth.parent)
-        return head if birth.holder is None else self._held(head, birth.holder, 1, birth.lease_seconds)
-
-    def _hash_at(self, head: Head, seq: int) -> bytes | None:
-        """A lineage's chain hash at an event, from whichever of its runs owns that event."""
-        while seq <= head.base and head.parent is not None:
-            head = self._known(head.parent)
-        row = self._runs[head.run].rows.get(seq)
-        return None if row is None else row.hash
-
-    def _check_rights(self, item: Append) -> None:
-        """Refuse claims and messages that are gone. What this append itself gives back it may have again."""
-        for claim in item.claims:
-            owner = self._claims.get(claim)
-            if owner is not None and not (owner.run == item.run and claim in item.releases):
-                raise errors.AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
-        for number in item.takes:
-            message = self._runs[item.run].inbox.get(number)
-            if message is None or (message.taken is not None and number not in item.returns):
-                raise errors.MessageGone(item.run, number)
-
-    def _write(self, item: Append, head: Head) -> Head:
-        """All that an accepted append does. Giving back comes before taking, and erasing after storing."""
-        run, (seq, last) = self._runs[item.run], item.last
-        run.head = replace(head, seq=seq, hash=last)
-        run.number = run.number or next(self._numbers)
-        run.rows |= {row.seq: row for row in item.rows}
-        self._keep(item.pieces, run.references.log)
-        for claim in item.releases:
-            if (owner := self._claims.get(claim)) is not None and owner.run == item.run:
-                del self._claims[claim]
-        self._claims |= {claim: Owner(item.run, seq) for claim in item.claims}
-        for number in run.inbox.keys() & item.returns:
-            run.inbox[number] = replace(run.inbox[number], taken=None)
-        for number in item.takes:
-            run.inbox[number] = replace(run.inbox[number], taken=seq)
-        if item.snapshot is not None:
-            self._keep(item.snapshot.pieces, run.references.snapshots)
-            run.snapshots[item.snapshot.seq, item.snapshot.fold] = replace(item.snapshot, pieces=())
-        for erased in run.rows.keys() & item.erases_rows:
-            run.rows[erased] = replace(run.rows[erased], data=None)
-        run.aside = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.aside]
-        for digest in self._pieces.keys() & item.erases_pieces:
-            self._pieces[digest] = replace(self._pieces[digest], body=None)
-        if item.index is not None:
-            self._write_index(item.run, item.index)
-        return run.head
 
     def head(self, run: str) -> Head | None:
         with self._open():
@@ -195,6 +97,23 @@ class MemoryStore:
     def row(self, run: str, seq: int) -> Row | None:
         with self._open():
             return self._runs[run].rows.get(seq)
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        with self._open():
+            kept = self._runs[run]
+            if kept.head is None:
+                return None
+            cached = [one for (seq, made), one in kept.snapshots.items() if made == fold and seq <= kept.head.seq]
+            newest = max(cached, key=lambda one: one.seq, default=None)
+            rows = [row for row in kept.rows.values() if newest is None or row.seq > newest.seq]
+            return Opening(head=kept.head, quarantined=kept.quarantined, snapshot=newest, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
+
+    def joining(self, connection: Any) -> Transaction:
+        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
 
     # values -----------------------------------------------------------------------------------
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
@@ -240,7 +159,7 @@ class MemoryStore:
     # marks ------------------------------------------------------------------------------------
     def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
         with self._open():
-            found = [(run, head, _marked(run, head)) for run, head in self._present() if run.number > after]
+            found = [(run, head, marked(run, head)) for run, head in self._present() if run.number > after]
         behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
         return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
 
@@ -250,7 +169,7 @@ class MemoryStore:
                 run = self._runs[item.run]
                 if item.anew:
                     run.marks, run.marked = set(), None
-                if run.head is not None and _marked(run, run.head) == item.after:
+                if run.head is not None and marked(run, run.head) == item.after:
                     run.marks |= set(item.marks)
                     run.marked = item.up_to
 
@@ -277,24 +196,50 @@ class MemoryStore:
     def lease(self, run: str, holder: str, *, seconds: float) -> Head:
         with self._open():
             head = self._known(run)
-            if _lease_end_us(head) > self._clock.now_us():
+            if lease_end_us(head) > self.now_us():
                 raise errors.RunBusy(run, holder=str(head.holder))
-            self._runs[run].head = head = self._held(head, holder, head.epoch + 1, seconds)
-            return head
+            return self._take(head, holder, seconds)
 
-    def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        left, taken = dict(room or {}), list[Claimed]()
         with self._open():
-            if (head := self._runs[run].head) is None or head.holder is None or head.epoch != epoch:
-                return False
-            self._runs[run].head = self._held(head, head.holder, epoch, seconds)
-            return True
+            for row in self._due(now_us, agents):
+                if len(taken) >= limit:
+                    break
+                if left.get(row.agent, 1) > 0:
+                    left[row.agent] = left.get(row.agent, limit + 1) - 1
+                    was = self._known(row.run)
+                    head = self._take(was, holder, seconds)
+                    taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
+        return taken
 
-    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
         with self._open():
-            head = self._runs[run].head
-            if head is not None and head.epoch == epoch and holder in (None, head.holder):
-                self._runs[run].head = replace(head, holder=None, lease_until_us=None)
-                self._gone.add(head.holder)
+            now_us = self.now_us()
+            held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
+            held = [(run, head) for run, head in held if lease_end_us(head) > now_us]
+            for run, head in held:
+                run.head = self._held(head, holder, head.epoch, seconds)
+            return {head.run: head.epoch for _, head in held}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        with self._open():
+            kept = self._runs[run]
+            head, line = kept.head, kept.index
+            if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
+                return
+            kept.head = replace(head, lease_until_us=self.now_us()) if left else self._let_go(head)
+            if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
+                self._rung.append(run)
 
     def lives(self, holder: str) -> bool:
         # Nobody outlives this process; one that let go of everything it had is at nothing any more.
@@ -307,21 +252,6 @@ class MemoryStore:
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
         with self._open():
             return [self._deliver(delivery) for delivery in deliveries]
-
-    def _deliver(self, sent: Delivery) -> Delivered | errors.LogError:
-        run = self._runs[sent.run]
-        if run.head is None:
-            return errors.RunUnknown(sent.run)
-        if sent.id in run.numbers:
-            return Delivered(run.inbox[run.numbers[sent.id]], fresh=False)
-        number = len(run.inbox) + 1
-        fields = {name: value for name, value in asdict(sent).items() if name != "pieces"}
-        message = run.inbox[number] = Message(number=number, **fields)
-        run.numbers[sent.id] = number
-        self._keep(sent.pieces, run.references.log)
-        if run.index is not None:
-            run.index = _woken(replace(run.index, delivered=number), sent.at_us)
-        return Delivered(message, fresh=True)
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         waiting = [one for one in self.messages(run) if one.taken is None and one.number > after]
@@ -356,6 +286,7 @@ class MemoryStore:
                 return False
             self._runs[run].index = None
             self._write_index(run, index)
+            self._ring_if_sooner(run, None)
             return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
@@ -363,32 +294,76 @@ class MemoryStore:
             lines = [run.index for run, _ in reversed(self._present()) if run.index is not None]
         lines = [line for line in lines if before is None or line.number < before]
         lines = [line for line in lines if not query.status or line.status in query.status]
+        if query.agent is None and query.tag is None:
+            lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
         lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
         lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
         return [line for line in lines if query.tag is None or query.tag in line.tags][:limit]
 
-    def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._open():
-            lines = [line for at, line in self._waking() if at <= now_us]
-        return sorted(lines, key=lambda line: (-line.priority, line.wake_at_us, line.number))[:limit]
+            return self._due(now_us, agents)[:limit]
 
-    def soonest_us(self) -> int | None:
-        with self._open():
-            return min((at for at, _ in self._waking() if at < _NEVER_US), default=None)
-
-    def _waking(self) -> Iterator[tuple[int, RunRow]]:
-        """Runs that will be due, and when: at their wake time, but not before a lease on them ends."""
-        for run, head in self._present():
-            if run.index is None or run.index.wake_at_us is None or run.quarantined is not None:
+    def _due(self, now_us: int, agents: Collection[str] | None) -> list[RunRow]:
+        found: list[tuple[int, int, RunRow]] = []
+        for _, head, line in self._going():
+            if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
                 continue
-            if run.index.status not in ENDED:
-                yield max(run.index.wake_at_us, _lease_end_us(head)), run.index
+            left = head.holder is not None and line.status != "paused"
+            since = line.changed_at_us if left else line.wake_at_us
+            if left or (since is not None and since <= now_us):
+                found.append((-line.priority, since or 0, line))
+        return [line for *_, line in sorted(found, key=lambda one: (*one[:2], one[2].number))]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        with self._open():
+            free = [
+                line.wake_at_us
+                for _, head, line in self._going()
+                if head.holder is None and (agents is None or line.agent in agents)
+            ]
+        return min((at for at in free if at is not None), default=None)
+
+    def _going(self) -> Iterator[tuple[Kept, Head, RunRow]]:
+        """Runs that may be due at some time, with their index."""
+        for run, head in self._present():
+            if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
+                yield run, head, run.index
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        with self._open():
+            self._watchers.append(ring)
+
+        def stop() -> None:
+            with self._lock:
+                if ring in self._watchers:
+                    self._watchers.remove(ring)
+
+        return stop
+
+    # the feed ---------------------------------------------------------------------------------
+    def feed(self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT) -> list[Told]:
+        with self._open():
+            told = [one for one in self._feed if one.position > after]
+        return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
+
+    def feed_end(self) -> int:
+        with self._open():
+            return self._told
+
+    def trim_feed(self, up_to: int) -> int:
+        with self._open():
+            before = len(self._feed)
+            self._feed = [one for one in self._feed if one.position > up_to]
+            return before - len(self._feed)
 
     # keeping ----------------------------------------------------------------------------------
     def quarantine(self, run: str, reason: str | None) -> None:
         with self._open():
             self._runs[run].quarantined = reason
+            if reason is None:
+                self._rung.append(run)
 
     def quarantined(self, run: str) -> str | None:
         with self._open():
@@ -416,16 +391,21 @@ class MemoryStore:
                 if head.parent == run:
                     raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
             # Its claims stay: a right that was used does not come back when the user of it is forgotten.
-            self._runs[run] = _Run(removed=True)
+            self._runs[run] = Kept(removed=True)
+            self._feed = [one for one in self._feed if one.run != run]
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:
         with self._open():
             wrong = [head for run, head in self._present() if run.rows and max(run.rows) != head.seq]
         return [Problem(where="rows", what="end elsewhere", run=one.run, seq=one.seq) for one in wrong]
 
+    def conditions(self) -> list[Condition]:
+        return [Condition("place", self.place)]
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            self._watchers.clear()
 
     @contextmanager
     def _open(self) -> Generator[None]:
@@ -433,67 +413,8 @@ class MemoryStore:
             if self._closed:
                 raise errors.StoreClosed(self.place)
             yield
-
-    def _known(self, name: str) -> Head:
-        if (head := self._runs[name].head) is None:
-            raise errors.RunUnknown(name)
-        return head
-
-    def _present(self) -> list[tuple[_Run, Head]]:
-        """Every run there is, in order of creation."""
-        found = [(run, run.head) for run in self._runs.values() if run.head is not None]
-        return sorted(found, key=lambda one: one[0].number)
-
-    def _held(self, head: Head, holder: str, epoch: int, seconds: float) -> Head:
-        until_us = None if isinf(seconds) else self._clock.now_us() + round(seconds * 1_000_000)
-        self._gone.discard(holder)
-        return replace(head, holder=holder, epoch=epoch, lease_until_us=until_us)
-
-    def _keep(self, pieces: Sequence[Blob], references: set[bytes]) -> None:
-        """Store values that are new or were erased, and refer to all of them."""
-        for piece in pieces:
-            held = self._pieces.get(piece.hash)
-            if held is None or held.body is None:
-                self._pieces[piece.hash] = piece
-            references.add(piece.hash)
-
-    def _write_index(self, name: str, index: RunIndex) -> None:
-        run, fields = self._runs[name], asdict(index)
-        seen = fields.pop("seen")
-        line = RunRow(number=run.number, run=name, delivered=len(run.inbox), **fields)
-        unseen = [one.at_us for one in run.inbox.values() if one.taken is None and one.number > seen]
-        run.index = _woken(line, min(unseen)) if unseen else line
-
-
-def _is_there(item: Append, head: Head) -> bool:
-    """Whether this very append was committed before, and its acknowledgement lost.
-
-    Two may send the same birth, so only the one that holds the run is taken for who made it.
-    """
-    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == head.holder)
-    return made and bool(item.rows) and (head.seq, head.hash) == item.last
-
-
-def _woken(line: RunRow, at_us: int) -> RunRow:
-    """The index of a run to which a message came. Nothing wakes a run that ended."""
-    soonest = at_us if line.wake_at_us is None else min(line.wake_at_us, at_us)
-    return line if line.status in ENDED else replace(line, wake_at_us=soonest)
-
-
-def _lease_end_us(head: Head) -> int:
-    """Until when a run is held. A lease may have no end; a run that nobody holds is free since ever."""
-    end = _NEVER_US if head.lease_until_us is None else head.lease_until_us
-    return 0 if head.holder is None else end
-
-
-def _marked(run: _Run, head: Head) -> int:
-    """The seq up to which a run is marked."""
-    return head.base if run.marked is None else run.marked
-
-
-def _part(one: object, twin: object, names: Iterable[str]) -> None:
-    """What two twins hold is from now on each one's own."""
-    for name in names:
-        value: Any = getattr(one, name)
-        if isinstance(value, dict | list | set):
-            setattr(twin, name, copy(value))  # pyright: ignore[reportUnknownArgumentType]
+            rung, self._rung = self._rung, []
+            watchers = list(self._watchers) if rung else []
+        for ring in watchers:
+            for run in rung:
+                ring(run)

@@ -1,32 +1,20 @@
 """The embedded default: one SQLite file in WAL mode, shared by threads and processes.
 
-Owns the row layout and what each transaction checks and writes. Knows no event types.
+Owns the transactions: what is read and written in each. Knows no event types.
 """
 
 from __future__ import annotations
 
-import math
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Any
 
 from kedge.clock import Clock, SystemClock
-from kedge.errors import (
-    AlreadyClaimed,
-    EpochStale,
-    HeadMoved,
-    LogError,
-    MessageGone,
-    RunBusy,
-    RunExists,
-    RunUnknown,
-    StoreBroken,
-    StoreError,
-)
+from kedge.errors import LogError, RunBusy, StoreBroken, StoreError
 from kedge.ids import Ids, RandomIds
 from kedge.model.values import Blob
 from kedge.store import sqlite_marks as marks
@@ -36,12 +24,15 @@ from kedge.store.base import (
     Append,
     Behind,
     Claim,
+    Claimed,
+    Condition,
     Delivered,
     Delivery,
     Durability,
     Head,
     Marking,
     Message,
+    Opening,
     Owner,
     Place,
     Problem,
@@ -51,37 +42,37 @@ from kedge.store.base import (
     RunQuery,
     RunRow,
     Snapshot,
+    Told,
+    lease_clock_us,
     row_check,
 )
+from kedge.store.bells import Bells
 from kedge.store.holders import Holders
+from kedge.store.sqlite_conditions import conditions
+from kedge.store.sqlite_due import Wanted, due, soonest_us
 from kedge.store.sqlite_file import SqliteFile
 from kedge.store.sqlite_inspect import damaged_pieces, inspect, short
 from kedge.store.sqlite_rows import (
+    LOG,
     SEQ_BITS,
     SEQ_MAX,
+    SNAPSHOT,
     HeadRow,
     Q,
-    erase,
-    hash_at,
     head_found,
     head_of,
     hold,
-    inner_rows,
-    is_there,
-    lengthened,
-    mark,
+    leased,
     message_of,
     number_known,
     number_of,
-    put_pieces,
     run_row,
     run_row_of,
     runs_wanted,
     snapshot_of,
 )
-
-SEEN_MAX: Final = 10_000
-_LOG, _SNAPSHOT = 0, 1
+from kedge.store.sqlite_transaction import SqliteTransaction, joining, transaction
+from kedge.store.sqlite_writes import Rung, Writes, bare
 
 
 class SqliteStore:
@@ -117,153 +108,42 @@ class SqliteStore:
         self.id: str = meta["id"].decode()
         self.secret_key: bytes = meta["secret_key"]
         self._holders = Holders(path)
-        self._seen: dict[str, HeadRow] = {}
+        self._bells = Bells(path, look=self._file.look)
+        self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
 
     @property
     def place(self) -> str:
         return self._file.place
 
+    @property
+    def proves_life(self) -> bool:
+        return True
+
+    def now_us(self) -> int:
+        return lease_clock_us(self._clock)
+
     def close(self) -> None:
+        self._bells.close()
         self._holders.close()
         self._file.close()
 
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        heads = self._append_bare_ones(items)
-        if heads is not None:
-            return heads
+        made = bare(self._writes.seen, items)
+        if made is not None:
+            try:
+                self._file.write(Q.put_event, made.inner, Q.lengthen, made.last)
+            except sqlite3.IntegrityError:
+                pass  # some head is not as it was seen any more: nothing is written, and each is looked at
+            else:
+                self._writes.seen.update(made.moves)
+                return [head_of(moved) for moved in made.moves.values()]
+        rung = Rung()
         with self._file.writing() as db:
-            return [self._append(db, item) for item in items]
-
-    def _append_bare_ones(self, items: Sequence[Append]) -> list[Head | LogError] | None:
-        """Events of some runs, after heads as we last saw them, without looking at each.
-
-        None, and nothing is written: some head is not so any more, so each must be looked at.
-        """
-        moves: dict[str, HeadRow] = {}
-        inner: list[tuple[object, ...]] = []
-        last: list[tuple[object, ...]] = []
-        for item in items:
-            seen = self._seen.get(item.run)
-            twice = item.run in moves
-            if seen is None or twice or not item.is_bare or (item.after, item.before, item.epoch) != seen[2:5]:
-                return None
-            moves[item.run], columns = lengthened(seen, item.rows)
-            inner += inner_rows(seen, item.rows)
-            last.append(columns)
-        try:
-            self._file.write(Q.put_event, inner, Q.lengthen, last)
-        except sqlite3.IntegrityError:
-            return None
-        self._seen.update(moves)
-        return [head_of(moved) for moved in moves.values()]
-
-    def _append(self, db: sqlite3.Cursor, item: Append) -> Head | LogError:
-        """Check everything, then write everything: a refused item has written nothing."""
-        found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
-        if found is not None and not found[9] and item.rows and is_there(item, found):
-            return head_of(found)
-        refused = self._refuse(db, item, found)
-        if refused is not None:
-            return refused
-        try:
-            return self._write(db, found or self._give_birth(db, item), item)
-        except sqlite3.IntegrityError as error:
-            reason = f"{item.run}: something stands where the next event belongs ({error})"
-            raise StoreBroken(self.place, reason) from error
-
-    def _refuse(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None) -> LogError | None:
-        if item.birth is not None:
-            refused = RunExists(item.run) if found is not None else self._refuse_birth(db, item)
-        elif found is None or found[9]:
-            refused = RunUnknown(item.run)
-        elif found[4] != item.epoch:
-            refused = EpochStale(item.run, held=item.epoch, actual=found[4])
-        elif found[2] != item.after or found[3] != item.before:
-            refused = HeadMoved(item.run, expected=item.after, actual=found[2])
-        else:
-            refused = None
-        return refused or self._refuse_rights(db, item, found)
-
-    def _refuse_birth(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
-        assert item.birth is not None
-        parent = item.birth.parent
-        if parent is None:
-            return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
-        standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
-        if standing is None or standing[9]:
-            return RunUnknown(parent)
-        if hash_at(db, standing, item.after) != item.before:
-            return HeadMoved(parent, expected=item.after, actual=standing[2])
-        return None
-
-    def _refuse_rights(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None) -> LogError | None:
-        for claim in item.claims:
-            owned = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
-            given_back = claim in item.releases and owned is not None and owned[0] == item.run
-            if owned is not None and not given_back:
-                return AlreadyClaimed(item.run, space=claim.space, owner=owned[0], seq=owned[1])
-        for number in item.takes:
-            message = found and db.execute(Q.message, (found[0], number)).fetchone()
-            if message is None or (message[6] is not None and number not in item.returns):
-                return MessageGone(item.run, number)
-        return None
-
-    def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
-        """A head that stands before the first event."""
-        birth = item.birth
-        assert birth is not None
-        if birth.holder is not None:
-            self._holders.hold(birth.holder)
-        number: int = db.execute(Q.next_number).fetchone()[0]
-        until = self._until(birth.lease_seconds) if birth.holder is not None else None
-        epoch = 1 if birth.holder is not None else 0
-        at, lease = (item.after, item.before), (birth.holder, until)
-        row: HeadRow = (number, item.run, *at, epoch, item.after, birth.parent, *lease, 0)
-        db.execute(Q.put_head, (*row, row_check(*row)))
-        return row
-
-    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append) -> Head:
-        """Everything that an accepted append brings; most bring rows alone."""
-        number = head[0]
-        for place, row in enumerate(item.rows):
-            if row.seq != head[2] + 1 + place:
-                raise ValueError(f"{item.run}: row {row.seq} where {head[2] + 1 + place} belongs")
-        if item.rows:
-            db.executemany(Q.put_event, inner_rows(head, item.rows))
-            head, columns = lengthened(head, item.rows)
-            db.execute(Q.lengthen, columns)
-        if item.pieces:
-            put_pieces(db, number, _LOG, item.pieces)
-        if not item.is_plain:
-            self._write_rights(db, number, item)
-        if item.index is not None:
-            self._put_index(db, number, item.index, delivered=None)
-        if item.snapshot is not None:
-            shot = item.snapshot
-            put_pieces(db, number, _SNAPSHOT, shot.pieces)
-            db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
-        if len(self._seen) >= SEEN_MAX:
-            self._seen.clear()
-        self._seen[item.run] = head
-        return head_of(head)
-
-    def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
-        """Giving back comes before taking, so that one append can do both."""
-        seq = item.last[0]
-        for claim in item.releases:
-            db.execute(Q.drop_claim, (claim.space, claim.key, number))
-        for claim in item.claims:
-            columns = (claim.space, claim.key, number, seq)
-            db.execute(Q.put_claim, (*columns, row_check(*columns)))
-        for taken, messages in ((None, item.returns), (seq, item.takes)):
-            for message in messages:
-                mark(db, number, message, taken)
-        for erased in item.erases_rows:
-            erase(db, (number << SEQ_BITS) + erased)
-        for piece in item.erases_pieces:
-            db.execute(Q.erase_piece, (piece,))
+            heads = [self._writes.append(db, item, rung) for item in items]
+        self._bells.ring(rung)
+        return heads
 
     def head(self, run: str) -> Head | None:
         with self._file.reading() as db:
@@ -290,6 +170,29 @@ class SqliteStore:
             found = None if number is None else db.execute(Q.event, ((number << SEQ_BITS) + seq,)).fetchone()
         return None if found is None else Row(*found)
 
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        with self._file.reading() as db:
+            # Both statements see the same moment.
+            db.execute("BEGIN")
+            found = db.execute(Q.opening, (fold, run)).fetchone()
+            rows = list[Row]()
+            if found is not None and not found[9]:
+                first = found[0] << SEQ_BITS
+                rows = [Row(*row) for row in db.execute(Q.events, (first + (found[11] or 0), first + SEQ_MAX, -1))]
+            db.execute("COMMIT")
+        if found is None or found[9]:
+            return None
+        snapshot = None if found[11] is None else snapshot_of(found[11:])
+        return Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[SqliteTransaction]:
+        return transaction(self._file, self._writes, self._bells.ring)
+
+    def joining(self, connection: Any) -> SqliteTransaction:
+        return joining(connection, self._file, self._writes)
+
     # values -----------------------------------------------------------------------------------
 
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
@@ -301,7 +204,7 @@ class SqliteStore:
         with self._file.reading() as db:
             number = number_of(db, run)
             rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
-        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (_LOG, _SNAPSHOT)))
+        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (LOG, SNAPSHOT)))
 
     def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
         with self._file.writing() as db:
@@ -311,7 +214,7 @@ class SqliteStore:
             if db.execute(Q.last_message, (found[0],)).fetchone()[0] != delivered:
                 return False
             db.execute(Q.drop_log_uses, (found[0],))
-            db.executemany(Q.use_piece, [(found[0], _LOG, hash_) for hash_ in hashes])
+            db.executemany(Q.use_piece, [(found[0], LOG, hash_) for hash_ in hashes])
             return True
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
@@ -369,62 +272,85 @@ class SqliteStore:
             self._holders.hold(holder)
             if self._held(found[7], found[8]):
                 raise RunBusy(run, holder=str(found[7]))
-            moved = (*found[:4], found[4] + 1, *found[5:7], holder, self._until(seconds), 0)
-            hold(db, moved)
-            return head_of(moved)
+            return head_of(self._take(db, found, holder, seconds))
 
-    def renew(self, run: str, *, epoch: int, seconds: float) -> bool:
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        wanted, room = self._wanted(now_us, agents, room or {}), dict(room or {})
+        with self._file.reading() as db:
+            if not due(db, wanted, min(limit, 1)):
+                return []
+        taken = list[Claimed]()
+        with self._file.writing() as db:
+            self._holders.hold(holder)
+            while some := due(db, wanted, limit - len(taken)):
+                for one in some:
+                    agent, left = one.row.agent, one.head[7:9]
+                    if room.get(agent, 1) > 0:
+                        head = head_of(self._take(db, one.head, holder, seconds))
+                        taken.append(Claimed(head=head, row=one.row, left=left[0], left_until_us=left[1]))
+                    if agent in room:
+                        room[agent] -= 1
+                # Where an agent's room was not enough, others may be due behind its runs.
+                wanted = self._wanted(now_us, agents, room)
+        return taken
+
+    def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
+        moved = leased(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
+        hold(db, moved)
+        self._writes.see(moved)
+        return moved
+
+    def _wanted(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> Wanted:
+        barred = frozenset(agent for agent, free in room.items() if free <= 0)
+        wanted = None if agents is None else frozenset(agents)
+        return Wanted(now_us, self.now_us(), cache(self._holders.lives), wanted, barred)
+
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        with self._file.writing() as db:
+            until = self._writes.until_us(seconds)
+            held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
+            kept = [leased(head, holder, until) for head in held if head[1] in runs]
+            for head in kept:
+                hold(db, head)
+                self._writes.see(head)
+            return {head[1]: head[4] for head in kept}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         with self._file.writing() as db:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is None or found[9] or found[4] != epoch or found[7] is None:
-                return False
-            hold(db, (*found[:8], self._until(seconds), 0))
-            return True
-
-    def release(self, run: str, *, epoch: int, holder: str | None = None) -> None:
-        with self._file.writing() as db:
-            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
-            if found is None or found[9] or found[4] != epoch or found[7] is None:
+            if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            if holder in (None, found[7]):
-                hold(db, (*found[:7], None, None, 0))
+            hold(db, leased(found, found[7], self.now_us()) if left else leased(found, None, None))
+            row = run_row(db, found[0])
+        if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
+            self._bells.ring([run])
 
     def lives(self, holder: str) -> bool:
         return self._holders.lives(holder)
 
     def _held(self, holder: str | None, until_us: int | None) -> bool:
         """A lease ends with its time or with its holder's life, whichever is first."""
-        if holder is None or (until_us is not None and until_us <= self._clock.now_us()):
+        if holder is None or (until_us is not None and until_us <= self.now_us()):
             return False
         return self._holders.lives(holder)
-
-    def _until(self, seconds: float) -> int | None:
-        return None if math.isinf(seconds) else self._clock.now_us() + round(seconds * 1_000_000)
 
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        rung = Rung()
         with self._file.writing() as db:
-            return [self._deliver(db, delivery) for delivery in deliveries]
-
-    def _deliver(self, db: sqlite3.Cursor, delivery: Delivery) -> Delivered | LogError:
-        number = number_of(db, delivery.run)
-        if number is None:
-            return RunUnknown(delivery.run)
-        before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
-        if before is not None:
-            return Delivered(message_of(delivery.run, before), fresh=False)
-        row = run_row(db, number)
-        message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
-        columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
-        db.execute(Q.put_message, (number, *columns, row_check(number, *columns)))
-        put_pieces(db, number, _LOG, delivery.pieces)
-        if row is not None:
-            wake = row.wake_at_us
-            if row.status not in ENDED:
-                wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
-            db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
-        return Delivered(message_of(delivery.run, columns), fresh=True)
+            delivered = [self._writes.deliver(db, delivery, rung) for delivery in deliveries]
+        self._bells.ring(rung)
+        return delivered
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         with self._file.reading() as db:
@@ -472,42 +398,41 @@ class SqliteStore:
             counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
             db.execute(Q.drop_tags, (number,))
             db.execute(Q.drop_run, (number,))
-            self._put_index(db, number, index, delivered=counted)
-            return True
-
-    def _put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> None:
-        before = run_row(db, number)
-        if delivered is None:
-            last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
-            delivered = last
-        wake = index.wake_at_us
-        unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
-        if unseen is not None and index.status not in ENDED:
-            wake = unseen if wake is None else min(wake, unseen)
-        tags = msgspec.json.encode(index.tags).decode()
-        times = (index.started_at_us, index.changed_at_us)
-        counted = (delivered, row_check(number, delivered))
-        db.execute(Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted))
-        had = set[str](before.tags if before else ())
-        for tag in had - set(index.tags):
-            db.execute(Q.drop_tag, (tag, number))
-        for tag in set(index.tags) - had:
-            db.execute(Q.put_tag, (tag, number))
+            self._writes.put_index(db, number, index, delivered=counted)
+        self._bells.ring([run])
+        return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         sql, values = runs_wanted(query)
         with self._file.reading() as db:
             return [run_row_of(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
 
-    def due(self, now_us: int, *, limit: int = 100) -> list[RunRow]:
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._file.reading() as db:
-            free = (run_row_of(row[:11]) for row in db.execute(Q.due, (now_us,)) if not self._held(row[11], row[12]))
-            return list(islice(free, limit))
+            return [one.row for one in due(db, self._wanted(now_us, agents, {}), limit)]
 
-    def soonest_us(self) -> int | None:
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
         with self._file.reading() as db:
-            waking = db.execute(Q.waking)
-            return next((wake for wake, holder, until in waking if not self._held(holder, until)), None)
+            return soonest_us(db, agents)
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        return self._bells.watch(ring)
+
+    # the feed ---------------------------------------------------------------------------------
+
+    def feed(self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT) -> list[Told]:
+        wanted = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+        with self._file.reading() as db:
+            rows = db.execute(Q.feed.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
+        return [Told(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+
+    def feed_end(self) -> int:
+        with self._file.reading() as db:
+            return int(db.execute(Q.feed_end).fetchone()[0])
+
+    def trim_feed(self, up_to: int) -> int:
+        with self._file.writing() as db:
+            return db.execute(Q.trim_feed, (up_to,)).rowcount
 
     # keeping ----------------------------------------------------------------------------------
 
@@ -518,6 +443,8 @@ class SqliteStore:
                 db.execute(Q.drop_quarantine, (number,))
             else:
                 db.execute(Q.put_quarantine, (number, reason))
+        if reason is None:
+            self._bells.ring([run])
 
     def quarantined(self, run: str) -> str | None:
         with self._file.reading() as db:
@@ -567,6 +494,7 @@ class SqliteStore:
                 Q.drop_messages,
                 Q.drop_run,
                 Q.drop_quarantine,
+                Q.drop_told,
             ):
                 db.execute(drop, (number,))
             hold(db, (*found[:7], None, None, 1))
@@ -589,6 +517,10 @@ class SqliteStore:
                     Q.clear_tags,
                     Q.clear_snapshots,
                     Q.clear_quarantine,
+                    Q.clear_feed,
                 ):
                     db.execute(clear)
         return found
+
+    def conditions(self) -> list[Condition]:
+        return conditions(self._file)

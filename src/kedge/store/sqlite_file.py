@@ -24,7 +24,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from kedge.store.base import STORE_FORMAT, Durability
+from kedge.store.base import STORE_FORMAT, Durability, row_check
 from kedge.store.sql import migration, queries, schema
 
 APPLICATION_ID: Final = 0x6B656467
@@ -54,6 +54,7 @@ class SqliteFile:
             raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Kedge needs {wanted}")
         self.path = path
         self.place = str(path)
+        self._durability = durability
         self._busy_seconds = busy_seconds
         self._mutex = threading.Lock()
         self._writing = Writing(self)
@@ -65,7 +66,7 @@ class SqliteFile:
             self._writer = self._connect()
             self._cursor = self._writer.cursor()
             try:
-                self._patiently(partial(self._prepare, durability, setup))
+                self._patiently(partial(self._prepare, setup))
             except BaseException:
                 self._writer.close()
                 raise
@@ -76,27 +77,33 @@ class SqliteFile:
         """The write lock and a transaction: committed at the end, rolled back by any exception."""
         return self._writing
 
-    @contextlib.contextmanager
-    def reading(self) -> Generator[sqlite3.Cursor, None, None]:
+    def reading(self) -> Reading:
         """A connection that sees what is committed and waits for no writer."""
+        return Reading(self)
+
+    @contextlib.contextmanager
+    def transacting(self) -> Generator[sqlite3.Connection, None, None]:
+        """A transaction on a connection of its own, in which others execute what they like: they may take their time,
+        and leave nothing behind. Committed at the end, rolled back by any exception, which stays as it is."""
         with self.explained():
-            try:
-                reader = self._readers.pop()
-            except IndexError:
-                self._refuse_closed()
-                reader = self._connect()
-                reader.execute("PRAGMA query_only = ON")
-                # Damaged text must be read to be found.
-                reader.text_factory = _readable
-            try:
-                yield reader.cursor()
-            except BaseException:
-                reader.close()
-                raise
-        if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
-            reader.close()
-        else:
-            self._readers.append(reader)
+            self._refuse_closed()
+            connection = self._connect()
+        try:
+            with self.explained():
+                self._tune(connection)
+                self._patiently(partial(connection.execute, "BEGIN IMMEDIATE"))
+            yield connection
+            with self.explained():
+                connection.execute("COMMIT")
+        finally:
+            # What is not committed by now is rolled back.
+            connection.close()
+
+    def look(self) -> Looking:
+        """An eye on what other connections commit, in this process or another."""
+        with self.explained():
+            self._refuse_closed()
+            return Looking(self._connect())
 
     def close(self) -> None:
         """Close every connection; the last process out folds the WAL back into the file."""
@@ -152,6 +159,25 @@ class SqliteFile:
                     self._writer.execute("ROLLBACK")
             self._mutex.release()
 
+    def borrow(self) -> sqlite3.Connection:
+        """A connection to read with, for one reader at a time."""
+        try:
+            return self._readers.pop()
+        except IndexError:
+            self._refuse_closed()
+        with self.explained():
+            reader = self._connect()
+            reader.execute("PRAGMA query_only = ON")
+        # Damaged text must be read to be found.
+        reader.text_factory = _readable
+        return reader
+
+    def give_back(self, reader: sqlite3.Connection) -> None:
+        if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
+            reader.close()
+        else:
+            self._readers.append(reader)
+
     # inside -----------------------------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
@@ -188,17 +214,12 @@ class SqliteFile:
             waited += nap
             nap = min(nap * 2, _LONGEST_NAP_SECONDS)
 
-    def _prepare(self, durability: Durability, setup: Setup) -> None:
+    def _prepare(self, setup: Setup) -> None:
         writer = self._writer
         writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
-        writer.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
-        writer.execute("PRAGMA fullfsync = ON")
-        writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
-        writer.execute("PRAGMA busy_timeout = 0")
-        # What is erased must be gone from the file, not only from view.
-        writer.execute("PRAGMA secure_delete = ON")
+        self._tune(writer)
         application, found = self._format()
         if found == 0 and application in (0, APPLICATION_ID):
             self._create(setup)
@@ -208,6 +229,15 @@ class SqliteFile:
             raise StoreFormat(self.place, found=found, known=STORE_FORMAT)
         elif found < STORE_FORMAT:
             self._migrate()
+
+    def _tune(self, writer: sqlite3.Connection) -> None:
+        """What a connection needs that writes: durability, and waiting that is our own."""
+        writer.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+        writer.execute("PRAGMA fullfsync = ON")
+        writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
+        writer.execute("PRAGMA busy_timeout = 0")
+        # What is erased must be gone from the file, not only from view.
+        writer.execute("PRAGMA secure_delete = ON")
 
     def _format(self) -> tuple[int, int]:
         application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
@@ -227,6 +257,7 @@ class SqliteFile:
 
     def _migrate(self) -> None:
         with self.writing() as writer:
+            self._writer.create_function("row_check", -1, row_check, deterministic=True)
             for step in range(self._format()[1] + 1, STORE_FORMAT + 1):
                 _execute_script(writer, migration("sqlite", step))
                 writer.execute(f"PRAGMA user_version = {step}")
@@ -281,6 +312,50 @@ class Writing:
             explained = self._file.explain(error)
             if explained is not error:
                 raise explained from error
+
+
+class Reading:
+    """A connection to read with, as a `with` block; one that failed is not used again."""
+
+    __slots__ = ("_file", "_reader")
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> sqlite3.Cursor:
+        self._reader = self._file.borrow()
+        return self._reader.cursor()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._file.give_back(self._reader)
+            return
+        self._reader.close()
+        explained = self._file.explain(error)
+        if explained is not error:
+            raise explained from error
+
+
+class Looking:
+    """A connection that only asks whether others committed anything."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._version = self._ask()
+
+    def changed(self) -> bool:
+        before, self._version = self._version, self._ask()
+        return before != self._version
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _ask(self) -> int | None:
+        try:
+            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return None
+        return version
 
 
 def _readable(text: bytes) -> str:

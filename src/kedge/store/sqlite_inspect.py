@@ -19,7 +19,7 @@ _CHECKED: Final = (
     ("claims", Q.all_claims),
     ("aside", Q.all_asides),
 )
-_DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine")
+_DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine", "feed")
 
 
 def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:

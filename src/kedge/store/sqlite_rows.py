@@ -10,12 +10,15 @@ import msgspec
 
 from kedge.errors import RunUnknown
 from kedge.model.values import Blob
-from kedge.store.base import Append, Head, Message, Row, RunQuery, RunRow, Snapshot, row_check
+from kedge.store.base import OWN_AGENTS, Append, Head, Message, Row, RunQuery, RunRow, Snapshot, row_check
 from kedge.store.sql import queries
 
 Q: Final = queries("sqlite")
 SEQ_BITS: Final = 32
 SEQ_MAX: Final = (1 << SEQ_BITS) - 1
+_TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
+LOG, SNAPSHOT = 0, 1
+"""By what a run keeps a piece alive: its log and inbox, or its snapshots."""
 
 HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
 """number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
@@ -58,6 +61,12 @@ def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
     """The events before the last one, which moves the head past all of them."""
     first = head[0] << SEQ_BITS
     return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-1]]
+
+
+def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
+    """A head as somebody else's, or nobody's."""
+    number, run, seq, hash_, before, base, parent, _, _, removed = head
+    return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
 
 
 def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
@@ -140,6 +149,8 @@ def run_row_of(row: tuple[Any, ...]) -> RunRow:
 def runs_wanted(query: RunQuery) -> tuple[str, list[str | int]]:
     """A listing as SQL, and the values it compares with, between its cursor and its limit."""
     conditions, values = "", list[str | int](query.status)
+    if query.agent is None and query.tag is None:
+        conditions += f" AND agent NOT GLOB '{OWN_AGENTS}*'"
     if query.status:
         conditions += f" AND status IN ({', '.join('?' * len(query.status))})"
     for value, condition in (
@@ -156,6 +167,6 @@ def runs_wanted(query: RunQuery) -> tuple[str, list[str | int]]:
 
 def tags_of(text: str) -> tuple[str, ...]:
     try:
-        return msgspec.json.decode(text, type=tuple[str, ...])
+        return _TAGS.decode(text)
     except msgspec.DecodeError:
         return (text,)  # a damaged copy of what the log says: verification finds the difference and writes it anew

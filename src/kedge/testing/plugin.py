@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -56,25 +56,48 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
         _forget(before)
 
 
-def _declared() -> tuple[Any, dict[str, Any]]:
-    registry = sys.modules.get("kedge.runtime.registry")
-    return (({}, {}), {}) if registry is None else (registry.AGENTS.copy(), dict(registry.TOOLS))
+class _Declared(NamedTuple):
+    """What is declared: agents and their aliases, tools, hooks, triggers."""
+
+    agents: tuple[dict[str, Any], dict[str, Any]]
+    tools: dict[str, Any]
+    hooks: dict[str, Any]
+    triggers: dict[str, Any]
 
 
-def _forget(before: tuple[Any, dict[str, Any]]) -> None:
-    registry = sys.modules.get("kedge.runtime.registry")
+def _declared() -> _Declared:
+    registry, hooks, triggers = _registries()
+    if registry is None:
+        return _Declared(({}, {}), {}, {}, {})
+    return _Declared(registry.AGENTS.copy(), dict(registry.TOOLS), dict(hooks.HOOKS), triggers.TRIGGERS.copy())
+
+
+def _registries() -> list[Any]:
+    return [sys.modules.get(f"kedge.runtime.{name}") for name in ("registry", "hooks", "triggers")]
+
+
+def _forget(before: _Declared) -> None:
+    registry, hooks, triggers = _registries()
     if registry is None:
         return
-    (agents_before, aliases_before), tools_before = before
+    (agents_before, aliases_before), tools_before, hooks_before, triggers_before = before
     agents, aliases = registry.AGENTS.copy()
     kept = _kept(agents, agents_before)
     stay = {alias: name for alias, name in aliases.items() if kept.get(name) is agents.get(name)}
     registry.AGENTS.restore((kept, aliases_before | stay))
-    tools = _kept(registry.TOOLS, tools_before)
-    registry.TOOLS.clear()
-    registry.TOOLS.update(tools)
+    for declared, were in ((registry.TOOLS, tools_before), (hooks.HOOKS, hooks_before)):
+        stays = _kept(declared, were)
+        declared.clear()
+        declared.update(stays)
+    triggers.TRIGGERS.restore(_kept(triggers.TRIGGERS.copy(), triggers_before))
 
 
 def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """What is declared at the top of a module, and what was declared before."""
-    return before | {name: each for name, each in now.items() if "<locals>" not in each.fn.__qualname__}
+    return before | {name: each for name, each in now.items() if not _is_local(each)}
+
+
+def _is_local(declared: Any) -> bool:
+    """Whether something was declared inside a function, or, as a trigger, for an agent that was."""
+    fn = getattr(declared, "fn", None) or declared.agent.fn
+    return "<locals>" in getattr(fn, "__qualname__", "")

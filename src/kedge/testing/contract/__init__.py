@@ -15,6 +15,8 @@ from kedge.store.base import Store
 from kedge.testing.contract.appending import Appending
 from kedge.testing.contract.asking import Again
 from kedge.testing.contract.births import Births
+from kedge.testing.contract.claiming import Claiming
+from kedge.testing.contract.feeding import Feeding
 from kedge.testing.contract.finding import Finding
 from kedge.testing.contract.inbox import Inbox
 from kedge.testing.contract.keeping import Keeping
@@ -22,11 +24,29 @@ from kedge.testing.contract.marking import Marks
 from kedge.testing.contract.opening import Opening
 from kedge.testing.contract.rights import Rights
 from kedge.testing.contract.together import Together
+from kedge.testing.contract.transacting import Transacting
 from kedge.testing.contract.values import Values
+from kedge.testing.contract.watching import Watching
 
 
-class StoreContract(Births, Appending, Values, Rights, Inbox, Finding, Marks, Keeping, Opening, Together):
-    """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process.
+class StoreContract(
+    Births,
+    Appending,
+    Values,
+    Rights,
+    Inbox,
+    Finding,
+    Claiming,
+    Feeding,
+    Watching,
+    Marks,
+    Keeping,
+    Opening,
+    Together,
+    Transacting,
+):
+    """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process; where an
+    application can have tables beside it, also `connect` and perhaps `placeholder`.
 
     The store must take its time from the clock it is given: these tests move it.
     """

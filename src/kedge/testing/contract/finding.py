@@ -87,6 +87,15 @@ class Finding:
         assert names(since_us=10, until_us=30) == "ba"
         assert [row.run for row in store.runs(RunQuery(since_us=10), limit=1)] == ["c"]
 
+    def test_what_kedge_keeps_for_itself_is_listed_only_by_agent_or_tag(self, store: Store) -> None:
+        for run, agent in (("a", "clerk"), ("b", "kedge.hook:mail"), ("c", "kedgeling"), ("d", "kedge.hook:page")):
+            born(store, run, index=indexed("waiting", agent=agent, tags=("t",), changed_at_us=5))
+        for query in (RunQuery(), RunQuery(status=("waiting",)), RunQuery(since_us=1)):
+            assert [row.run for row in store.runs(query)] == ["c", "a"]
+        assert [row.run for row in store.runs(RunQuery(), limit=2)] == ["c", "a"]
+        assert [row.run for row in store.runs(RunQuery(agent="kedge.hook:mail"))] == ["b"]
+        assert [row.run for row in store.runs(RunQuery(tag="t"))] == ["d", "c", "b", "a"]
+
     # messages wake runs -----------------------------------------------------------------------
 
     def test_delivered_counts_every_message_ever_delivered(self, store: Store) -> None:
@@ -148,6 +157,7 @@ class Finding:
         for run, seconds in (("c", 9), ("d", 5)):
             born(store, run, index=indexed("waiting", wake_at_us=clock.now_us() + seconds * SECOND_US))
         assert (store.due(clock.now_us()), store.soonest_us()) == ([], clock.now_us() + 5 * SECOND_US)
+        assert (store.soonest_us(agents=["clerk"]), store.soonest_us(agents=["other"])) == (store.soonest_us(), None)
         clock.advance(5)
         assert store.due(clock.now_us()) == [line(store, "d")]
 

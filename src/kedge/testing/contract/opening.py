@@ -7,13 +7,15 @@ from typing import Final
 
 import pytest
 
+from kedge.clock import ManualClock
 from kedge.errors import HeadMoved, RunBusy, RunExists, StoreClosed
-from kedge.store.base import RunQuery, Store
+from kedge.store.base import READ_LIMIT, RunQuery, Store
+from kedge.store.base import Opening as Opened
 from kedge.testing.contract.asking import Again, absent, born, commit, deliver, everything, refused, repaired
-from kedge.testing.contract.making import TOKEN, birth, blob, cached, following, fork, indexed, letter
+from kedge.testing.contract.making import SECOND_US, TOKEN, birth, blob, cached, following, fork, indexed, letter
 
 OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
-    ("heads sweep soonest_us inspect", ()),
+    ("heads sweep soonest_us inspect feed feed_end", ()),
     ("head read references snapshots forget_snapshots inbox messages", ("a",)),
     ("claimed index tags quarantined aside remove", ("a",)),
     ("append deliver pieces", ([],)),
@@ -21,7 +23,7 @@ OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("quarantine", ("a", None)),
     ("owner", (TOKEN,)),
     ("runs", (RunQuery(),)),
-    ("due", (1,)),
+    ("due trim_feed", (1,)),
 )
 
 
@@ -58,6 +60,11 @@ class Opening:
                     getattr(store, name)(*arguments)
         for operation in (
             partial(store.lease, "a", "w1", seconds=30),
+            partial(store.claim, "w1", now_us=1, seconds=30, limit=1),
+            partial(store.keep, "w1", ["a"], seconds=30),
+            partial(store.release, "a", epoch=0),
+            partial(store.opening, "a", fold=1),
+            partial(store.watch, list[str]().append),
             partial(store.refer, "a", [], at=1, delivered=0),
             partial(store.reindex, "a", indexed(), at=1),
         ):
@@ -77,6 +84,51 @@ class Opening:
         assert message.number == 3
         born(opened, "e")
         assert [head.run for _, head in opened.heads()] == ["a", "b", "c", "e"]
+
+    # going on with a run ----------------------------------------------------------------------
+
+    def test_what_is_needed_to_go_on_with_a_run_comes_in_one_reading(self, store: Store) -> None:
+        head = born(store, "a", "one", "two", holder="w1")
+        rows = store.read("a")
+        assert store.opening("a", fold=1) == Opened(head=head, quarantined=None, snapshot=None, rows=rows)
+        for seq in (2, 3):
+            head = commit(store, following(head, f"after {seq}", snapshot=cached(seq)))
+        head = commit(store, following(head, "five", snapshot=cached(4, fold=2)))
+        store.quarantine("a", "broken")
+        newest, last = store.snapshot("a", fold=1, at=9), store.read("a", after=3)
+        assert newest is not None
+        assert (newest.seq, len(last)) == (3, 2)
+        opened = Opened(head=head, quarantined="broken", snapshot=newest, rows=last)
+        assert store.opening("a", fold=1) == opened
+        opening = store.opening("a", fold=3)
+        assert opening is not None
+        assert (opening.snapshot, opening.rows) == (None, store.read("a"))
+
+    def test_an_unknown_or_removed_run_cannot_be_gone_on_with(self, store: Store) -> None:
+        born(store, "a")
+        store.remove("a")
+        assert (store.opening("a", fold=1), store.opening("b", fold=1)) == (None, None)
+        absent(store, "b")
+
+    def test_a_fork_is_gone_on_with_by_its_own_rows(self, store: Store) -> None:
+        born(store, "a", "one", "two", "three", snapshot=cached(1))
+        commit(store, fork("a", "b", store.read("a")[1], "other", "more"))
+        opening = store.opening("b", fold=1)
+        assert opening is not None
+        assert (opening.head, opening.snapshot, opening.rows) == (store.head("b"), None, store.read("b"))
+
+    def test_a_long_run_is_opened_whole(self, store: Store) -> None:
+        born(store, "a", *map(str, range(READ_LIMIT + 2)))
+        opening = store.opening("a", fold=1)
+        assert opening is not None
+        assert [row.seq for row in opening.rows] == list(range(1, READ_LIMIT + 3))
+
+    def test_time_is_that_of_the_clock_and_life_is_known_or_not(self, store: Store, clock: ManualClock) -> None:
+        before = store.now_us()
+        clock.advance(3)
+        assert store.now_us() == before + 3 * SECOND_US
+        assert store.proves_life in (True, False)
+        assert all(condition.name and condition.value for condition in store.conditions())
 
     def test_opening_again_and_again_changes_nothing(self, store: Store, again: Again) -> None:
         before = filled(store)

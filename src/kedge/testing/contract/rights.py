@@ -9,22 +9,23 @@ from msgspec.structs import replace
 
 from kedge.clock import ManualClock
 from kedge.errors import AlreadyClaimed, RunBusy, RunUnknown
-from kedge.store.base import Claim, Owner, Store
+from kedge.store.base import ENDED, Claim, Owner, Store
 from kedge.testing.contract.asking import absent, born, commit, found, refused
-from kedge.testing.contract.making import SECOND_US, TOKEN, birth, following
+from kedge.testing.contract.making import SECOND_US, TOKEN, birth, following, indexed, moved
 
 
 class Rights:
     def test_a_lease_raises_the_epoch_and_names_the_holder(self, store: Store, clock: ManualClock) -> None:
-        head, until = born(store, "a"), clock.now_us() + 30 * SECOND_US
+        head, until = born(store, "a"), store.now_us() + 30 * SECOND_US
         held = store.lease("a", "w1", seconds=30)
         assert held == store.head("a") == replace(head, epoch=1, holder="w1", lease_until_us=until)
 
-    def test_an_unknown_run_cannot_be_leased_renewed_or_released(self, store: Store) -> None:
+    def test_an_unknown_run_cannot_be_leased_kept_or_released(self, store: Store) -> None:
         with pytest.raises(RunUnknown):
             store.lease("a", "w1", seconds=30)
-        assert not store.renew("a", epoch=0, seconds=30)
+        assert store.keep("w1", "abcde", seconds=30) == {}
         store.release("a", epoch=0)
+        store.release("a", epoch=0, left=True)
         absent(store, "a")
 
     @pytest.mark.parametrize("holder", ["w1", "w2"])
@@ -36,29 +37,32 @@ class Rights:
         assert (caught.value.run, caught.value.holder) == ("a", "w1")
         assert store.head("a") == held
 
-    def test_who_was_taken_over_can_neither_renew_nor_release(self, store: Store, clock: ManualClock) -> None:
+    def test_who_was_taken_over_can_neither_keep_nor_release(self, store: Store, clock: ManualClock) -> None:
         born(store, "a")
         old = store.lease("a", "w1", seconds=30)
         clock.advance(30)
         new = store.lease("a", "w2", seconds=30)
         assert (new.epoch, new.holder) == (2, "w2")
-        assert not store.renew("a", epoch=old.epoch, seconds=300)
-        store.release("a", epoch=old.epoch)
+        assert store.keep("w1", "abcde", seconds=300) == {}
+        for left in (False, True):
+            store.release("a", epoch=old.epoch, left=left)
+            store.release("a", epoch=new.epoch, holder="w1", left=left)
         assert store.head("a") == new
 
-    def test_a_released_run_is_free_keeps_its_epoch_and_cannot_be_renewed(self, store: Store) -> None:
+    def test_a_released_run_is_free_keeps_its_epoch_and_cannot_be_kept(self, store: Store) -> None:
         head = born(store, "a")
         held = store.lease("a", "w1", seconds=30)
         store.release("a", epoch=held.epoch)
-        assert not store.renew("a", epoch=held.epoch, seconds=30)
+        assert store.keep("w1", "abcde", seconds=30) == {}
+        store.release("a", epoch=held.epoch, left=True)
         assert store.head("a") == replace(head, epoch=1)
         assert store.lease("a", "w2", seconds=30).epoch == 2
 
-    @pytest.mark.parametrize("renewed", [False, True])
-    def test_an_endless_lease_lasts_until_released(self, store: Store, clock: ManualClock, renewed: bool) -> None:
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_an_endless_lease_lasts_until_released(self, store: Store, clock: ManualClock, kept: bool) -> None:
         born(store, "a")
-        held = store.lease("a", "w1", seconds=30 if renewed else inf)
-        assert not renewed or store.renew("a", epoch=held.epoch, seconds=inf)
+        held = store.lease("a", "w1", seconds=30 if kept else inf)
+        assert not kept or store.keep("w1", "abcde", seconds=inf) == {"a": 1}
         assert found(store, "a") == replace(held, lease_until_us=None)
         clock.advance(10_000_000)
         with pytest.raises(RunBusy):
@@ -66,15 +70,62 @@ class Rights:
         store.release("a", epoch=held.epoch)
         assert store.lease("a", "w2", seconds=30).epoch == 2
 
-    def test_a_renewed_lease_lasts_longer(self, store: Store, clock: ManualClock) -> None:
+    @pytest.mark.parametrize("first", [30, inf])
+    def test_a_kept_lease_lasts_longer(self, store: Store, clock: ManualClock, first: float) -> None:
         born(store, "a")
-        held = store.lease("a", "w1", seconds=30)
+        held = store.lease("a", "w1", seconds=first)
         clock.advance(20)
-        assert store.renew("a", epoch=held.epoch, seconds=30)
-        assert found(store, "a") == replace(held, lease_until_us=clock.now_us() + 30 * SECOND_US)
+        assert store.keep("w1", "abcde", seconds=30) == {"a": held.epoch}
+        assert found(store, "a") == replace(held, lease_until_us=store.now_us() + 30 * SECOND_US)
         clock.advance(20)
         with pytest.raises(RunBusy):
             store.lease("a", "w2", seconds=30)
+        clock.advance(10)
+        assert store.lease("a", "w2", seconds=30).epoch == 2
+
+    def test_keeping_keeps_what_is_named_and_held_and_nothing_whose_time_is_up(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        for run in "abcde":
+            born(store, run)
+        held = {run: store.lease(run, "w1", seconds=seconds) for run, seconds in (("a", 10), ("b", 30), ("c", 30))}
+        others = [store.lease("d", "w2", seconds=30), store.head("e")]
+        store.release("b", epoch=1)
+        held["b"] = store.lease("b", "w1", seconds=30)
+        clock.advance(10)
+        assert store.keep("w1", "ade", seconds=60) == {}
+        assert store.keep("w1", "abcde", seconds=60) == {"b": 2, "c": 1}
+        until = store.now_us() + 60 * SECOND_US
+        kept = [replace(held[run], lease_until_us=until) for run in "bc"]
+        assert [store.head(run) for run in "abcde"] == [held["a"], *kept, *others]
+
+    def test_who_keeps_a_run_may_go_on_appending_to_it(self, store: Store, clock: ManualClock) -> None:
+        head = born(store, "a", holder="w1")
+        for text in ("two", "three", "four"):
+            clock.advance(10)
+            store.keep("w1", "abcde", seconds=60)
+            head = commit(store, following(head, text))
+            assert head.lease_until_us == store.now_us() + 60 * SECOND_US
+        assert store.inspect() == []
+
+    # the end of a run -------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("status", ENDED)
+    @pytest.mark.parametrize("seconds", [30, inf])
+    def test_an_ended_index_lets_the_lease_go(self, store: Store, status: str, seconds: float) -> None:
+        born(store, "a", index=indexed())
+        head = store.lease("a", "w1", seconds=seconds)
+        ended = following(head, "ended", index=indexed(status))
+        free = replace(moved(ended), epoch=head.epoch)
+        assert commit(store, ended) == store.head("a") == free
+        assert commit(store, ended) == free
+        assert (store.keep("w1", "abcde", seconds=30), store.inspect()) == ({}, [])
+        assert commit(store, following(free, "after", index=indexed(status))).seq == 3
+
+    def test_a_run_may_be_born_ended_and_then_nobody_has_it(self, store: Store) -> None:
+        head = born(store, "a", holder="w1", index=indexed("completed"))
+        assert (head.epoch, head.holder, head.lease_until_us) == (1, None, None)
+        assert (store.head("a"), store.inspect()) == (head, [])
 
     # claims -----------------------------------------------------------------------------------
 

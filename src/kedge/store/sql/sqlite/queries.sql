@@ -164,16 +164,71 @@ SELECT tag FROM tags WHERE number = ?
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM runs JOIN heads USING (number) WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
 
--- name: due
-SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, holder, lease_until_us
-FROM runs JOIN heads USING (number) WHERE wake_at_us <= ? AND status NOT IN ('completed', 'failed', 'cancelled')
-AND number NOT IN (SELECT number FROM quarantine) ORDER BY priority DESC, wake_at_us, number
+-- Every agent and priority that runs which are to wake have, and when the first of them is to: one step in the index each.
+-- name: lines
+WITH RECURSIVE lines (number) AS (
+    SELECT number FROM (
+        SELECT number FROM runs INDEXED BY runs_by_due WHERE wake_at_us IS NOT NULL
+        ORDER BY agent, priority, wake_at_us LIMIT 1
+    )
+    UNION ALL
+    SELECT coalesce((
+        SELECT number FROM runs AS later INDEXED BY runs_by_due
+        WHERE wake_at_us IS NOT NULL AND later.agent = runs.agent AND later.priority > runs.priority
+        ORDER BY priority, wake_at_us LIMIT 1
+    ), (
+        SELECT number FROM runs AS later INDEXED BY runs_by_due
+        WHERE wake_at_us IS NOT NULL AND later.agent > runs.agent
+        ORDER BY agent, priority, wake_at_us LIMIT 1
+    )) FROM lines JOIN runs USING (number)
+)
+SELECT agent, priority, wake_at_us FROM lines JOIN runs USING (number)
 
--- Read from the front of the index until the first that nobody holds.
 -- name: waking
-SELECT wake_at_us, holder, lease_until_us FROM runs JOIN heads USING (number)
-WHERE wake_at_us IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled')
-AND number NOT IN (SELECT number FROM quarantine) ORDER BY wake_at_us
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, seq, hash, epoch, base, parent, holder, lease_until_us, removed
+FROM runs INDEXED BY runs_by_due JOIN heads USING (number)
+WHERE agent = ? AND priority = ? AND wake_at_us <= ? AND status NOT IN ('completed', 'failed', 'cancelled')
+AND holder IS NULL AND number NOT IN (SELECT number FROM quarantine) ORDER BY wake_at_us, number LIMIT ?
+
+-- name: holders
+SELECT DISTINCT holder FROM heads WHERE holder IS NOT NULL
+
+-- Without a time, all that a holder has. A paused one waits for its time to wake.
+-- name: left
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, seq, hash, epoch, base, parent, holder, lease_until_us, removed,
+    CASE status WHEN 'paused' THEN wake_at_us ELSE changed_at_us END AS since
+FROM heads JOIN runs USING (number) WHERE holder = ?1 AND (?2 IS NULL OR lease_until_us <= ?2)
+AND status NOT IN ('completed', 'failed', 'cancelled') AND (status != 'paused' OR wake_at_us <= ?3)
+AND number NOT IN (SELECT number FROM quarantine) {agents} ORDER BY priority DESC, since, number LIMIT ?
+
+-- name: held
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM heads
+WHERE holder = ? AND (lease_until_us IS NULL OR lease_until_us > ?)
+
+-- name: put_told
+INSERT INTO feed (number, seq, kind) VALUES (?, ?, ?)
+
+-- name: feed
+SELECT position, run, feed.seq, kind FROM feed JOIN heads USING (number) WHERE position > ? {kinds} ORDER BY position LIMIT ?
+
+-- The file remembers the last position that it gave, also when nothing is left.
+-- name: feed_end
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'feed'), 0)
+
+-- name: trim_feed
+DELETE FROM feed WHERE position <= ?
+
+-- name: drop_told
+DELETE FROM feed WHERE number = ?
+
+-- Everything that is needed to go on with a run but its events.
+-- name: opening
+SELECT heads.number, run, heads.seq, heads.hash, epoch, base, parent, holder, lease_until_us, removed,
+    reason, snapshots.seq, snapshots.fold, snapshots.hash, snapshots.root
+FROM heads LEFT JOIN quarantine ON quarantine.number = heads.number
+LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 AND snapshots.seq = (
+    SELECT max(seq) FROM snapshots AS newer WHERE newer.number = heads.number AND newer.fold = ?1 AND newer.seq <= heads.seq
+) WHERE run = ?2
 
 -- name: quarantined
 SELECT reason FROM quarantine WHERE number = ?
@@ -223,6 +278,7 @@ UNION ALL SELECT 'runs', number, count(*) FROM runs WHERE number NOT IN (SELECT 
 UNION ALL SELECT 'tags', number, count(*) FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'snapshots', number, count(*) FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'quarantine', number, count(*) FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'feed', number, count(*) FROM feed WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'piece_uses', number, count(*) FROM piece_uses WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
     OR piece NOT IN (SELECT piece FROM pieces) OR kind NOT IN (0, 1) GROUP BY number
 
@@ -249,6 +305,9 @@ DELETE FROM tags WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed
 
 -- name: clear_snapshots
 DELETE FROM snapshots WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
+
+-- name: clear_feed
+DELETE FROM feed WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)
 
 -- name: clear_quarantine
 DELETE FROM quarantine WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed)

@@ -1,5 +1,5 @@
--- Format 2. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
--- snapshots, runs, tags, quarantine, marks, marked. A checksum column stands wherever the hash chain does not reach.
+-- Format 3. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
+-- snapshots, runs, tags, quarantine, marks, marked. A queue: feed. A checksum column stands wherever the hash chain does not reach.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -21,6 +21,9 @@ CREATE TABLE heads (
     removed INTEGER NOT NULL DEFAULT 0,
     checksum INTEGER NOT NULL
 ) STRICT;
+
+-- What each holder has, and until when.
+CREATE INDEX heads_by_holder ON heads (holder, lease_until_us) WHERE holder IS NOT NULL;
 
 -- The id is the run's number and the seq in one integer, so that a run's events lie together in the
 -- order they are read, and no second index is needed.
@@ -101,7 +104,8 @@ CREATE TABLE runs (
     delivered_checksum INTEGER NOT NULL -- an inbox that lost its last message is known by this count alone
 ) STRICT;
 
-CREATE INDEX runs_by_wake ON runs (wake_at_us) WHERE wake_at_us IS NOT NULL;
+-- What is to wake, by agent and priority: a long line of one agent keeps nobody from the lines of others.
+CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
 CREATE INDEX runs_by_status ON runs (status, number);
 CREATE INDEX runs_by_agent ON runs (agent, number);
 
@@ -152,3 +156,13 @@ CREATE TABLE marked (
     total INTEGER NOT NULL,
     checksum INTEGER NOT NULL
 ) STRICT;
+
+-- Events that hooks may want to hear of, in the order of their commits, until all have heard them.
+CREATE TABLE feed (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX feed_by_run ON feed (number);

@@ -1,0 +1,412 @@
+-- `kedge.` stands for the schema that a store is opened in, and `:bell` for the channel that it rings on.
+
+-- name: set_up_session
+SET default_transaction_isolation = 'read committed'; SET bytea_output = 'hex'; SET jit = off;
+SET lock_timeout = {lock_ms};
+SELECT set_config('synchronous_commit', {synchronous_commit}, false)
+
+-- What a commit survives must not depend on the server's default; a promise beyond ours is kept.
+-- name: durable
+CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END
+
+-- name: parameter_types
+SELECT unnest(parameter_types)::oid::integer FROM pg_prepared_statements WHERE name = '{name}'
+
+-- name: one_at_a_time
+SELECT pg_advisory_xact_lock(hashtextextended({schema}, 20260101))
+
+-- name: tables
+SELECT relname::text FROM pg_class JOIN pg_namespace ON relnamespace = pg_namespace.oid WHERE nspname::text = $1
+
+-- name: make_schema
+CREATE SCHEMA IF NOT EXISTS {schema}
+
+-- name: meta
+SELECT key, value, checksum = kedge.meta_check(key, value) FROM kedge.meta
+
+-- name: put_meta
+INSERT INTO kedge.meta (key, value, checksum) VALUES ($1, $2, kedge.meta_check($1, $2))
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.checksum
+
+-- name: now_us
+SELECT kedge.time_us(NULL)
+
+-- name: listen
+LISTEN {bell}
+
+-- the log -----------------------------------------------------------------------------------------
+
+-- Moves the head from where its writer saw it and puts the events behind it, or does nothing.
+-- name: append_one
+WITH moved AS (
+    UPDATE kedge.heads SET seq = $5, hash = $6,
+        checksum = kedge.head_check(number, run, $5, $6, epoch, base, parent, removed)
+    WHERE run = $1 AND seq = $2 AND hash = $3 AND epoch = $4 AND NOT removed
+    RETURNING number, base, parent, holder, lease_until_us
+), put AS (
+    INSERT INTO kedge.events (number, seq, body, hash, data) SELECT number, given.* FROM moved, (VALUES {rows}) AS given
+)
+SELECT base, parent, holder, lease_until_us FROM moved
+
+-- name: append_all
+SELECT * FROM kedge.append_all(
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21
+)
+
+-- name: acknowledged
+SELECT run, events.seq, events.hash, epoch, base, parent, holder, lease_until_us
+FROM kedge.heads JOIN kedge.events USING (number)
+WHERE run = $1 AND events.seq = $2 AND events.hash = $3 AND epoch = $4 AND NOT removed
+
+-- name: deliver_items
+SELECT * FROM kedge.deliver_items($1, $2, $3, $4, $5, $6)
+
+-- name: head
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM kedge.heads WHERE run = $1
+
+-- name: head_for_update
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM kedge.heads
+WHERE run = $1 FOR UPDATE
+
+-- name: heads
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed FROM kedge.heads
+WHERE number > $1 AND NOT removed ORDER BY number LIMIT $2
+
+-- name: number
+SELECT number FROM kedge.heads WHERE run = $1 AND NOT removed
+
+-- name: events
+SELECT events.seq, body, data, events.hash FROM kedge.heads JOIN kedge.events USING (number)
+WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
+
+-- Data that is stored apart from its row is never touched when only bodies are asked for.
+-- name: bodies
+SELECT events.seq, body, NULL::bytea, events.hash FROM kedge.heads JOIN kedge.events USING (number)
+WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
+
+-- name: event
+SELECT events.seq, body, data, events.hash FROM kedge.heads JOIN kedge.events USING (number)
+WHERE run = $1 AND NOT removed AND events.seq = $2
+
+-- One statement sees one state: the first row is the head with its snapshot, the others are events.
+-- name: opening
+WITH head AS MATERIALIZED (SELECT * FROM kedge.heads WHERE run = $1 AND NOT removed), shot AS MATERIALIZED (
+    SELECT snapshots.* FROM head JOIN kedge.snapshots USING (number)
+    WHERE fold = $2 AND snapshots.seq <= head.seq ORDER BY snapshots.seq DESC LIMIT 1
+)
+SELECT number, run, head.seq, head.hash, epoch, base, parent, holder, lease_until_us, removed, quarantined,
+    shot.seq, fold, shot.hash, root, NULL::bytea, NULL::bytea
+FROM head LEFT JOIN shot USING (number)
+UNION ALL (
+    SELECT NULL, NULL, events.seq, events.hash, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        body, data
+    FROM head JOIN kedge.events USING (number)
+    WHERE events.seq > coalesce((SELECT seq FROM shot), -1) ORDER BY events.seq
+)
+
+-- values ------------------------------------------------------------------------------------------
+
+-- name: pieces
+SELECT hash, codec, body FROM kedge.pieces WHERE hash = ANY ($1)
+
+-- name: uses
+SELECT kind::bigint, pieces.hash FROM kedge.heads JOIN kedge.piece_uses USING (number) JOIN kedge.pieces USING (piece)
+WHERE run = $1 AND NOT removed
+
+-- name: use_anew
+INSERT INTO kedge.piece_uses (number, kind, piece)
+SELECT $1, 0, piece FROM kedge.pieces WHERE hash = ANY ($2) FOR KEY SHARE
+
+-- name: drop_log_uses
+DELETE FROM kedge.piece_uses WHERE number = $1 AND kind = 0
+
+-- name: drop_snapshot_uses
+DELETE FROM kedge.piece_uses WHERE number = $1 AND kind = 1
+
+-- What somebody is about to refer to is locked by them and passed over.
+-- name: unused
+SELECT piece FROM kedge.pieces WHERE NOT EXISTS (SELECT FROM kedge.piece_uses WHERE piece_uses.piece = pieces.piece)
+LIMIT $1 FOR UPDATE SKIP LOCKED
+
+-- Looks once more, for a reference may have come between the first look and the lock.
+-- name: sweep
+WITH gone AS (
+    DELETE FROM kedge.pieces WHERE piece = ANY ($1) AND NOT EXISTS (
+        SELECT FROM kedge.piece_uses WHERE piece_uses.piece = ANY ($1) AND piece_uses.piece = pieces.piece
+    )
+    RETURNING piece
+)
+SELECT count(*) FROM gone
+
+-- name: snapshot
+SELECT snapshots.seq, fold, snapshots.hash, root FROM kedge.heads JOIN kedge.snapshots USING (number)
+WHERE run = $1 AND NOT removed AND fold = $2 AND snapshots.seq <= $3 ORDER BY snapshots.seq DESC LIMIT 1
+
+-- name: snapshots
+SELECT snapshots.seq, fold, snapshots.hash, root FROM kedge.heads JOIN kedge.snapshots USING (number)
+WHERE run = $1 AND NOT removed ORDER BY fold, snapshots.seq
+
+-- name: drop_snapshots
+DELETE FROM kedge.snapshots WHERE number = $1
+
+-- leases ------------------------------------------------------------------------------------------
+
+-- name: lease
+UPDATE kedge.heads SET epoch = epoch + 1, holder = $2, lease_until_us = kedge.until_us($3, $4),
+    checksum = kedge.head_check(number, run, seq, hash, epoch + 1, base, parent, removed)
+WHERE run = $1 AND NOT removed AND (holder IS NULL OR lease_until_us <= kedge.time_us($3))
+RETURNING number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed
+
+-- name: claim
+SELECT (head).number, (head).run, (head).seq, (head).hash, (head).epoch, (head).base, (head).parent, (head).holder,
+    (head).lease_until_us, (head).removed,
+    (head).agent, (head).status, (head).priority, (head).wake_at_us, (head).started_at_us, (head).changed_at_us,
+    (head).tags, (head).delivered, (head).delivered_checksum = kedge.count_check((head).number, (head).delivered),
+    left_by, left_until_us
+FROM kedge.claim_runs($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- By an array, for a join may be planned as if a holder had hardly anything.
+-- name: keep
+UPDATE kedge.heads SET lease_until_us = kedge.until_us($2, $3) WHERE number = ANY (ARRAY(
+    SELECT number FROM kedge.heads
+    WHERE holder = $1 AND run = ANY ($4::text[]) AND (lease_until_us IS NULL OR lease_until_us > kedge.time_us($2))
+    ORDER BY run FOR NO KEY UPDATE
+)) RETURNING run, epoch
+
+-- name: release
+WITH freed AS (
+    UPDATE kedge.heads SET holder = CASE WHEN $4 THEN holder END,
+        lease_until_us = CASE WHEN $4 THEN kedge.time_us($5) END
+    WHERE run = $1 AND epoch = $2 AND holder IS NOT NULL AND ($3::text IS NULL OR holder = $3) AND NOT removed
+    RETURNING run, wake_at_us, status
+)
+SELECT kedge.ring(run) FROM freed
+WHERE $4 OR wake_at_us IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled')
+
+-- the inbox ---------------------------------------------------------------------------------------
+
+-- name: inbox
+SELECT message, id, name, body, sender, at_us, taken FROM kedge.heads JOIN kedge.inbox USING (number)
+WHERE run = $1 AND NOT removed AND message > $2 AND taken IS NULL AND ($3::text IS NULL OR name = $3)
+ORDER BY message LIMIT $4
+
+-- name: messages
+SELECT message, id, name, body, sender, at_us, taken FROM kedge.heads JOIN kedge.inbox USING (number)
+WHERE run = $1 AND NOT removed ORDER BY message
+
+-- name: last_message
+SELECT coalesce(max(message), 0) FROM kedge.inbox WHERE number = $1
+
+-- finding -----------------------------------------------------------------------------------------
+
+-- name: owner
+SELECT run, claims.seq FROM kedge.claims JOIN kedge.heads USING (number) WHERE space = $1 AND key = $2
+
+-- name: claims_of
+SELECT space, key, claims.seq FROM kedge.heads JOIN kedge.claims USING (number) WHERE run = $1 AND NOT removed
+
+-- name: run_row
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = kedge.count_check(number, delivered)
+FROM kedge.heads WHERE run = $1 AND NOT removed AND agent IS NOT NULL
+
+-- name: tags_of
+SELECT tag FROM kedge.heads JOIN kedge.tags USING (number) WHERE run = $1 AND NOT removed
+
+-- name: count_inbox
+UPDATE kedge.heads SET delivered = $2, delivered_checksum = kedge.count_check(number, $2) WHERE number = $1
+
+-- name: drop_tags
+DELETE FROM kedge.tags WHERE number = $1
+
+-- name: put_tags
+INSERT INTO kedge.tags (tag, number) SELECT tag, $1 FROM unnest($2::text[]) AS tag ON CONFLICT DO NOTHING
+
+-- name: write_index
+SELECT kedge.write_head(kedge.with_index(heads, $2), tags, wake_at_us) FROM kedge.heads WHERE number = $1
+
+-- The conditions that a listing does not use fall away, and what is left picks the index.
+-- name: runs
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = kedge.count_check(number, delivered)
+FROM kedge.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY number DESC LIMIT $2
+
+-- name: tagged
+number IN (SELECT number FROM kedge.tags WHERE tag = {value})
+
+-- name: due
+SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
+    delivered_checksum = kedge.count_check(number, delivered)
+FROM kedge.due_runs($1, kedge.time_us($2), $3, NULL, NULL, $4) JOIN kedge.heads USING (number) ORDER BY place
+
+-- name: soonest
+SELECT kedge.soonest_us($1::text[])
+
+-- the feed ----------------------------------------------------------------------------------------
+
+-- name: place_feed
+SELECT kedge.place_feed()
+
+-- name: feed
+SELECT position, run, feed.seq, kind FROM kedge.feed JOIN kedge.heads USING (number)
+WHERE position > $1 AND ($2::text[] IS NULL OR kind = ANY ($2)) ORDER BY position LIMIT $3
+
+-- name: trim_feed
+WITH gone AS (DELETE FROM kedge.feed WHERE position <= $1 RETURNING id) SELECT count(*) FROM gone
+
+-- keeping -----------------------------------------------------------------------------------------
+
+-- name: quarantine
+UPDATE kedge.heads SET quarantined = $2 WHERE run = $1 AND NOT removed RETURNING number
+
+-- name: quarantined
+SELECT quarantined FROM kedge.heads WHERE run = $1 AND NOT removed
+
+-- name: set_aside
+INSERT INTO kedge.aside (number, seq, body, hash, data, checksum)
+SELECT number, seq, body, hash, data, kedge.aside_check(number, seq, body, hash, data)
+FROM kedge.events WHERE number = $1 AND seq > $2
+ON CONFLICT (number, seq) DO UPDATE
+SET body = excluded.body, hash = excluded.hash, data = excluded.data, checksum = excluded.checksum
+
+-- name: drop_events
+DELETE FROM kedge.events WHERE number = $1 AND seq > $2
+
+-- name: put_events
+INSERT INTO kedge.events (number, seq, body, hash, data)
+SELECT $1, * FROM unnest($2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+
+-- name: repair_head
+INSERT INTO kedge.heads (run, seq, hash, epoch, base, parent, holder, lease_until_us, checksum, delivered_checksum)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, '', '')
+ON CONFLICT (run) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, epoch = excluded.epoch, base = excluded.base,
+    parent = excluded.parent, holder = excluded.holder, lease_until_us = excluded.lease_until_us, removed = false
+RETURNING number
+
+-- name: seal_head
+UPDATE kedge.heads SET checksum = kedge.head_check(number, run, seq, hash, epoch, base, parent, removed),
+    delivered_checksum = CASE delivered_checksum WHEN '' THEN kedge.count_check(number, 0) ELSE delivered_checksum END
+WHERE number = $1
+
+-- name: asides
+SELECT aside.seq, body, data, aside.hash FROM kedge.heads JOIN kedge.aside USING (number)
+WHERE run = $1 AND NOT removed ORDER BY aside.seq
+
+-- name: has_fork
+SELECT run FROM kedge.heads WHERE parent = $1 AND NOT removed LIMIT 1
+
+-- name: bury
+UPDATE kedge.heads SET removed = true, holder = NULL, lease_until_us = NULL, agent = NULL, status = NULL, tags = NULL,
+    wake_at_us = NULL, quarantined = NULL,
+    checksum = kedge.head_check(number, run, seq, hash, epoch, base, parent, true)
+WHERE number = $1
+
+-- name: drop_uses
+DELETE FROM kedge.piece_uses WHERE number = $1
+
+-- name: drop_messages
+DELETE FROM kedge.inbox WHERE number = $1
+
+-- name: drop_told
+DELETE FROM kedge.feed WHERE number = $1
+
+-- marks -------------------------------------------------------------------------------------------
+
+-- name: unmarked
+SELECT heads.number, run, base, coalesce(marked.seq, base) FROM kedge.heads LEFT JOIN kedge.marked USING (number)
+WHERE heads.number > $1 AND NOT removed AND heads.seq > coalesce(marked.seq, base) ORDER BY heads.number LIMIT $2
+
+-- name: marked_to
+SELECT heads.number, base, coalesce(marked.seq, base), coalesce(total, 0)
+FROM kedge.heads LEFT JOIN kedge.marked USING (number) WHERE run = $1 AND NOT removed FOR NO KEY UPDATE OF heads
+
+-- name: put_marks
+INSERT INTO kedge.marks (term, at_us, number, seq)
+SELECT term, at_us, $1, seq FROM unnest($2::bigint[], $3::bigint[], $4::bigint[]) AS given(term, at_us, seq)
+ON CONFLICT DO NOTHING RETURNING term, at_us, number, seq
+
+-- name: put_marked
+INSERT INTO kedge.marked (number, seq, total, checksum) VALUES ($1, $2, $3, $4)
+ON CONFLICT (number) DO UPDATE SET seq = excluded.seq, total = excluded.total, checksum = excluded.checksum
+
+-- name: marked
+SELECT at_us, number, seq, run FROM kedge.marked_places($1, $2, $3, $4, $5, $6)
+
+-- name: drop_marks
+DELETE FROM kedge.marks WHERE number = ANY ($1)
+
+-- name: drop_marked
+DELETE FROM kedge.marked WHERE number = ANY ($1)
+
+-- name: dead_marked
+SELECT number FROM kedge.marked JOIN kedge.heads USING (number) WHERE removed
+
+-- inspection --------------------------------------------------------------------------------------
+
+-- name: names
+SELECT number, run FROM kedge.heads
+
+-- Rows that do not fit their checksum.
+-- name: wrong_rows
+SELECT 'meta', NULL::bigint, key FROM kedge.meta WHERE checksum <> kedge.meta_check(key, value)
+UNION ALL SELECT 'heads', number, concat(number, ', ', run) FROM kedge.heads
+    WHERE checksum <> kedge.head_check(number, run, seq, hash, epoch, base, parent, removed)
+UNION ALL SELECT 'inbox', number, concat(number, ', ', message) FROM kedge.inbox
+    WHERE checksum <> kedge.message_check(number, message, id, name, body, sender, at_us, taken)
+UNION ALL SELECT 'claims', number, space FROM kedge.claims
+    WHERE checksum <> kedge.claim_check(space, key, number, seq)
+UNION ALL SELECT 'aside', number, concat(number, ', ', seq) FROM kedge.aside
+    WHERE checksum <> kedge.aside_check(number, seq, body, hash, data)
+
+-- The values that are not what was written, and whether a log uses them. It reads every value there is.
+-- name: wrong_pieces
+SELECT hash, EXISTS (SELECT FROM kedge.piece_uses WHERE kind = 0 AND piece_uses.piece = pieces.piece) FROM kedge.pieces
+WHERE body IS NOT NULL AND sha256('\x02'::bytea || convert_to(codec, 'UTF8') || '\x00'::bytea || body) <> hash
+
+-- Rows that belong to no run: their head is gone, or they were slipped in.
+-- name: strays
+SELECT 'events', number, count(*) FROM kedge.events
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'inbox', number, count(*) FROM kedge.inbox
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'claims', number, count(*) FROM kedge.claims
+    WHERE number NOT IN (SELECT number FROM kedge.heads) GROUP BY number
+UNION ALL SELECT 'tags', number, count(*) FROM kedge.tags
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'snapshots', number, count(*) FROM kedge.snapshots
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'feed', number, count(*) FROM kedge.feed
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed) GROUP BY number
+UNION ALL SELECT 'piece_uses', number, count(*) FROM kedge.piece_uses
+    WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed)
+        OR piece NOT IN (SELECT piece FROM kedge.pieces) OR kind NOT IN (0, 1) GROUP BY number
+
+-- name: all_marks
+SELECT number, term, at_us, seq FROM kedge.marks
+
+-- name: all_marked
+SELECT number, seq, total, checksum FROM kedge.marked
+
+-- name: drop_pieces
+DELETE FROM kedge.pieces WHERE hash = ANY ($1)
+
+-- name: clear_uses
+DELETE FROM kedge.piece_uses WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed)
+    OR piece NOT IN (SELECT piece FROM kedge.pieces) OR kind NOT IN (0, 1)
+
+-- name: clear_tags
+DELETE FROM kedge.tags WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed)
+
+-- name: clear_snapshots
+DELETE FROM kedge.snapshots WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed)
+
+-- name: clear_feed
+DELETE FROM kedge.feed WHERE number NOT IN (SELECT number FROM kedge.heads WHERE NOT removed)
+
+-- conditions --------------------------------------------------------------------------------------
+
+-- name: settings
+SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'), pg_is_in_recovery(),
+    kedge.time_us(NULL), pg_database_size(current_database())::bigint, current_setting('max_connections'),
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')

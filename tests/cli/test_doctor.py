@@ -1,0 +1,126 @@
+"""`kedge store doctor` says on one screen what is wrong and what to type, and its exit code says whether."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli.main import main
+from kedge.store import SqliteStore
+
+Capture = pytest.CaptureFixture[str]
+APP = """
+import kedge
+
+@kedge.agent(name="doctored")
+async def doctored(run: kedge.Run, n: int) -> int:
+    await run.ask("Right?")
+    return n
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an app and a store, in which `r` waits for an answer."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "app.py").write_text(APP)
+    subprocess.run(
+        [sys.executable, "-m", "kedge", "run", "app.py:doctored", "--input", "1", "--id", "r"],
+        check=False, capture_output=True,
+    )  # fmt: skip
+    return tmp_path
+
+
+def did(capsys: Capture, *words: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["store", "doctor", *words]) == code, capsys.readouterr()
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def data(capsys: Capture, *words: str, code: int = 0) -> Any:
+    return json.loads(did(capsys, *words, "--json", code=code))
+
+
+def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
+    out = did(capsys)
+    assert out.startswith("kedge.db  store_")
+    assert "✓ journal      WAL\n" in out
+    assert "✓ runs         1 waiting\n" in out
+    assert out.splitlines()[-1] == "✓ nothing is wrong; kedge verify proves the record"
+    assert len(out.splitlines()) < 24
+    assert all(len(line) <= 80 for line in out.splitlines())
+    found = data(capsys)
+    assert (found["wrong"], found["runs"], found["findings"]) == (0, {"waiting": 1}, [])
+    assert {each["name"] for each in found["conditions"]} >= {"engine", "durability", "file system", "clock"}
+
+
+def test_a_run_that_was_left_is_told_with_what_to_type(capsys: Capture) -> None:
+    store = SqliteStore("kedge.db", clock=kedge.ManualClock())
+    store.lease("r", "worker-1", seconds=float("inf"))
+    assert "nothing is wrong" in did(capsys), "its process lives: this one"
+    store.close()
+    with kedge.open("kedge.db", clock=kedge.ManualClock(kedge.SystemClock().now_us() + 90_000_000)) as kd:
+        assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["r"]
+
+
+def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(capsys: Capture) -> None:
+    with kedge.open("kedge.db") as kd:
+        kd.store.quarantine("r", "at event 3 somebody touched it, and it is long since anybody " + "looked " * 20)
+    out = did(capsys, code=1)
+    assert "✗ 1 run does not hold and is set apart\n" in out
+    assert "    r  doctored  " in out
+    assert "\n  kedge store repair r\n" in out
+    assert out.splitlines()[-1] == "✗ 1 thing is wrong"
+    assert all(len(line) <= 80 for line in out.splitlines())
+    [finding] = data(capsys, code=1)["findings"]
+    assert (finding["reason"], finding["next"]) == ("broken", ["kedge store repair r"])
+
+
+def test_what_is_wrong_with_the_file_is_told_beside_it(capsys: Capture, here: Path) -> None:
+    (here / "kedge.db").chmod(0o666)
+    out = did(capsys, code=1)
+    assert "✗ permissions  -rw-rw-rw-: everybody on this machine may change it;" in out
+
+
+def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path) -> None:
+    (here / "kedge.db").rename(here / "other.db")
+    with kedge.open("other.db", clock=kedge.ManualClock()) as kd:
+        kd.log.create(kedge.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
+    [finding] = data(capsys, "--store", "other.db", "--app", "app.py", code=1)["findings"]
+    assert finding["next"] == [
+        "kedge worker app.py --store other.db",
+        "kedge run --id q --app app.py --store other.db",
+    ]
+
+    [finding] = data(capsys, "--store", "other.db", code=1)["findings"]
+    assert finding["next"] == [
+        "kedge worker app.py --store other.db",
+        "kedge run app.py:doctored --id q --store other.db",
+    ], "where no app is named, it is looked for here"
+
+
+def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, here: Path) -> None:
+    (here / "other.py").write_text(APP.replace("doctored", "another"))
+    done = subprocess.run(
+        [sys.executable, "-m", "kedge", "store", "doctor", "--app", "other.py"],
+        env={**os.environ, "COLUMNS": "200"}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "✗ 1 run is of an agent that the app does not declare\n" in done.stdout
+    assert "  kedge ps --agent doctored\n" in done.stdout
+
+
+def test_a_store_that_cannot_be_looked_at_is_wrong(capsys: Capture, here: Path) -> None:
+    (here / "kedge.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 4_000)
+    assert did(capsys, code=1).startswith("✗ kedge.db  cannot be looked at: ")
+    assert data(capsys, code=1)["wrong"] == 1

@@ -1,0 +1,42 @@
+"""Killed at hundreds of points around tools that write in transactions: rows and record always agree."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import servers
+
+PROGRAM = Path(__file__).with_name("transacting_process.py")
+
+
+def killed(url: str, *, points: int, moments: int, seed: int) -> dict[str, Any]:
+    """Let the program kill, in a process that holds no thread."""
+    told = subprocess.run(
+        [sys.executable, str(PROGRAM), url, str(points), str(moments), str(seed)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(PROGRAM.parent.parent), "PATH": ""},
+        check=False,
+    )
+    assert told.returncode == 0, f"seed {seed}: {told.stderr[-6000:]}"
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+def test_two_hundred_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path) -> None:
+    seed = random.randrange(10**9)
+    found = killed(str(tmp_path / "kedge.db"), points=200, moments=20, seed=seed)
+    assert found["points"] >= 190, (seed, found)
+    assert found["moments"] > 0, (seed, found)
+
+
+def test_kills_around_transactions_on_a_server_leave_rows_and_record_agreeing() -> None:
+    seed = random.randrange(10**9)
+    found = killed(servers.postgres_store(), points=40, moments=10, seed=seed)
+    assert found["points"] >= 35, (seed, found)
+    assert found["moments"] > 0, (seed, found)

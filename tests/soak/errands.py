@@ -1,0 +1,171 @@
+"""What the runs of a soak do: eight steps, each in its turn first, with tools of every effect class and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sqlite3
+import time
+from typing import Any, Final
+
+import kedge
+from soak.draws import draw, fate
+
+FAR: Final = {"path": ""}
+"""Where the far side listens, known before any tool runs."""
+
+SEED: Final = {"seed": 0}
+
+MANY: Final = kedge.Retry(attempts=500, first=0.02, max=0.2)
+"""A step may be cut off again and again: how often is not what this is about."""
+
+STEPS: Final = ("look", "reserve", "pause", "pay", "hear", "enter", "notify", "ship")
+WAITS: Final = ("sleep", "message", "question")
+TIMEOUT_SECONDS: Final = 0.8
+
+
+# the far side, from both kinds of code ------------------------------------------------------------
+
+
+def _request(do: str, what: str, step: kedge.ToolStep) -> dict[str, Any]:
+    dated = time.monotonic_ns()
+    return {"do": do, "what": what, "key": step.key, "attempt": step.attempt, "pid": os.getpid(), "dated": dated}
+
+
+def _receipt(line: bytes) -> int:
+    if not line:
+        raise ConnectionResetError("the far side hung up")
+    reply = json.loads(line)
+    if "refused" in reply:
+        if reply["refused"] == "done already":
+            raise RuntimeError("the far side did it before")
+        raise kedge.NotDone(reply["refused"])
+    return int(reply["receipt"])
+
+
+async def asked(request: dict[str, Any]) -> bytes:
+    """What the far side says."""
+    reader, writer = await asyncio.open_unix_connection(FAR["path"], limit=1 << 30)
+    try:
+        writer.write(json.dumps(request).encode() + b"\n")
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+def asked_blocking(request: dict[str, Any]) -> bytes:
+    with socket.socket(socket.AF_UNIX) as far:
+        far.settimeout(TIMEOUT_SECONDS)
+        far.connect(FAR["path"])
+        far.sendall(json.dumps(request).encode() + b"\n")
+        with far.makefile("rb") as reader:
+            return reader.readline()
+
+
+def _settled(line: bytes) -> kedge.Happened | kedge.DidNotHappen:
+    found = json.loads(line)
+    return kedge.Happened(found["receipt"]) if "receipt" in found else kedge.DidNotHappen()
+
+
+async def settle(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    return _settled(await asked({"do": "settle", "key": effect.key}))
+
+
+def settle_blocking(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    return _settled(asked_blocking({"do": "settle", "key": effect.key}))
+
+
+# tools --------------------------------------------------------------------------------------------
+
+
+@kedge.tool(effect="reads", retry=MANY, timeout=TIMEOUT_SECONDS)
+async def look(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+    """Changes nothing."""
+    return _receipt(await asked(_request("read", what, step)))
+
+
+@kedge.tool(effect="idempotent", retry=MANY, timeout=TIMEOUT_SECONDS)
+async def reserve(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+    """The far side honours the key."""
+    return _receipt(await asked(_request("keyed", what, step)))
+
+
+@kedge.tool(effect="idempotent", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def notify(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+    """The same, blocking."""
+    return _receipt(asked_blocking(_request("keyed", what, step)))
+
+
+@kedge.tool(reconcile=settle, retry=MANY, timeout=TIMEOUT_SECONDS)
+async def pay(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+    """At most once; the far side can be asked."""
+    return _receipt(await asked(_request("once", what, step)))
+
+
+@kedge.tool(reconcile=settle_blocking, retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def ship(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+    """The same, blocking."""
+    return _receipt(asked_blocking(_request("once", what, step)))
+
+
+@kedge.tool(effect="transaction", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def enter(what: str, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+    """A row of our own beside the record. Returns how many rows there are of it, this one among them."""
+    drawn = fate(SEED["seed"], what, step.attempt)
+    if drawn in ("refuse", "drop before"):
+        raise kedge.NotDone("not now")
+    sign = "?" if isinstance(tx.connection, sqlite3.Connection) else "%s"
+    tx.execute(f"INSERT INTO entries VALUES ({sign})", (what,))
+    if drawn in ("late", "too late"):
+        time.sleep(0.03)
+    if drawn == "drop after":
+        raise ConnectionResetError("the row was written, and is gone with its transaction")
+    return int(tx.execute(f"SELECT count(*) FROM entries WHERE what = {sign}", (what,)).fetchone()[0])
+
+
+TOOLS: Final = {"look": look, "reserve": reserve, "notify": notify, "pay": pay, "ship": ship, "enter": enter}
+
+
+def make_entries(kd: kedge.Client) -> None:
+    """Where rows of our own go, in the store's own database."""
+    with kd.store.transaction() as own:
+        own.connection.execute("CREATE TABLE entries (what text)")
+
+
+def entries(kd: kedge.Client) -> list[str]:
+    """Every row of our own."""
+    with kd.store.transaction() as own:
+        return [what for (what,) in own.connection.execute("SELECT what FROM entries").fetchall()]
+
+
+# the agent ----------------------------------------------------------------------------------------
+
+
+def plan(number: int) -> list[str]:
+    """The steps of a run in order: every one of them is the first in some run."""
+    turn = number % len(STEPS)
+    return [*STEPS[turn:], *STEPS[:turn]]
+
+
+def wait_of(number: int, label: str) -> str:
+    """What kind of wait a run has at a step."""
+    return WAITS[(number + (label == "hear")) % len(WAITS)]
+
+
+@kedge.agent
+async def errand(run: kedge.Run, number: int) -> dict[str, int]:
+    """Eight steps; the result says which receipts it got."""
+    receipts: dict[str, int] = {}
+    for label in plan(number):
+        what = f"{run.id}/{label}"
+        if label in TOOLS:
+            receipts[label] = await run.call(TOOLS[label], what)
+        elif (kind := wait_of(number, label)) == "sleep":
+            await run.sleep(0.05 + 0.6 * draw(what))
+        elif kind == "message":
+            assert await run.wait(label) == what
+        else:
+            assert (await run.ask(f"May {what} go on?")).approved
+    return receipts

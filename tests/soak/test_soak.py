@@ -1,0 +1,46 @@
+"""The short form of the soak: workers that are killed and frozen, a server that restarts, a far side that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+
+RUNS = 100
+BLOWS = 8
+
+
+def soak(store: str) -> dict[str, Any]:
+    """In a process that holds no thread, because it forks."""
+    seed = random.randrange(10**9)
+    asked = [store, "--runs", RUNS, "--workers", 3, "--blows", BLOWS, "--every-seconds", 0.4]
+    asked += ["--restarts", 1, "--limit-seconds", 120]
+    done = subprocess.run(
+        [sys.executable, "-m", "soak", *map(str, asked), "--seed", str(seed), "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        check=False,
+    )
+    assert done.stdout, f"seed {seed}: {done.stderr[-6_000:]}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["wrong"] == [], f"seed {seed}: {'; '.join(found['wrong'][:10])}"
+    assert found["steps"] == 8 * RUNS, seed
+    return found
+
+
+def test_on_sqlite_every_run_ends_and_every_effect_happens_once_whoever_is_killed_or_frozen() -> None:
+    found = soak("sqlite")
+    assert min(found["kills"], found["freezes"]) >= 1, found
+
+
+def test_on_postgresql_the_same_holds_while_its_server_is_restarted() -> None:
+    found = soak("postgres")
+    assert min(found["kills"], found["freezes"]) >= 1, found
+    assert found["restarts"] == 1, found
