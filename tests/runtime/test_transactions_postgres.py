@@ -278,3 +278,27 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(kd: kedge.Cli
     other.close()
     own.execute("DROP DATABASE elsewhere")
     assert kd.store.inbox("a") == []
+
+
+def test_a_server_that_goes_down_within_a_tool_leaves_nothing_and_nobody_is_asked() -> None:
+    with servers.own_server() as server, psycopg.connect(server.url, autocommit=True) as own:
+        own.execute("CREATE TABLE paid (who text, amount int)")
+        dies = [True]
+
+        @kedge.tool(effect="transaction", retry=SLOWLY)
+        def cut_off(tx: kedge.Tx = kedge.TX) -> int:
+            tx.execute("INSERT INTO paid VALUES ('ann', 1)")
+            if dies.pop() if dies else False:
+                server.restart(immediate=True)
+                tx.execute("INSERT INTO paid VALUES ('ann', 2)")
+            return 1
+
+        @kedge.agent
+        async def cut(run: kedge.Run) -> int:
+            return await run.call(cut_off)
+
+        with kedge.open(server.url) as kd:
+            assert kd.run(cut, id="a") == 1
+            assert outcomes(kd, "a") == ["refused", "returned"]
+        with psycopg.connect(server.url) as later:
+            assert later.execute("SELECT who, amount FROM paid").fetchall() == [("ann", 1)]

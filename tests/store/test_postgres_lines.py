@@ -310,3 +310,18 @@ def test_a_lost_session_is_not_kept(store: PostgresStore) -> None:
     assert ended[0] > 0
     store.heads()
     assert isinstance(store.now_us(), int)
+
+
+def test_who_watches_while_the_server_is_away_hears_as_soon_as_it_is_back() -> None:
+    with servers.own_server() as server:
+        store = PostgresStore(server.url, busy_seconds=0.3)
+        born(store, "a")
+        server.stop()
+        rung: Queue[str] = Queue()
+        store.watch(rung.put)
+        server.start()
+        assert rung.get(timeout=20) == ""
+        deliver(store, letter("a", "after"))
+        while rung.get(timeout=20) != "a":
+            pass
+        store.close()

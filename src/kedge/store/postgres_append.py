@@ -175,7 +175,8 @@ class PostgresTransaction:
 
     @property
     def is_open(self) -> bool:
-        return not self._session.is_idle  # one whose connection is lost was not ended by anybody
+        # One whose connection is lost was not ended by anybody.
+        return self._session.in_transaction or self._session.connection.broken
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
         refuse_misnumbered(items)

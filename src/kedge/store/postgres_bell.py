@@ -15,7 +15,7 @@ from typing import Final
 
 from psycopg import Error
 
-from kedge.errors import StoreError
+from kedge.errors import StoreError, StoreUnavailable
 from kedge.store.postgres_server import PostgresServer
 from kedge.store.postgres_wire import Failed, Q, Session
 
@@ -58,7 +58,9 @@ class Bell:
         _await(last)
 
     def _start(self) -> None:
-        session = self._listening()
+        session = None
+        with contextlib.suppress(StoreUnavailable):  # it is made as soon as it can be, as one that is lost later
+            session = self._listening()
         self._wakes, asleep = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, args=(session, asleep), name="kedge-bell", daemon=True)
         self._thread.start()
@@ -81,12 +83,11 @@ class Bell:
 
     def _listen(self, session: Session | None, stopped: socket.socket) -> None:
         with stopped:
-            while session is not None:
-                if self._heard_until_lost(session, stopped):
-                    return
+            while session is None or not self._heard_until_lost(session, stopped):
                 session = self._again(stopped)
-                if session is not None:
-                    self._ring([""])
+                if session is None:
+                    return
+                self._ring([""])
 
     def _heard_until_lost(self, session: Session, stopped: socket.socket) -> bool:
         """Ring for what is heard; True when it was stopped, and False when the session is lost."""

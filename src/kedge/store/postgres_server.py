@@ -157,6 +157,8 @@ class PostgresServer:
             yield self.somebodys(session.connection)
             if session.is_spoilt:
                 raise _spoilt()
+            if session.is_lost:
+                raise StoreUnavailable(self.place, "the connection was lost before the commit")
             if session.in_transaction:
                 with self.explained():
                     session.script("COMMIT")
@@ -165,7 +167,7 @@ class PostgresServer:
 
     def somebodys(self, connection: psycopg.Connection[Any]) -> Session:
         """A session on a connection that is not ours."""
-        return Session(connection, learn=lambda statement: self.run(lambda own: own.prepare(statement)))
+        return Session(connection, learn=lambda statement: self.run(lambda own: own.know(statement)))
 
     def connect(self) -> Session:
         """A session of its own for who listens; it ends when they close it."""

@@ -98,8 +98,7 @@ class Session:
         ]
 
     def run(self, statement: Statement, *values: Any) -> Any:
-        if statement.name not in self._prepared:
-            self.prepare(statement)
+        self.know(statement)
         given: list[Any] = [
             None if value is None else encode(value) for encode, value in zip(statement.encode, values, strict=True)
         ]
@@ -115,8 +114,10 @@ class Session:
     def close(self) -> None:
         self.connection.close()
 
-    def prepare(self, statement: Statement) -> None:
+    def know(self, statement: Statement) -> None:
         """Make a statement known to this session; its types too, if nobody knows them yet."""
+        if statement.name in self._prepared:
+            return
         if self._learn is None:
             self._checked(partial(self.pg.prepare, statement.name, statement.sql, statement.types))
             if statement.types is None:
