@@ -248,6 +248,28 @@ async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: kedge
 
 
 @on_loop
+async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
+    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kd.start(stepping, ["not here"], id="late")
+    worker = kd.worker()
+    claim = kd.store.claim
+
+    def stopped_meanwhile(*args: Any, **options: Any) -> Any:
+        found = claim(*args, **options)
+        loop.call_soon_threadsafe(worker.stop)
+        time.sleep(0.05)
+        return found
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(kd.store, "claim", stopped_meanwhile)
+    await asyncio.wait_for(worker.serve(), 10)
+    monkeypatch.undo()
+    assert CALLS == []
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["late"]
+
+
+@on_loop
 async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task(kd: kedge.Client) -> None:
     gate = Gate()
     leaving = asyncio.Event()

@@ -153,8 +153,8 @@ class Worker:
 
     async def _drained(self, executor: Executor) -> None:
         while self._slots:
-            for run in self._slots:
-                executor.leave(run)
+            for slot in self._slots.values():
+                executor.leave(slot.run)
             await asyncio.wait({slot.task for slot in self._slots.values()}, timeout=0.2)
         self._ring_all()
         if self._attending:
@@ -236,10 +236,19 @@ class Worker:
             agents=[agent for agent in agents if room.get(agent, 1) > 0],
             room=room,
         )
+        if self._draining:
+            # Somebody said to stop while we looked: what was found is for others.
+            await asyncio.to_thread(self._give_back, claimed)
+            return []
         return [
             (each, Claim(each.head, since, self._lease_seconds, each.left is not None, each.left_until_us))
             for each in claimed
         ]
+
+    def _give_back(self, claimed: Sequence[Claimed]) -> None:
+        for each in claimed:
+            with contextlib.suppress(KedgeError):
+                self._client.store.release(each.head.run, epoch=each.head.epoch, holder=self.name, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
