@@ -15,8 +15,11 @@ import kedge
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.postgres import server, store_url, version
 from bench.serving import asks, hears
+from kedge.clock import SystemClock
 from kedge.runtime.client import Client
 from kedge.store.base import Append, Birth, Delivery, Row, RunIndex, RunQuery, Store
+
+_now_us: Final = SystemClock().now_us
 
 FEW: Final = 1_000
 MANY: Final = 100_000
@@ -116,7 +119,7 @@ def _took(do: Callable[[Store, int], None], store: Store, size: int) -> float:
 
 
 def _claim(store: Store, size: int) -> None:
-    [claimed] = store.claim("bench", now_us=store.now_us(), seconds=30.0, limit=1, agents=["asks"])
+    [claimed] = store.claim("bench", now_us=_now_us(), seconds=30.0, limit=1, agents=["asks"])
     store.release(claimed.head.run, epoch=claimed.head.epoch, holder="bench")
 
 
@@ -127,11 +130,11 @@ def _list(store: Store, size: int) -> None:
 def _wake(store: Store, size: int) -> None:
     number = next(_ids)
     run = _name(random.Random(SEED + number).randrange(size))
-    message = Delivery(run=run, id=f"go-{number}", name="go", body=b"{}", by="bench", at_us=store.now_us())
+    message = Delivery(run=run, id=f"go-{number}", name="go", body=b"{}", by="bench", at_us=_now_us())
     store.deliver([message])
-    [claimed] = store.claim("bench", now_us=store.now_us(), seconds=30.0, limit=1, agents=["hears"])
+    [claimed] = store.claim("bench", now_us=_now_us(), seconds=30.0, limit=1, agents=["hears"])
     assert claimed.head.run == run, f"{run} was woken, and {claimed.head.run} claimed"
-    index = RunIndex(agent="hears", status="waiting", changed_at_us=store.now_us(), seen=claimed.row.delivered)
+    index = RunIndex(agent="hears", status="waiting", changed_at_us=_now_us(), seen=claimed.row.delivered)
     [head] = store.append(
         [Append(run=run, after=claimed.head.seq, before=claimed.head.hash, epoch=claimed.head.epoch, index=index)]
     )
