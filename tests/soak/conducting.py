@@ -284,7 +284,8 @@ class Conductor:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._leaving[pid]
-                if status:
+                # One that has said that it stopped hears no more of us, and our next word only ends it sooner.
+                if status not in (0, signal.SIGTERM):
                     self._complain(f"worker {pid}, once frozen, ended with {status}")
 
     def _complain(self, what: str) -> None:
