@@ -332,6 +332,22 @@ async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: kedge.Cl
 
 
 @on_loop
+async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: kedge.Client, caplog: Any) -> None:
+    async def faulty(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of our own")
+
+    kd.start(asking, id="faulty")
+    with caplog.at_level("INFO", logger="kedge.worker"):
+        async with kd.worker():
+            kd.executor()._conclude = faulty  # type: ignore[method-assign, assignment]
+            await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
+            await asyncio.sleep(0.2)
+    tries = [record.kedge for record in caplog.records if getattr(record, "kedge", {}).get("what") == "claimed"]
+    assert len(tries) == 1
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["faulty"]
+
+
+@on_loop
 async def test_what_another_process_left_is_taken_over(kd: kedge.Client) -> None:
     kd.start(stepping, ["left"], id="left")
     kd.store.release("left", epoch=kd.store.lease("left", "somebody", seconds=60).epoch, left=True)

@@ -158,7 +158,10 @@ class Executor:
             if not isinstance(ex.signal, Interrupted):
                 ex.close(Interrupted(), cut=True)
             await asyncio.shield(ex.unwind())
-            self._release(ex, left=True)
+            if hosts or isinstance(error, asyncio.CancelledError | Signal | KedgeError):
+                self._release(ex, left=True)
+            else:
+                self._drop_lease(ex)  # a fault of our own: whoever claimed it decides when it may come back
             if isinstance(error, Interrupted):
                 raise _cause(error, run) from None
             raise
