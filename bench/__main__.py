@@ -25,6 +25,7 @@ from bench import (
     recovery,
     snapshots,
     steps,
+    time_travel,
     waking,
     workers,
 )
@@ -50,6 +51,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "postgres_steps": postgres_steps.measure,
     "find": find.measure,
     "check": checking.measure,
+    "time_travel": time_travel.measure,
 }
 
 PREFACE: Final = """\

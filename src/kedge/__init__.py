@@ -16,13 +16,13 @@ from kedge.errors import (
     WaitExpired,
     WebhookRefused,
 )
+from kedge.history.proof import verify_proof
 from kedge.log import Entry, Log, RunLog, repair, verify
 from kedge.model.codec import Secret
 from kedge.model.failure import Failure
 from kedge.model.retry import Retry
 from kedge.model.state import State
 from kedge.runtime.client import Client, open  # noqa: A004
-from kedge.runtime.executor import Advanced
 from kedge.runtime.here import watch_io
 from kedge.runtime.hooks import HookEvent, on
 from kedge.runtime.limits import Limit
@@ -47,6 +47,7 @@ from kedge.runtime.registry import (
 )
 from kedge.runtime.run import Run, Step, SyncRun
 from kedge.runtime.scopes import First
+from kedge.runtime.standing import Advanced
 from kedge.runtime.starting import Handle
 from kedge.runtime.steps import Child
 from kedge.runtime.toolset import Toolset
@@ -129,6 +130,7 @@ __all__ = [
     "repair",
     "tool",
     "verify",
+    "verify_proof",
     "watch_io",
     "webhook",
     "webhook_verify",

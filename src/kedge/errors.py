@@ -27,8 +27,12 @@ KedgeError
 │   └── EventBroken         bytes that are no event
 ├── DurationRefused         a text that names no duration or rate
 ├── BoundaryUnknown         a text that names no place in a run
+├── TimeRefused             a fork, a rewind or an undo that cannot be done
 ├── ExportBroken            a file that is no export of a run, or a damaged one
+├── FieldUnknown            a field that is to be redacted and is not there
 ├── ArchiveRefused          runs that cannot be archived as was asked
+├── SealRefused             a seal or a proof that cannot be made as was asked
+├── ProofBroken             a proof, a checkpoint or a key that does not hold
 ├── ReplayParted            code that does not do again what is on record
 │   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
@@ -293,6 +297,15 @@ class BoundaryUnknown(KedgeError, ValueError):
         self.reason = reason
 
 
+class TimeRefused(KedgeError):
+    """A fork, a rewind or an undo that cannot be done."""
+
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(f"{run}: {reason}")
+        self.run = run
+        self.reason = reason
+
+
 class ExportBroken(KedgeError):
     """A file that is no export of a run, or one that was cut or changed."""
 
@@ -302,8 +315,38 @@ class ExportBroken(KedgeError):
         self.reason = reason
 
 
+class FieldUnknown(KedgeError):
+    """A field that is to be redacted and that no value on record has: nothing would be redacted."""
+
+    def __init__(self, name: str, *, known: Iterable[str] = ()) -> None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name.rpartition(".")[2], sorted(known), 1)
+        hint = f"did you mean {close[0]}?" if close else "name one that is, or redact everything"
+        super().__init__(f"{name}: no value on record has such a field, so nothing would be redacted; {hint}")
+        self.name = name
+
+
 class ArchiveRefused(KedgeError):
     """Runs cannot be archived as was asked; none was removed."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class SealRefused(KedgeError):
+    """The store cannot be sealed, or an event proved, as was asked; nothing was written."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+class ProofBroken(KedgeError):
+    """A proof or a checkpoint that does not show what it says, or a key that is none."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,60 @@ def test_two_runs_are_compared_now_or_at_a_place(capsys: pytest.CaptureFixture[s
 def test_a_fork_is_compared_with_what_it_left(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nothing differs." in said(capsys, "one", "fork", "--at", "1")
     assert "  ~ forked_from  none → one" in said(capsys, "one", "fork")
+
+
+def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kedge.open("kedge.db") as kd:
+        log = kd.log.open("fork")
+        log.append(kedge.Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
+        tool = e.StepIntended(at=3, step="2", sort="tool", name="cli_diff_pay", effect="at_most_once")
+        log.append(kedge.Entry(tool, {"arguments": {"amount": 7}}))
+    lines = said(capsys, "one", "fork").splitlines()
+    assert lines[0].startswith("one  now @")
+    assert re.fullmatch(r"shared   1 step, up to 1:after @\d+ of one", lines[2])
+    assert lines[3:6] == [
+        'changed  context route="auto"',
+        "         effects recorded",
+        "part at  step 2: the same call with other arguments",
+    ]
+    head, first, second = (line.split("│") for line in lines[7:10])
+    assert [part.strip() for part in head] == ["one", "fork"]
+    assert [part.strip() for part in first] == [
+        '≠ 2  cli_diff_pay(amount=5) → "paid 5"', "cli_diff_pay(amount=7) → intended",
+    ]  # fmt: skip
+    assert [part.strip() for part in second] == ['≠ 3  asks "Right?" → waiting', "–"]
+    assert lines[10:12] == ["", "run"]
+
+
+def test_two_runs_of_one_agent_are_told_where_they_first_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "one", "two").splitlines()
+    assert lines[2:4] == [
+        "shared   nothing: neither is a fork of the other",
+        "part at  step 1: the same call with other arguments",
+    ]
+
+
+def test_json_of_two_runs_says_what_they_share_where_they_part_and_the_patch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = json.loads(said(capsys, "one", "fork", "--json"))
+    assert list(found) == ["shared", "conditions", "parts_at", "steps", "patch"]
+    assert (found["shared"]["run"], found["shared"]["place"], found["shared"]["steps"]) == ("one", "1:after", 1)
+    assert [condition["what"] for condition in found["conditions"]] == ["effects"]
+    assert (found["parts_at"]["step"], found["parts_at"]["how"], found["parts_at"]["two"]) == ("2", "absent", None)
+    assert {"op": "replace", "path": "/forked_from", "value": "one"} in found["patch"]
+    assert isinstance(json.loads(said(capsys, "one", "fork", "--at", "1", "--json")), list)
+
+
+@pytest.mark.parametrize("columns", [60, 100, 180])
+def test_what_stands_beside_each_other_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = said(capsys, "one", "two").splitlines()
+    assert max(map(len, lines[: lines.index("run") if "run" in lines else lines.index("outputs")])) <= columns
 
 
 def test_nothing_that_differs_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:

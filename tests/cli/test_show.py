@@ -95,6 +95,11 @@ async def many(run: kedge.Run, n: int) -> str:
     return LONG
 
 
+@kedge.agent(name="show_beside")
+async def beside(run: kedge.Run, n: int) -> int:
+    return len(await run.gather(*(run.call(fetch, k) for k in range(n))))
+
+
 @kedge.agent(name="show_patient")
 async def patient(run: kedge.Run, name: str) -> Any:
     await run.sleep("30d")
@@ -260,7 +265,101 @@ def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
         log = kd.log.open("rewound_1")
         log.append(Entry(e.RunRewound(at=step.at, cut=step.intended - 1, generation=1, by="mia"), {"because": "wrong"}))
     told = show("rewound_1")
-    assert re.search(r"taken back by mia: wrong\n +left behind ✓ 2 show_fetch\(claim=1\)\n +left behind ✓ 3", told)
+    assert re.search(
+        r"taken back to 2:before by mia: wrong\n +left behind ✓ 2 show_fetch\(claim=1\)\n +left behind ✓ 3", told
+    )
+
+
+# the family ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forked(store: Path) -> str:
+    """A run of five steps that was rewound from 5 to before 4, and a fork that left it after step 2."""
+    with kedge.open(str(store)) as kd:
+        kd.run(many, 5, id="forked_1")
+        before, after = (kd.log.state("forked_1").fold.step(number) for number in ("4", "2"))
+        assert before is not None
+        assert after is not None
+        log = kd.log.open("forked_1")
+        log.append(Entry(e.RunRewound(at=before.at, cut=before.intended - 1, generation=1, by="mia")))
+        kd.advance("forked_1")
+        kd.log.fork(e.RunForked(at=1, run="forked_1-fork", parent="forked_1", cut=after.ended, generation=1))
+    return "forked_1"
+
+
+def test_a_graph_has_the_run_its_forks_and_what_was_left(forked: str, show: Any) -> None:
+    told = show(f"{forked}-fork", "--graph").splitlines()
+    assert told[0] == "forked_1"
+    assert "├─╮ forked_1-fork  ◀ this one" in told
+    assert "│ │ fork at 2:after" in told
+    assert told.index("├─╮ left behind, generation 0") < told.index("│ ╰ left")
+    assert told[-1] == "╰ completed"
+
+
+@pytest.mark.parametrize("columns", [50, 100])
+def test_a_graph_fits_the_terminal(forked: str, show: Any, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, show("claim_17", "--graph").splitlines())) <= columns
+
+
+def test_a_long_run_is_folded_in_its_graph(show: Any) -> None:
+    assert "⋮ … 116 steps …" in show("many_1", "--graph")
+
+
+def test_a_graph_goes_into_a_file_or_down_a_pipe(
+    forked: str, show: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "family.svg"
+    assert main(["show", forked, "--graph", "--svg", str(file)]) == 0
+    assert "family.svg: 2 lanes, 7 steps" in capsys.readouterr().err
+    assert file.read_text().startswith("<svg xmlns=")
+    assert show(forked, "--svg", "-") == file.read_text()
+    assert main(["show", forked, "--svg", str(tmp_path / "no" / "where.svg")]) == 2
+    assert capsys.readouterr().err.startswith("kedge: ")
+
+
+def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
+    found = json.loads(show(f"{forked}-fork", "--graph", "--json"))
+    assert (found["run"], found["root"]) == ("forked_1-fork", "forked_1")
+    assert [(lane["sort"], lane["cut"]) for lane in found["lanes"]] == [
+        ("run", None), ("left", "4:before"), ("fork", "2:after"),
+    ]  # fmt: skip
+
+
+def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: Any) -> None:
+    now, everything = show(forked, "--history"), show(forked, "--history", "--all")
+    assert [line.split()[0] for line in now.splitlines()[1:]] == [f"{number}:before" for number in range(1, 6)]
+    assert [line.split()[0] for line in everything.splitlines()[1:]] == [
+        "1:before", "2:before", "3:before", "4~0:before", "5~0:before", "4:before", "5:before",
+    ]  # fmt: skip
+    assert everything.count("done, left") == 2
+    found = json.loads(show(forked, "--history", "--all", "--json"))
+    assert [past["step"] for past in found if past["left"]] == ["4", "5"]
+    for past in found:
+        place = f"{past['step']}~{past['generation']}:before" if past["left"] else f"{past['step']}:before"
+        assert json.loads(show(forked, "--at", place, "--state"))["seq"] == past["before"]
+
+
+def test_history_has_steps_inside_a_gather(store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.run(beside, 2, id="beside_1")
+    told = [line.split() for line in show("beside_1", "--history").splitlines()[1:]]
+    assert sorted(row[0] for row in told) == ["1.1.1:before", "1.2.1:before", "1:before"]
+
+
+@pytest.mark.parametrize("other", ["--graph", "--history"])
+def test_a_drawing_and_the_history_are_of_all_time(forked: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", forked, other, "--at", "2:before"]) == 2
+    assert capsys.readouterr().err == f"kedge: {other} and --at do not go together; choose one\n"
+
+
+def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.log.open(forked).append(Entry(e.ForkMade(at=2, run="forked_1-fork", cut=7, by="mia")))
+    assert "forked from forked_1, effects recorded" in show("forked_1-fork")
+    assert "forked by mia as forked_1-fork" in show(forked)
+    assert "--graph" in show(forked).splitlines()[-1]
 
 
 # a process that died ------------------------------------------------------------------------------

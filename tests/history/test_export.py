@@ -243,10 +243,10 @@ def test_a_foreign_file_is_told_to_be_one(data: bytes) -> None:
 
 
 def test_a_newer_file_is_told_to_be_newer(kd: kedge.Client) -> None:
-    newer = kd.export("r").replace(b'"version":1', b'"version":2', 1)
+    newer = kd.export("r").replace(b'"version":1', b'"version":3', 1)
     assert (
         refusal(newer)
-        == "export: version 2, this build of Kedge reads 1; take another copy of it, or export the run again"
+        == "export: version 3, this build of Kedge reads up to 2; take another copy of it, or export the run again"
     )
 
 

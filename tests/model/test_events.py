@@ -12,6 +12,7 @@ from kedge.model import events as e
 STEP = {"step": "6"}
 SAMPLES: dict[str, dict[str, Any]] = {
     "run.started": {"run": "r", "agent": "a", "build": {"version": "1"}, "priority": 5, "tags": ["x"]},
+    "fork.made": {"run": "f", "cut": 7, "by": "ann"},
     "run.forked": {"run": "f", "parent": "r", "cut": 7, "generation": 1, "effects": "live"},
     "run.taken": {"epoch": 2, "holder": "w1"},
     "run.paused": {"by": "ann"},
@@ -61,6 +62,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "hook.failed": {"position": 9, "run": "r", "seq": 5, "attempt": 2, "retry_at": 9},
     "hook.dropped": {"position": 9, "run": "r", "seq": 5, "attempt": 8},
     "hook.moved": {"position": 1000},
+    "store.sealed": {"number": 2, "size": 7, "root": "h", "key": "95a61858", "before": 2, "by": "ann"},
 }
 
 

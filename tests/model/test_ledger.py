@@ -46,18 +46,25 @@ def test_reads_and_model_calls_are_not_effects_but_are_spent() -> None:
     assert (book.spend.model_calls, book.spend.tokens_in, book.spend.cost_micros) == (2, 10, 18)
 
 
-def test_effects_after_a_cut_are_orphans_until_they_are_adopted_or_undone() -> None:
-    before = [
-        *pay("1", "a", outcome="returned"),
-        *pay("2", "b", outcome="returned"),
-        *pay("3", "c", outcome="refused"),
+def test_a_message_to_another_run_is_on_the_ledger_as_an_effect() -> None:
+    intended = e.StepIntended(at=1, step="1", sort="tool", name="send", digest="d")
+    sent = e.MessageSent(at=2, step="1", run="other", name="news", id="r:1")
+    [effect] = ledger(intended, sent).effects
+    assert (effect.tool, effect.key, effect.identity, effect.status) == ("kedge.send", "r:1", "d", "happened")
+
+
+def test_what_somebody_undid_by_hand_is_undone() -> None:
+    by_hand = [
+        e.StepIntended(at=7, step="0.1", sort="undo", name="pay", effect="at_most_once", undoes="1", undoes_seq=3),
+        e.StepOverridden(at=8, step="0.1", by="ann"),
     ]
-    rewound = e.RunRewound(at=5, cut=1, generation=1)
-    book = ledger(*before, rewound)
-    assert [effect.key for effect in book.orphans(1)] == ["a", "b"]
-    adopted = e.StepAdopted(at=6, step="1", run="r", key="a", seq=3)
-    book = ledger(*before, rewound, adopted)
-    assert [effect.key for effect in book.orphans(1)] == ["b"]
+    assert statuses(ledger(*pay("1", "a", outcome="returned"), *by_hand)) == [("a", "undone")]
+
+
+def test_a_run_knows_its_forks_and_a_fork_none_of_its_parents_others() -> None:
+    made = [e.ForkMade(at=1, run="f", cut=1), e.ForkMade(at=2, run="g", cut=1), e.ForkMade(at=3, run="f", cut=1)]
+    assert ledger(*made).facts.forks == ("f", "g")
+    assert ledger(*made, e.RunForked(at=4, run="h", parent="r", cut=3, generation=1)).facts.forks == ()
 
 
 def test_an_attempt_open_at_a_rewind_can_still_end_late_under_its_key() -> None:

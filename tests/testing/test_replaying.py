@@ -316,16 +316,24 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: kedge.Cl
 
     @kedge.agent(name="replay_ends")
     async def strays(run: kedge.Run) -> str:
-        (tmp_path / "notes.txt").write_text("read me")
+        (tmp_path / "notes.txt").read_text()
         await run.call(replay_fetch, 1)
-        if now:
+        if "writes" in now:
+            (tmp_path / "notes.txt").write_text("mine")
+        if "connects" in now:
             with socket.socket() as link, contextlib.suppress(AssertionError):
                 link.connect(("127.0.0.1", 9))
         return "done"
 
+    (tmp_path / "notes.txt").write_text("read me")
     [stray] = replay(data, strays).strays
     assert stray.file == __file__
     assert "notes.txt" in stray.what
+    now.add("writes")
+    with pytest.raises(ReplayParted, match=r"touches the world: .*test_replaying\.py:\d+: open\(.*notes.txt', 'w'\)"):
+        replay(data, strays)
+    assert (tmp_path / "notes.txt").read_text() == "read me"
+    now.clear()
     now.add("connects")
     with pytest.raises(ReplayParted, match=r"touches the world: .*test_replaying\.py:\d+: socket\.connect"):
         replay(data, strays)

@@ -1,44 +1,58 @@
-"""The commands that prove a record and hand it on: `verify` and `export`; `store` is in a module of its own."""
+"""The command that proves a record, `verify`, and the parts of `store`, which is in a module of its own."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
-from rich.filesize import decimal
 
 from kedge.cli.doctor import doctor_command
 from kedge.cli.exits import Exit, Told
 from kedge.cli.pruning import prune_command
-from kedge.cli.shell import Shell, command, complete_run, run_argument
+from kedge.cli.sealing import found_in, prove_command, seal_command, verify_file
+from kedge.cli.shell import Shell, command, complete_run
 from kedge.cli.store import erase_command, heads, many, progress, repair_command, say, say_next, store_command
-from kedge.errors import ExportBroken
+from kedge.errors import ExportBroken, ProofBroken
 from kedge.history import archive
 from kedge.history.export import read
+from kedge.history.sealing import SEALS
 from kedge.log import Report
 from kedge.store.base import Problem
 from kedge.store.memory import MemoryStore
 
-__all__ = ["export_command", "store_command", "verify_command"]
+_file: Final = click.Path(dir_okay=False, path_type=Path)
 
-for _part in (doctor_command, repair_command, prune_command, erase_command):
+__all__ = ["store_command", "verify_command"]
+
+for _part in (doctor_command, repair_command, prune_command, erase_command, seal_command, prove_command):
     store_command.add_command(_part)
 
 
 @command("verify")
 @click.argument("run", required=False, shell_complete=complete_run)
-def verify_command(shell: Shell, run: str | None) -> Exit:
+@click.option("--checkpoint", type=_file, help="Hold it against a checkpoint that was kept outside; needs --key.")
+@click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
+@click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
+def verify_command(
+    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None
+) -> Exit:
     """Re-read the record and prove it: of one run, of the whole store, or of a file.
 
     Recomputes the chain of hashes, compares every copy, folds everything again. What is derived and wrong is
     rebuilt; a run whose log does not hold is set apart, alone. Exits with 1 when something does not hold.
     A file is what `kedge export` or `kedge store prune` wrote; for it no store is needed.
+
+    What was sealed (`kedge store seal`) is held against what is there. Whoever can write the store can rewrite its
+    seals too, but not a checkpoint that is kept elsewhere: that is what proves.
     """
+    if proof is not None:
+        return verify_file(shell, proof, key, checkpoint)
+    if checkpoint is not None and key is None:
+        raise Told("--checkpoint: needs --key PUB, the public key of whoever sealed the store")
     if run is not None and Path(run).is_file():
         is_run = not archive.is_archive(run) and shell.exists and shell.client.store.head(run) is not None
         if not is_run:
@@ -47,6 +61,9 @@ def verify_command(shell: Shell, run: str | None) -> Exit:
     looked_at = [kd.log.head(shell.run(run))] if run else list(heads(kd.store))
     done: Counter[str] = Counter()
     total = sum(head.seq - head.base for head in looked_at)
+    if kd.store.head(SEALS) is not None:
+        total *= 2  # what was sealed is read once more
+    kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
     with progress(shell) as tell:
 
         def seen(name: str, events: int) -> None:
@@ -54,13 +71,19 @@ def verify_command(shell: Shell, run: str | None) -> Exit:
             done[name] = events
             tell("verifying", done[""], total)
 
-        report = kd.verify(run, progress=seen)
+        try:
+            report = kd.verify(run, checkpoint=kept, key=public, progress=seen)
+        except ProofBroken as error:
+            place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
+            raise Told(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
     if shell.json:
-        told = {name: getattr(report, name) for name in ("holds", "runs", "events", "erased", "repaired")}
-        shell.emit({**told, "broken": _fields(broken), "problems": _fields(report.problems)})
+        told = {name: getattr(report, name) for name in ("holds", "runs", "events", "erased", "repaired", "seals")}
+        found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
+        shell.emit({**told, "broken": _fields(broken), **found})
     else:
-        _print_report(shell, report, broken)
+        by_key = ", the last signed with this key" if key is not None else ""
+        _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
     return Exit.DONE if report.holds else Exit.BAD
 
 
@@ -74,7 +97,7 @@ def _verify_file(shell: Shell, path: str) -> Exit:
         else:
             exported = read(path)
             exported.verify(exported.store(MemoryStore))
-            found = archive.Held(1, exported.header.events)
+            found = archive.Held(len(exported.runs), exported.header.events)
     except ExportBroken as error:
         broken = error.reason
     if shell.json:
@@ -98,42 +121,28 @@ def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(problem) for problem in problems]
 
 
-def _print_report(shell: Shell, report: Report, broken: Sequence[Problem]) -> None:
+def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
     for problem in broken:
         at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
         say(shell, "✗", (problem.run or shell.store, "bold"), f"  {at}{problem.what} ({problem.where})")
-        if problem.run:
+        if problem.run and problem.where != "seals":
             say_next(shell, "store", "repair", problem.run)
     healed = {(problem.run or shell.store, problem.where) for problem in report.problems if problem.healed}
     for name, where in sorted(healed):
         say(shell, "~", (name, "bold"), f"  {where} did not say what the log says: rebuilt")
+    for problem in report.explained:
+        say(shell, "~", (problem.run or "", "bold"), f"  {problem.what}")
     if report.holds:
         erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
         repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
         counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"
         say(shell, "✓", f"the record holds: {counts}{erased}{repaired}")
+        if report.seals:
+            say(shell, "✓", f"and is what was sealed: {many(report.seals, 'seal')}{proved}")
     else:
-        runs = len({problem.run for problem in broken if problem.run})
-        say(shell, "", f"{many(runs, 'run')} of {report.runs:,} {'does' if runs == 1 else 'do'} not hold")
-
-
-@command("export", json=False)
-@run_argument
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file.  [default: stdout]")
-def export_command(shell: Shell, run: str, output: Path | None) -> None:
-    """A run as one file of JSON lines: its events, their values, and the chain that proves them.
-
-    A test replays it with kedge.testing.replay("run.kedge", agent). The file holds what the run saw and did:
-    treat it as you treat that.
-    """
-    data = shell.client.export(shell.run(run))
-    if output is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        return
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        raise Told(f"{output}: cannot be written ({error.strerror}); name another file") from None
-    header = msgspec.json.decode(data.split(b"\n", 1)[0])
-    shell.note(f"{output}: {many(header['events'], 'event')}, {decimal(len(data))}")
+        parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
+        runs = len({problem.run for problem in broken if problem.run} - parted)
+        if runs or not parted:
+            say(shell, "", f"{many(runs, 'run')} of {report.runs:,} {'does' if runs == 1 else 'do'} not hold")
+        if parted:
+            say(shell, "", f"{many(len(parted), 'run')} {'is' if len(parted) == 1 else 'are'} not what was sealed")

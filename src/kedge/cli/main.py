@@ -49,8 +49,14 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "send": "send a run a message",
         "set": "change a run's context",
     },
-    "keep": {
+    "time": {
+        "replay": "its code, on its record",
+        "fork": "go another way from there",
+        "rewind": "take a run back",
+        "undo": "undo one effect",
         "export": "a run as a file",
+    },
+    "keep": {
         "store": "doctor, prune, repair",
         "completion": "for your shell",
     },
@@ -71,7 +77,10 @@ MODULES: Final = {
         "kedge.cli.find": "find",
         "kedge.cli.people": "inbox answer say",
         "kedge.cli.acting": "pause resume cancel send set",
-        "kedge.cli.keeping": "verify export store",
+        "kedge.cli.times": "fork rewind undo",
+        "kedge.cli.replay": "replay",
+        "kedge.cli.exporting": "export",
+        "kedge.cli.keeping": "verify store",
         "kedge.cli.completion": "completion",
     }.items()
     for name in names.split()
@@ -83,6 +92,7 @@ COMPLETING: Final = "_KEDGE_COMPLETE"
 
 VARIABLES: Final = {
     "KEDGE_STORE": "the store, where `--store` names none",
+    "KEDGE_SEAL_KEY": "the private key that `kedge store seal` signs with, where `--key` names none",
     "KEDGE_DEBUG": "anything: errors come with their traceback",
     "NO_COLOR": "anything: no colours",
     "COLUMNS": "how wide lines may be where output goes to a file or a pipe",

@@ -6,8 +6,9 @@ import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import click
@@ -21,7 +22,12 @@ from kedge.cli.shell import Shell, command, run_argument
 from kedge.cli.showing import VALUE_CHARS, WHOLE, Page, asked_of, process, reply_text
 from kedge.errors import ValueErased
 from kedge.history import boundaries
+from kedge.history.boundaries import Place
+from kedge.history.drawing import text as text_of
+from kedge.history.graph import Past, family, generations
 from kedge.history.parts import Moment, Wait
+from kedge.history.prose import counted
+from kedge.history.svg import svg as svg_of
 from kedge.history.timeline import Timeline, timeline
 from kedge.history.why import why
 from kedge.log.log import Recorded
@@ -45,9 +51,11 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
 @click.option("--log", is_flag=True, help="Every event.")
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
+@click.option("--graph", is_flag=True, help="A drawing of it with its forks, children and rewinds.")
+@click.option("--svg", metavar="FILE", help="The same drawing into a file; - is the standard output.")
 @click.option("--follow", "-f", is_flag=True, help="Print what happens as it is committed, until the run has ended.")
 @click.option("--full", is_flag=True, help="Values whole, and what is usually left out.")
-@click.option("--all", "everything", is_flag=True, help="Every step of a long run.")
+@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history what was left, too.")
 def show_command(
     shell: Shell,
     run: str,
@@ -56,6 +64,8 @@ def show_command(
     state: bool,
     log: bool,
     history: bool,
+    graph: bool,
+    svg: str | None,
     follow: bool,
     full: bool,
     everything: bool,
@@ -68,25 +78,29 @@ def show_command(
       kedge show claim_17 --at 6:before --state
     """
     chosen = [name for name, on in (("--why", number is not None), ("--state", state), ("--log", log),
-              ("--history", history), ("--follow", follow)) if on]  # fmt: skip
-    if len(chosen) > 1 or (follow and at):
+              ("--history", history), ("--graph", graph or svg is not None), ("--follow", follow)) if on]  # fmt: skip
+    if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
         raise Told(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
     client, run = shell.client, shell.run(run)
-    seq = boundaries.at(client.log, run, at).seq if at is not None else None
+    place = boundaries.at(client.log, run, at) if at is not None else None
     if follow:
         return _follow(shell, run, full=full)
     if state:
-        _state(shell, run, seq)
+        _state(shell, run, place)
     elif log:
-        _log(shell, run, seq, full=full)
+        _log(shell, run, place, full=full)
     elif history:
-        _history(shell, run)
-    elif number is not None:
-        _why(shell, timeline(client.log, run, seq), number, live=seq is None, full=full)
-    elif shell.json:
-        shell.emit(timeline(client.log, run, seq).document())
+        _history(shell, run, everything=everything)
+    elif graph or svg is not None:
+        _graph(shell, run, svg)
     else:
-        _page(shell, timeline(client.log, run, seq), at, everything=everything, full=full)
+        found = timeline(client.log, run, place.seq, keep=place.keep) if place else timeline(client.log, run)
+        if number is not None:
+            _why(shell, found, number, live=place is None, full=full)
+        elif shell.json:
+            shell.emit(found.document())
+        else:
+            _page(shell, found, at, everything=everything, full=full)
     return None
 
 
@@ -238,7 +252,8 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     yield from paint.wrapped(Text(), Text(told, style="dim"), page.width)
     step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
-    more = [] if page.full else ["--full"]
+    forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
+    more = ["--graph"] * bool(tl.generation or any(forks)) + ([] if page.full else ["--full"])
     yield from paint.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
     )
@@ -280,8 +295,9 @@ def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) 
         shell.out.print(Text(("\n" if index else "") + "\n".join(lines)), soft_wrap=True)
 
 
-def _state(shell: Shell, run: str, seq: int | None) -> None:
-    raw = shell.client.state(run, seq).to_json()
+def _state(shell: Shell, run: str, place: Place | None) -> None:
+    log = shell.client.log
+    raw = (log.state(run, place.seq, keep=place.keep) if place is not None else log.state(run)).to_json()
     if shell.json:
         sys.stdout.write(raw.decode() + "\n")
         return
@@ -294,8 +310,8 @@ def _state(shell: Shell, run: str, seq: int | None) -> None:
     shell.out.print(JSON(text), soft_wrap=True)
 
 
-def _log(shell: Shell, run: str, seq: int | None, *, full: bool) -> None:
-    last = shell.client.log.head(run).seq if seq is None else seq
+def _log(shell: Shell, run: str, place: Place | None, *, full: bool) -> None:
+    last = shell.client.log.head(run).seq if place is None else place.seq
     after = 0
     while after < last:
         events = shell.client.events(run, after=after, limit=min(1_000, last - after))
@@ -328,17 +344,50 @@ def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: boo
     shell.out.print(line, soft_wrap=True)
 
 
-def _history(shell: Shell, run: str) -> None:
-    found = boundaries.history(shell.client.log, run)
+def _history(shell: Shell, run: str, *, everything: bool) -> None:
+    log = shell.client.log
+    found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
     if shell.json:
         shell.emit(found)
         return
     table = paint.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
     for each in found:
         took = paint.span(each.ended_at - each.at) if each.ended_at is not None else ""
-        after = f"{each.step}:after" if each.after is not None else ""
-        table.add_row(f"{each.step}:before", after, each.name, paint.moment(each.at), took, paint.status(each.outcome))
+        label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
+        after = f"{label}:after" if each.after is not None else ""
+        name = f"undo {each.name}" if each.sort == "undo" else each.name
+        outcome = paint.status(each.outcome).append(", left" if left else "")
+        table.add_row(
+            f"{label}:before", after, name, paint.moment(each.at), took, outcome, style="dim" if left else None
+        )
     shell.out.print(table)
+
+
+_DRAWN: Final = {
+    **paint.STYLES, "run": "bold", "name": "bold", "quiet": "dim", "cut": "cyan", "note": "cyan", "left": "dim",
+    "undone": "dim strike", "asked": "bold magenta",
+}  # fmt: skip
+
+
+def _graph(shell: Shell, run: str, file: str | None) -> None:
+    found = family(shell.client.log, run)
+    if file is not None:
+        drawn = svg_of(found, text_of=reply_text)
+        if file == "-":
+            sys.stdout.write(drawn)
+            return
+        try:
+            Path(file).write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise Told(f"{file}: cannot be written: {error.strerror}") from None
+        steps = sum(len(lane.nodes) for lane in found.lanes)
+        shell.note(f"{file}: {counted(len(found.lanes), 'lane')}, {counted(steps, 'step')}")
+    elif shell.json:
+        shell.emit(found.document())
+    else:
+        for line in text_of(found, shell.out.width, text_of=reply_text):
+            spans = ((span.text, _DRAWN.get(span.style, "")) for span in line)
+            shell.out.print(Text.assemble(*spans), soft_wrap=True)
 
 
 # following ----------------------------------------------------------------------------------------

@@ -320,7 +320,9 @@ class Page:
                     f" with {self.value(data.get('input'))}" if data.get("input") is not None else ""
                 )
             case e.RunForked():
-                return Text(f"forked{by} from {event.parent}", style="magenta")
+                return Text(f"forked{by} from {event.parent}, effects {event.effects}{because}", style="magenta")
+            case e.ForkMade():
+                return Text(f"forked{by} as {event.run}", style="magenta")
             case e.RunTaken():
                 return Text(f"taken up by {process(event.holder)}{_build(event.build)}", style="blue")
             case e.PlanMade():
@@ -338,7 +340,8 @@ class Page:
                 name = "said" if event.name == SAID else f"message {event.name}"
                 return Text.assemble((f"{name}{by}: ", "cyan")).append(self.value(data.get("body")))
             case e.RunRewound():
-                return Text(f"taken back{by}{because}", style="magenta")
+                to = f" to {moment.left[0].number}:before" if moment.left else ""
+                return Text(f"taken back{to}{by}{because}", style="magenta")
             case e.RunDiverged():
                 differ = f"recorded {data.get('recorded')}, found {data.get('found')}"
                 return Text(f"the code no longer fits at step {event.step}: {differ}", style="red")

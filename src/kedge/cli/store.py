@@ -14,6 +14,7 @@ from rich.text import Text
 from kedge.cli.exits import Exit, Told
 from kedge.cli.shell import Shell, command, run_argument, somebody
 from kedge.errors import LogError
+from kedge.history.sealing import SEALS
 from kedge.log import repair
 from kedge.log.log import Log
 from kedge.log.verify import last_good
@@ -56,9 +57,9 @@ def say_next(shell: Shell, *words: str) -> None:
     say(shell, "", (f"    {shell.typed(*words)}", "green"))
 
 
-def many(count: int, what: str) -> str:
+def many(count: int, what: str, several: str | None = None) -> str:
     """So many of something: 1 run, 2 runs."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def heads(store: Store) -> Iterator[Head]:
@@ -147,6 +148,8 @@ def erase_command(
     kd = shell.client
     if (step is None) == (seq is None):
         raise Told("name what to erase: --step N or --seq N")
+    if run == SEALS:
+        raise Told(f"{run}: without its values nothing that was sealed could be proved; erase in the runs themselves")
     seqs = _seqs(kd.log, run, step, seq)
     pieces = {digest for each in seqs for digest in kd.log.pieces_of(run, each)}
     others = _sharing(kd.log, run, seqs, pieces)

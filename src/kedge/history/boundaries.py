@@ -20,10 +20,12 @@ _NAMED_MAX: Final = 12
 
 
 class Place(msgspec.Struct, frozen=True):
-    """An event of a log, and how people call it. The state there is the state after that event."""
+    """An event of a log, and how people call it. The state there is the state after that event, and after those of
+    `keep`, which are later: where a rewind kept part of what it left, a timeline is put together of parts."""
 
     seq: int
     label: str
+    keep: tuple[int, ...] = ()
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,26 +76,43 @@ def at(log: Log, run: str, text: str) -> Place:
     if step is None:
         raise BoundaryUnknown(run, text, f"there is no step {name}; {_steps_of(fold, name)}")
     if side == "before":
-        return Place(step.intended - 1, label)
+        return before(fold, step.intended, label)
     if step.ended:
-        return Place(step.ended, label)
+        return after(fold, step.ended, label)
     return Place(last, f"{label} (step {name} has not ended: {'now' if last == head.seq else f'@{last}'})")
+
+
+def before(fold: Fold, seq: int, label: str) -> Place:
+    """Just before an event of a timeline."""
+    for kept in fold.facts.kept:
+        if seq in kept.keep:
+            return Place(kept.cut, label, kept.keep[: kept.keep.index(seq)])
+    return Place(seq - 1, label)
+
+
+def after(fold: Fold, seq: int, label: str) -> Place:
+    """Just after an event of a timeline."""
+    for kept in fold.facts.kept:
+        if seq in kept.keep:
+            return Place(kept.cut, label, kept.keep[: kept.keep.index(seq) + 1])
+    return Place(seq, label)
 
 
 def history(log: Log, run: str) -> list[Boundary]:
     """Every step of the current timeline, with the events before and after it."""
+    fold = log.state(run).fold
     return [
         Boundary(
             step=step.id,
             sort=step.sort,
             name=step.name,
-            before=step.intended - 1,
+            before=before(fold, step.intended, "").seq,
             after=step.ended or None,
             at=step.at,
             ended_at=step.ended_at or None,
             outcome=step.status,
         )
-        for step in log.state(run).fold.steps
+        for step in fold.steps
     ]
 
 

@@ -6,20 +6,20 @@ share is never read, so that looking at one step of a long run costs what that s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
-from functools import partial
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
+from kedge.history.boundaries import Place
 from kedge.history.boundaries import at as place_at
+from kedge.history.items import Item, as_written, items
 from kedge.log.log import Log
-from kedge.model.codec import plain
-from kedge.model.fold import Step
-from kedge.model.state import Output, State
+from kedge.model.state import State
 
 PARTS: Final = ("position", "outputs", "decisions", "retries", "failures", "context", "pending", "trace", "effects")
 """The parts of a state in the order in which they are told; what stands beside them is the part `run`."""
@@ -61,11 +61,12 @@ class Line(NamedTuple):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two states: of which run, at which event, and how people call that place."""
+    """One of the two states: of which run, at which event, and how people call that place; `keep` as a place has it."""
 
     run: str
     seq: int
     label: str
+    keep: tuple[int, ...] = ()
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -83,8 +84,10 @@ class Diff(msgspec.Struct, frozen=True):
         return [change.patch() for change in self.changes]
 
     def told(self) -> list[Change]:
-        """What people want to know: not which run and event, which they chose, nor when, where the runs are two."""
-        return [change for change in self.changes if not self._is_known(change)]
+        """What people want to know: not which run and event, which they chose; nor, where the runs are two, when things
+        were, nor in which order those were that went on side by side."""
+        found = [change for change in self.changes if not self._is_known(change)]
+        return found if self.before.run == self.after.run else _without_moved(found)
 
     def lines(self, width: int = 100) -> list[Line]:
         """The same in lines of about that width; what is longer is folded."""
@@ -114,13 +117,12 @@ def between(log: Log, run: str, *places: str) -> Diff:
         else:
             places = (text, "now")
     before, after = (place_at(log, run, text) for text in places)
-    return _compared(log, Side(run, before.seq, before.label), Side(run, after.seq, after.label))
+    return _compared(log, _side(run, before), _side(run, after))
 
 
 def across(log: Log, run: str, other: str, at: str = "now") -> Diff:
     """What is different between two runs at the same place: a run and its fork, perhaps."""
-    one, two = place_at(log, run, at), place_at(log, other, at)
-    return _compared(log, Side(run, one.seq, one.label), Side(other, two.seq, two.label))
+    return _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)))
 
 
 def diff(before: State, after: State) -> Diff:
@@ -129,12 +131,16 @@ def diff(before: State, after: State) -> Diff:
     return Diff(one, two, tuple(_changes(before, after, shared=0)))
 
 
+def _side(run: str, place: Place) -> Side:
+    return Side(run, place.seq, place.label, place.keep)
+
+
 def _compared(log: Log, before: Side, after: Side) -> Diff:
-    states = log.state(before.run, before.seq), log.state(after.run, after.seq)
-    return Diff(before, after, tuple(_changes(*states, shared=_shared(log, before.run, after.run))))
+    one, two = (log.state(side.run, side.seq, keep=side.keep) for side in (before, after))
+    return Diff(before, after, tuple(_changes(one, two, shared=last_shared(log, before.run, after.run))))
 
 
-def _shared(log: Log, one: str, other: str) -> int:
+def last_shared(log: Log, one: str, other: str) -> int:
     """The last event that two runs have in common: a run with itself all, a fork with its parent up to the cut."""
     limits = dict(_lineage(log, one))
     return max((min(limit, limits[run]) for run, limit in _lineage(log, other) if run in limits), default=0)
@@ -156,7 +162,7 @@ def _lineage(log: Log, run: str) -> Iterator[tuple[str, int]]:
 
 
 def _changes(before: State, after: State, *, shared: int) -> Iterator[Change]:
-    one, two = State(before.fold, _AsWritten(before)), State(after.fold, _AsWritten(after))
+    one, two = as_written(before), as_written(after)
     for name in _SCALARS:
         was, now = (_json(getattr(state.fold.facts, name)) for state in (one, two))
         yield from _values(was, now, _Place("run", f"/{name}", None, name))
@@ -164,7 +170,7 @@ def _changes(before: State, after: State, *, shared: int) -> Iterator[Change]:
         if part == "position" or (part == "context" and not _is_shared_context(one, two, shared)):
             yield from _values(_json(getattr(one, part)), _json(getattr(two, part)), _Place(part, f"/{part}"))
         elif part != "context":
-            yield from _items_changed(part, _items(one, part), _items(two, part), shared)
+            yield from _items_changed(part, items(one, part), items(two, part), shared)
 
 
 def _is_shared_context(one: State, two: State, shared: int) -> bool:
@@ -172,84 +178,7 @@ def _is_shared_context(one: State, two: State, shared: int) -> bool:
     return parts == two.fold.facts.context_parts and max(parts, default=0) <= shared
 
 
-class _AsWritten:
-    """Reads for a state: every value as it is written in the log, tags and all."""
-
-    def __init__(self, state: State) -> None:
-        self.event = state.event
-        self._state = state
-
-    def data(self, seq: int) -> Mapping[str, Any]:
-        return _Written(self._state.data(seq))
-
-
-class _Written(Mapping[str, Any]):
-    """The values of an event, each brought into its written form when it is asked for."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self._data = data
-
-    def __getitem__(self, name: str) -> Any:
-        return plain(self._data[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        # Of erased values whatever is asked for is there, as a marker.
-        return plain(self._data.get(name, default))
-
-
-class _Item(NamedTuple):
-    """One item of a part: what it is matched by, what it is made of, and how to read it."""
-
-    key: str
-    step: str
-    made_of: object
-    last: int
-    load: Callable[[], Any]
-
-
-def _items(state: State, part: str) -> list[_Item]:
-    fold = state.fold
-    if part == "pending":
-        waits = enumerate(fold.facts.waits.values())
-        return [_Item(wait.step, wait.step, wait, wait.opened, partial(_nth, state, part, nth)) for nth, wait in waits]
-    if part == "failures":
-        return [_failure(state, nth, seq) for nth, seq in enumerate(fold.failures)]
-    if part == "outputs":
-        steps = [step for step in fold.steps if step.status == "done"]
-        return [_Item(step.id, step.id, step, _last(step), partial(_output, state, step)) for step in steps]
-    indexes: Sequence[int] = getattr(fold, {"retries": "retried"}.get(part, part))
-    numbered = enumerate(fold.steps[index] for index in indexes)
-    return [_Item(step.id, step.id, step, _last(step), partial(_nth, state, part, nth)) for nth, step in numbered]
-
-
-def _nth(state: State, part: str, nth: int) -> Any:
-    return getattr(state, part)[nth]
-
-
-def _output(state: State, step: Step) -> Output:
-    return Output(step.id, step.name, state.output_of(step))
-
-
-def _failure(state: State, nth: int, seq: int) -> _Item:
-    event = state.event(seq)
-    step = str(getattr(event, "step", None) or "run")
-    key = f"{event.__struct_config__.tag} {step} {getattr(event, 'attempt', None)}"
-    return _Item(key, step, seq, seq, partial(_nth, state, "failures", nth))
-
-
-def _last(step: Step) -> int:
-    """The last event that says something of a step."""
-    attempts = (max(attempt.started, attempt.ended) for attempt in step.attempts)
-    return max(step.intended, step.ended, step.output, *attempts)
-
-
-def _items_changed(part: str, ones: list[_Item], twos: list[_Item], shared: int) -> Iterator[Change]:
+def _items_changed(part: str, ones: list[Item], twos: list[Item], shared: int) -> Iterator[Change]:
     for same, one, two in _aligned([item.key for item in ones], [item.key for item in twos]):
         if same:
             for place, was, now in zip(two, ones[one.start : one.stop], twos[two.start : two.stop], strict=True):
@@ -375,6 +304,19 @@ def _lines(changes: Sequence[Change], width: int) -> Iterator[Line]:
         else:
             steps = ", ".join(str(change.before if op == "remove" else change.after) for change in group)
             yield Line("position", _SIGNS[op], f"{name}  {_folded(steps, width - len(name) - 2)}")
+
+
+def _without_moved(changes: Sequence[Change]) -> list[Change]:
+    """The changes less what went from one place of a part and came to another as it was."""
+    gone, come = (Counter(_moved(each) for each in changes if each.op == op) for op in ("remove", "add"))
+    moved = gone & come
+    return [change for change in changes if change.op == "replace" or not moved[_moved(change)]]
+
+
+def _moved(change: Change) -> tuple[str, str | None, str, bytes]:
+    value = change.before if change.op == "remove" else change.after
+    told = {name: each for name, each in value.items() if name not in _TIMES} if _is_object(value) else value
+    return change.part, change.step, change.path.partition("[")[0], _canonical(told)
 
 
 def _listed_in(change: Change) -> tuple[str, Op | None]:

@@ -1,20 +1,23 @@
 """A run as one file of JSON lines, and such a file as a store: complete, the same bytes each time, and checked.
 
 The first line says what it is; then come the run's events with those it was forked from, its messages, and the
-stored values that they need. The store's own key is never in it. docs/time.md describes every line.
+stored values that they need; on request those of its children, and everything redacted. The store's own key is never
+in it. docs/time.md describes every line.
 """
 
 from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from kedge.errors import ExportBroken, KedgeError, LogError, RunBroken, ValueBroken
+from kedge.errors import ExportBroken, KedgeError, LogError, RunBroken, RunUnknown, ValueBroken
+from kedge.history import restoring
+from kedge.history.redacting import Part, Redaction, redacted
 from kedge.ids import RandomIds
 from kedge.log.handle import index_of
 from kedge.log.log import Log
@@ -22,14 +25,14 @@ from kedge.log.verify import verify
 from kedge.model import chain
 from kedge.model import events as e
 from kedge.model.values import Blob, Fetch, children, references
-from kedge.store.base import Append, Birth, Claim, Delivery, Head, Row
+from kedge.store.base import Append, Birth, Delivery, Message, Row
 from kedge.store.memory import MemoryStore
 
 M = TypeVar("M", bound=MemoryStore)
 
 FORMAT: Final = "kedge.run"
-VERSION: Final = 1
-"""The newest version of the file that this build writes and reads."""
+VERSION: Final = 2
+"""The newest version of the file that this build writes and reads; a run alone, as it is, is one of version 1."""
 
 
 # the lines ----------------------------------------------------------------------------------------
@@ -45,8 +48,12 @@ class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: str | None = None
 
 
-class Header(msgspec.Struct, frozen=True, tag_field="is", tag=FORMAT):
-    """What the file is: of which run, and how much of what follows."""
+class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
+    """What the file is: of which run, and how much of what follows.
+
+    `children` are runs that it spawned, and theirs. `redacted` is the hash that the last event has in the store: what
+    follows has a chain of its own then. `fields` are those that were redacted, where it was not everything.
+    """
 
     version: int
     format: int
@@ -57,6 +64,9 @@ class Header(msgspec.Struct, frozen=True, tag_field="is", tag=FORMAT):
     events: int
     messages: int
     values: int
+    children: tuple[Ancestor, ...] = ()
+    redacted: e.Digest | None = None
+    fields: tuple[str, ...] = ()
 
 
 class EventLine(
@@ -107,35 +117,67 @@ _decode: Final = msgspec.json.Decoder(AnyLine).decode
 # writing ------------------------------------------------------------------------------------------
 
 
-def export(log: Log, run: str) -> bytes:
+def export(log: Log, run: str, *, children: bool = False, redaction: Redaction | None = None) -> bytes:
     """A run as a file. RunBroken when its record does not hold: what cannot be proved is not handed on."""
     lineage = _lineage(log, run)
+    count = len(lineage)
+    if children:
+        lineage += [each for child in _children(log, run) for each in _lineage(log, child)]
+    parts = [_part(log, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
+    original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
+    if redaction is not None:
+        parts = redacted(parts, log.store.pieces, redaction, found)
     events: list[EventLine] = []
     messages: list[MessageLine] = []
-    found: dict[bytes, Blob] = {}
-    for ancestor in lineage:
-        rows = _rows(log, ancestor)
-        events += [_event_line(ancestor.run, row) for row in rows]
-        taken = {number for row in rows for number in _rights(e.decode(row.body)).takes}
-        known = log.store.messages(ancestor.run)
-        if ancestor.run != run:
-            known = known[: max(taken, default=0)]  # what came to an elder after the cut is none of the run's
-        messages += [_message_line(message) for message in known]
-        _gather(log.store.pieces, (row.data for row in rows if row.data is not None), found)
-        _gather(log.store.pieces, (message.body for message in known), found)
+    for part in parts:
+        events += [_event_line(part.run, row) for row in part.rows]
+        messages += [_message_line(message) for message in part.messages]
+        if redaction is None:
+            _gather(log.store.pieces, (row.data for row in part.rows if row.data is not None), found)
+            _gather(log.store.pieces, (message.body for message in part.messages), found)
+    there = tuple(
+        Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
+    )
     header = Header(
-        version=VERSION,
+        version=1 if redaction is None and len(parts) == count else VERSION,
         format=chain.FORMAT,
         store=log.store.id,
         run=run,
-        lineage=tuple(lineage),
-        hash=events[-1].hash,
+        lineage=there[:count],
+        hash=e.to_text(parts[count - 1].rows[-1].hash),
         events=len(events),
         messages=len(messages),
         values=len(found),
+        children=there[count:],
+        redacted=None if redaction is None else e.to_text(original),
+        fields=() if redaction is None else redaction.fields,
     )
     lines = (header, *events, *messages, *map(_value_line, found.values()))
     return b"".join(_encode(line) + b"\n" for line in lines)
+
+
+def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
+    """A run's own rows and messages, as far as they are part of the export."""
+    rows = _rows(log, ancestor)
+    messages = log.store.messages(ancestor.run)
+    if not whole:  # what came to an elder after the cut is none of the run's
+        taken = {number for row in rows for number in restoring.rights(e.decode(row.body)).takes}
+        messages = messages[: max(taken, default=0)]
+    return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
+
+
+def _children(log: Log, run: str) -> Iterator[str]:
+    """The runs that a run spawned and that are still in the store, those they went on as, and theirs, each once."""
+    seen, wanted = {run}, [run]
+    while wanted:
+        spawner = wanted.pop(0)
+        spawned = [child.run for child in log.ledger(spawner).children]
+        goes_on = log.state(spawner).fold.facts.renewed_as if spawner != run else None
+        for child in (*spawned, *((goes_on,) if goes_on else ())):
+            if child not in seen and log.store.head(child) is not None:
+                seen.add(child)
+                wanted.append(child)
+                yield child
 
 
 def _lineage(log: Log, run: str) -> list[Ancestor]:
@@ -148,6 +190,8 @@ def _lineage(log: Log, run: str) -> list[Ancestor]:
         if reason is not None:
             raise RunBroken(head.run, seq=head.seq, reason=reason)
         genesis = e.to_text(log.hash_at(head.run, head.base))
+        # A fork of a fork may leave it before its first own event, which still says whose fork it is.
+        last = max(last, head.base + 1)
         found.append(Ancestor(head.run, head.base, last, genesis, head.parent))
         if head.parent is None:
             return found[::-1]
@@ -182,7 +226,7 @@ def _event_line(run: str, row: Row) -> EventLine:
     return EventLine(run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data)
 
 
-def _message_line(message: Any) -> MessageLine:
+def _message_line(message: Message) -> MessageLine:
     body = msgspec.Raw(message.body)
     return MessageLine(message.run, message.number, message.id, message.name, message.at_us, body, message.by)
 
@@ -264,8 +308,9 @@ class Export:
             told = {}
         if told.get("is") != FORMAT:
             raise ExportBroken(self.place, "is no export of a run")
-        if told.get("version") != VERSION or told.get("format") != chain.FORMAT:
-            raise ExportBroken(self.place, f"version {told.get('version')}, this build of Kedge reads {VERSION}")
+        version = told.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION or told.get("format") != chain.FORMAT:
+            raise ExportBroken(self.place, f"version {version}, this build of Kedge reads up to {VERSION}")
         try:
             return msgspec.json.decode(line, type=Header)
         except msgspec.ValidationError as error:
@@ -311,13 +356,40 @@ class Export:
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its record does not hold: {problem}")
 
-    def store(self, kind: type[M], *, before: int | None = None, secret_key: bytes | None = None) -> M:
-        """A store of that kind with the run, or with its events before a seq: each append as it may have been made."""
+    @property
+    def is_hollow(self) -> bool:
+        """Whether none of its values is what it was."""
+        return self.header.redacted is not None and not self.header.fields
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that are here to their end: the one that it is of, and its children."""
+        return (self.header.run, *(child.run for child in self.header.children))
+
+    def lineage(self, run: str) -> tuple[Ancestor, ...]:
+        """A run of the file with those that it was forked from, eldest first. RunUnknown when it is not here."""
+        header = self.header
+        if run == header.run:
+            return header.lineage
+        known = {each.run: each for each in (*header.lineage, *header.children)}
+        if run not in self.runs:
+            raise RunUnknown(run)
+        found = [known[run]]
+        while found[0].parent is not None:
+            found.insert(0, known[found[0].parent])
+        return tuple(found)
+
+    def store(
+        self, kind: type[M], *, run: str | None = None, before: int | None = None, secret_key: bytes | None = None
+    ) -> M:
+        """A store of that kind with all runs of the file; or with one of them, or with its events before a seq."""
         store = kind(ids=_Known(self.header.store, secret_key))
         log = Log(store)
+        header = self.header
+        chosen = (*header.lineage, *header.children) if run is None else self.lineage(run)
         try:
-            for ancestor in self.header.lineage:
-                self._play(store, ancestor, before if ancestor.run == self.header.run else None)
+            for ancestor in dict.fromkeys(chosen):
+                self._play(store, ancestor, before if ancestor.run == run else None)
                 fold = log.state(ancestor.run).fold
                 store.reindex(ancestor.run, index_of(fold), at=fold.facts.seq)
         except (KedgeError, ValueError) as error:
@@ -343,12 +415,14 @@ class Export:
             birth=Birth(parent=ancestor.parent),
             pieces=tuple(self.pieces[digest] for digest in used),
         )
-        _done(store.append([born]))
+        restoring.give_birth(store, born)
         for message in messages:
             below = _gather(_among(self.pieces), [message.body], {})
             pieces = tuple(self.pieces[digest] for digest in below)
-            _done(store.deliver([msgspec.structs.replace(message, pieces=pieces)]))
-        _append_all(store, run, rest)
+            [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])
+            if isinstance(outcome, LogError):
+                raise outcome
+        restoring.append_all(store, run, rest)
 
 
 class _Known(RandomIds):
@@ -384,90 +458,3 @@ def _piece(line: ValueLine) -> Blob:
     if (body is None) != line.erased:
         raise ValueError("a value is either there or erased")
     return Blob(e.from_text(line.hash), line.codec, body)
-
-
-# into a store -------------------------------------------------------------------------------------
-
-
-class _Rights(NamedTuple):
-    """What an event took and gave back in the commit that wrote it."""
-
-    claims: tuple[str, ...] = ()
-    releases: tuple[str, ...] = ()
-    takes: tuple[int, ...] = ()
-    returns: tuple[int, ...] = ()
-
-
-def _rights(event: e.Event) -> _Rights:
-    match event:
-        case e.AttemptStarted() | e.StepAdopted():
-            return _Rights(claims=event.claims)
-        case e.AttemptEnded() | e.AttemptSettled():
-            return _Rights(releases=event.released)
-        case e.MessageTaken():
-            return _Rights(takes=(event.message,))
-        case e.WaitClosed() if event.message is not None:
-            return _Rights(takes=(event.message,))
-        case e.RunRewound():
-            return _Rights(returns=event.returned)
-        case _:
-            return _Rights()
-
-
-def _append_all(store: MemoryStore, run: str, rows: list[Row]) -> None:
-    """Append rows in their order: those that only add events together, each of the others by itself."""
-    plain: list[Row] = []
-    for row in rows:
-        event = e.decode(row.body)
-        rights = _rights(event)
-        if rights == _Rights() and not isinstance(event, e.RunTaken | e.RunRepaired):
-            plain.append(row)
-            continue
-        _append(store, store.head(run), plain, _Rights())
-        plain = []
-        head = _raised(store, run, event)
-        if isinstance(event, e.RunRepaired):
-            moved = msgspec.structs.replace(head, seq=row.seq, hash=row.hash, epoch=head.epoch + 1)
-            store.repair(moved, keep=event.first - 1, rows=[row])
-        else:
-            _append(store, head, [row], rights)
-    _append(store, store.head(run), plain, _Rights())
-
-
-def _append(store: MemoryStore, head: Head | None, rows: list[Row], rights: _Rights) -> None:
-    if head is None or not rows:
-        return
-    item = Append(
-        run=head.run,
-        after=head.seq,
-        before=head.hash,
-        epoch=head.epoch,
-        rows=tuple(rows),
-        takes=rights.takes,
-        returns=rights.returns,
-        claims=tuple(map(_claim, rights.claims)),
-        releases=tuple(map(_claim, rights.releases)),
-    )
-    _done(store.append([item]))
-
-
-def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
-    """The head, its epoch raised to that of whoever took the run."""
-    head = store.head(run)
-    assert head is not None
-    if isinstance(event, e.RunTaken):
-        for _ in range(head.epoch, event.epoch):
-            head = store.lease(run, event.holder, seconds=60)
-            store.release(run, epoch=head.epoch)
-    return head
-
-
-def _claim(text: str) -> Claim:
-    space, _, digest = text.rpartition(":")
-    return Claim(space, e.from_text(digest))
-
-
-def _done(outcomes: Iterable[object]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, LogError):
-            raise outcome

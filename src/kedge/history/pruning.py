@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from hashlib import file_digest
 from typing import Final
 
 import msgspec
 
 from kedge.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunUnknown, StoreError, ValueBroken
+from kedge.history import sealing
 from kedge.history.archive import Place, Progress, Writer, untold
 from kedge.history.export import export
 from kedge.log.log import Log
@@ -223,6 +225,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
                 copied[row.run] = found
             progress("writing", count, len(chosen.going))
         size_bytes = file.finish(progress) if copied else 0
+    _tell(log, file, copied, now_us)
     gone: dict[str, int] = {}
     for count, (run, copy) in enumerate(copied.items(), 1):
         why = _remove(log.store, copy, holder)
@@ -231,6 +234,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
         else:
             kept[run] = why
         progress("removing", count, len(copied))
+    _tell(log, file, copied, now_us)  # whoever made the first seal of all meanwhile was not told yet
     return Pruned(
         runs=tuple(gone),
         events=sum(gone.values()),
@@ -239,6 +243,16 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
         size_bytes=size_bytes,
         values=_sweep(log.store, progress),
     )
+
+
+def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int) -> None:
+    """Let the next seal know which runs leave, and where to, before they do: none is missed without a reason."""
+    if not copied or log.store.head(sealing.SEALS) is None:
+        return
+    with file.path.open("rb") as written:
+        digest = file_digest(written, "sha256").hexdigest()
+    runs = [(run, copy.head.seq, e.to_text(copy.head.hash)) for run, copy in copied.items()]
+    sealing.tell_pruned(log, sealing.Pruned(file.path.name, digest, runs), at_us=now_us)
 
 
 def _copy(log: Log, run: str, file: Writer) -> _Copied | str:

@@ -153,13 +153,16 @@ _OF_STEPS: Final = (
 """Events that belong to a step; all others happen to the run, between its steps."""
 
 
-def timeline(log: Log, run: str, at: int | None = None) -> Timeline:
-    """The timeline of a run at its head, or as it was after an event."""
-    folded = log.state(run, at).fold
+def timeline(log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = ()) -> Timeline:
+    """The timeline of a run at its head, or as it was after an event and those of `keep`, as a place has them."""
+    folded = log.state(run, at, keep=keep).fold
     facts = folded.facts
-    recorded = {each.seq: each for each in log.read(run, limit=max(facts.seq, 1)) if each.seq <= facts.seq}
+    last = facts.seq if at is None else at
+    read = log.read(run, limit=max(last, *keep, 1))
+    recorded = {each.seq: each for each in read if each.seq <= last or each.seq in keep}
     making = _Making(log, run, recorded)
-    standing = folds.timeline([(seq, each.event) for seq, each in recorded.items()])
+    standing = folds.timeline([(seq, each.event) for seq, each in recorded.items() if seq <= last])
+    standing += [(seq, recorded[seq].event) for seq in keep]
     entries = making.entries(folded, standing)
     moments = [entry for entry in entries if isinstance(entry, Moment)]
     taken = [moment.event for moment in moments if isinstance(moment.event, e.RunTaken)]

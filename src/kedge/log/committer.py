@@ -133,6 +133,8 @@ class Committer:
         with self._mutex:
             if not self._queue or self._queue[-1] is not ticket:
                 return False
+            if ticket.future is not None or ticket.gate is not None:
+                return False  # somebody waits for it as it is
             self._queue.pop()
             self._behind_bytes -= ticket.size_bytes
             return True

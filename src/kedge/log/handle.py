@@ -66,6 +66,8 @@ class RunLog:
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.run = head.run
+        self.base = head.base
+        """The last event that a fork shares with its parent; 0 in every other run."""
         self.seen = 0
         self.rows: Sequence[Row] | None = None
         """The whole log as it was read to open it, for whoever needs it next; or None."""

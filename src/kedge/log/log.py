@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from kedge.model.events import (
     from_text,
     to_text,
 )
-from kedge.model.fold import FOLD, Fold
+from kedge.model.fold import FOLD, Fold, goes_back
 from kedge.model.ledger import Ledger
 from kedge.model.state import State
 from kedge.model.typed import convert
@@ -84,14 +84,26 @@ class Log:
         holder: str | None = None,
         seconds: float = math.inf,
     ) -> RunLog:
-        """A new run that shares its parent's log up to the cut; nothing is copied."""
-        parent, at = forked.parent, forked.cut
-        fold, ledger = self.folds(parent, at)
-        head = Head(run=forked.run, seq=at, hash=self.hash_at(parent, at), epoch=0, base=at, parent=parent)
-        birth = Birth(parent=parent, holder=holder, lease_seconds=seconds)
-        log = self._handle(head, fold, ledger, birth=birth, snapshot_at=at)
+        """A new run that shares its parent's log up to its base; nothing is copied."""
+        log = self.fork_begun(forked, holder=holder, seconds=seconds)
         log.append(Entry(forked, values))
         return log
+
+    def fork_begun(self, forked: RunForked, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
+        """A fork of which nothing is written yet: the first append, of which `forked` is the first, creates it."""
+        fold, ledger = self.folds(forked.parent, forked.base)
+        if forked.keep:
+            fold = self._rewound(forked.parent, forked)
+        return self.fork_at(forked, fold, ledger, holder=holder, seconds=seconds)
+
+    def fork_at(
+        self, forked: RunForked, fold: Fold, ledger: Ledger, *, holder: str | None = None, seconds: float = math.inf
+    ) -> RunLog:
+        """The same, for whoever knows what its parent adds up to there."""
+        parent, base = forked.parent, forked.base
+        head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
+        birth = Birth(parent=parent, holder=holder, lease_seconds=seconds)
+        return self._handle(head, fold, ledger, birth=birth, snapshot_at=base)
 
     def open(
         self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
@@ -132,7 +144,7 @@ class Log:
         elif head.parent is None:
             folds = Fold(), Ledger()
         events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
-        if folds is None or any(isinstance(event, RunRewound) for _, event in events):
+        if folds is None or any(goes_back(event) for _, event in events):
             return *self.folds(head.run, head.seq), None
         fold, ledger = folds
         for seq, event in events:
@@ -260,18 +272,24 @@ class Log:
         """Which run's rows make up a log after a seq: (run, after, up to), eldest first."""
         head = self.head(run)
         parts = [(head.run, max(after, head.base), head.seq)]
+        cut = head.base
         while head.parent is not None and after < head.base:
-            cut = head.base
+            cut = min(cut, head.base)  # a fork may leave a fork before its first own event
             head = self.head(head.parent)
             parts.append((head.run, max(after, head.base), cut))
         return parts[::-1]
 
     # folding ----------------------------------------------------------------------------------
 
-    def state(self, run: str, at: int | None = None) -> State:
-        """The state at the head, or at any event before it; never folds more than lies between two snapshots."""
+    def state(self, run: str, at: int | None = None, *, keep: Sequence[int] = ()) -> State:
+        """The state at the head, or at any event before it; never folds more than lies between two snapshots.
+
+        `keep` are later events that count as well, where a timeline has been put together of parts.
+        """
         head = self.head(run)
         fold = self._fold(head, _place(head, at))
+        for seq in keep:
+            fold.apply(seq, self.event(run, seq))
         return State(fold, _Reader(self, run))
 
     def ledger(self, run: str, at: int | None = None) -> Ledger:
@@ -286,7 +304,7 @@ class Log:
         events = list(self._events(run, start, at))
         for seq, event in events:
             ledger.apply(seq, event)
-        if any(isinstance(event, RunRewound) for _, event in events):
+        if any(goes_back(event) for _, event in events):
             return self._fold(head, at), ledger
         for seq, event in events:
             fold.apply(seq, event)
@@ -297,7 +315,7 @@ class Log:
         head = self.head(run)
         fold, ledger, start = self._base(head, head.base, trust=False)
         for row, event in self._rows(run, start, up_to):
-            if isinstance(event, RunRewound):
+            if isinstance(event, RunRewound | RunForked) and goes_back(event):
                 fold = self._rewound(run, event, trust=False)
             fold.apply(row.seq, event)
             ledger.apply(row.seq, event)
@@ -307,14 +325,14 @@ class Log:
         """From the last snapshot; where the log was rewound since, from the snapshot before the cut."""
         later: list[list[tuple[int, Event]]] = []
         while True:
-            fold, _, start = self._base(head, at, trust=trust)
+            fold, _, start = self._base(head, at, trust=trust, wants="fold")
             events = list(self._events(head.run, start, at)) if at > head.base else []
-            rewinds = [place for place, (_, event) in enumerate(events) if isinstance(event, RunRewound)]
+            rewinds = [place for place, (_, event) in enumerate(events) if goes_back(event)]
             if not rewinds:
                 later.append(events)
                 break
             _, rewound = events[rewinds[-1]]
-            assert isinstance(rewound, RunRewound)
+            assert isinstance(rewound, RunRewound | RunForked)
             later.append(self._kept(head.run, rewound) + events[rewinds[-1] :])
             at = rewound.cut
         for part in reversed(later):
@@ -322,23 +340,25 @@ class Log:
                 fold.apply(seq, event)
         return fold
 
-    def _rewound(self, run: str, event: RunRewound, *, trust: bool = True) -> Fold:
-        """What a rewind goes back to, before it is itself applied."""
+    def _rewound(self, run: str, event: RunRewound | RunForked, *, trust: bool = True) -> Fold:
+        """What a rewind, or a fork, goes back to, before it is itself applied."""
         fold = self._fold(self.head(run), event.cut, trust=trust)
         for seq, kept in self._kept(run, event):
             fold.apply(seq, kept)
         return fold
 
-    def _kept(self, run: str, event: RunRewound) -> list[tuple[int, Event]]:
+    def _kept(self, run: str, event: RunRewound | RunForked) -> list[tuple[int, Event]]:
         return [(seq, self.event(run, seq)) for seq in event.keep]
 
     def _ledger(self, head: Head, at: int) -> Ledger:
-        _, ledger, start = self._base(head, at)
+        _, ledger, start = self._base(head, at, wants="ledger")
         for seq, event in self._events(head.run, start, at):
             ledger.apply(seq, event)
         return ledger
 
-    def _base(self, head: Head, at: int, *, trust: bool = True) -> tuple[Fold, Ledger, int]:
+    def _base(
+        self, head: Head, at: int, *, trust: bool = True, wants: Literal["fold", "ledger", "both"] = "both"
+    ) -> tuple[Fold, Ledger, int]:
         """The folds to start from, and the seq they stand at: a snapshot, the parent at the cut, or nothing."""
         snapshot = self.store.snapshot(head.run, fold=FOLD, at=at) if trust and at > head.base else None
         if snapshot is not None:
@@ -348,9 +368,11 @@ class Log:
                 return *folds, snapshot.seq
         if head.parent is None:
             return Fold(), Ledger(), 0
-        cut = min(at, head.base)
-        fold, ledger = self.folds(head.parent, cut)
-        return fold, ledger, cut
+        cut, parent = min(at, head.base), self.head(head.parent)
+        if wants == "both":
+            return *self.folds(parent.run, cut), cut
+        fold = self._fold(parent, cut) if wants == "fold" else Fold()
+        return fold, self._ledger(parent, cut) if wants == "ledger" else Ledger(), cut
 
     def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
         """A snapshot's folds; None when it cannot be read, for then the log itself is folded."""

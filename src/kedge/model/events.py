@@ -89,13 +89,30 @@ class RunStarted(Event, frozen=True, tag="run.started"):
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
-    """A fork left its parent at a cut. Data: the conditions that it changed."""
+    """A fork left its parent at a cut; `keep` names later events of the parent that stay. `model` is asked instead of
+    others; with `renews_input` the fork has an input of its own. Data: `input`, `because`."""
 
     run: str
     parent: str
     cut: int
     generation: int
     effects: ForkEffects = "recorded"
+    by: str | None = None
+    keep: tuple[int, ...] = ()
+    model: str | None = None
+    renews_input: bool = False
+
+    @property
+    def base(self) -> int:
+        """The last event of the parent that the fork shares."""
+        return max((self.cut, *self.keep))
+
+
+class ForkMade(Event, frozen=True, tag="fork.made"):
+    """Another run was forked off this one, at a cut. From now on what either does to the world counts for both."""
+
+    run: str
+    cut: int
     by: str | None = None
 
 
@@ -243,7 +260,8 @@ class StepOverridden(Event, frozen=True, tag="step.overridden"):
 
 
 class StepEnded(Event, frozen=True, tag="step.ended"):
-    """A step without attempts of its own ended: a scope, a rejection. Data: `output` or `failure`."""
+    """A step without attempts of its own ended: a scope, a rejection. Data: `output` or `failure`; `winner` of a
+    `first`."""
 
     step: StepId
     outcome: Literal["returned", "failed", "cancelled"] = "returned"
@@ -283,7 +301,8 @@ class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
 
 
 class AttemptSettled(Event, frozen=True, tag="attempt.settled"):
-    """What was in doubt is known now, from a reconciler or a person. Data: `output`, `because`."""
+    """What was in doubt is known now, from a reconciler or a person. `started` is where it first started, for one that
+    another timeline did under the number of the step. Data: `output`, `because`."""
 
     step: StepId
     attempt: int
@@ -291,6 +310,7 @@ class AttemptSettled(Event, frozen=True, tag="attempt.settled"):
     settlement: Settlement
     by: str | None = None
     released: tuple[str, ...] = ()
+    started: int = 0
 
 
 class EffectConfirmed(Event, frozen=True, tag="effect.confirmed"):
@@ -525,15 +545,31 @@ class HookMoved(Event, frozen=True, tag="hook.moved"):
     position: int
 
 
+# seals --------------------------------------------------------------------------------------------
+
+
+class StoreSealed(Event, frozen=True, tag="store.sealed"):
+    """The store was sealed: `size` entries of all seals so far have this `root`, signed with `key`. `number` counts the
+    seals; at `before` stands the one that knows the runs which this one does not. Data: `entries`, `peaks`, `runs`,
+    `checkpoint`."""
+
+    number: int
+    size: int
+    root: Digest
+    key: str
+    before: int = 0
+    by: str | None = None
+
+
 AnyEvent = (
-    RunStarted | RunForked | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
+    RunStarted | RunForked | ForkMade | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
     | StepIntended | StepDelayed | StepAdopted | StepDrifted | StepOverridden | StepEnded
     | AttemptStarted | AttemptProgressed | AttemptEnded | AttemptSettled | EffectConfirmed | DecisionMade
     | WaitOpened | WaitVoted | WaitClosed | MessageTaken | MessageSent | ChildSpawned | ChildEnded
     | ContextChanged | PlanMade | PlanReached | NoteMade | FactDrawn | ValueErasedOnPurpose
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
-    | HookSet | HookCalled | HookFailed | HookDropped | HookMoved
+    | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}

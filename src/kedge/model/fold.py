@@ -18,7 +18,7 @@ from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
-FOLD: Final = 2
+FOLD: Final = 3
 """The version of this fold; snapshots of another version are ignored."""
 
 Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
@@ -27,6 +27,12 @@ StepStatus = Literal["intended", "running", "delayed", "waiting", "in_doubt", "d
 _LIVE: Final = frozenset({"intended", "running"})
 _IDLE: Final = frozenset({"delayed", "waiting", "in_doubt"})
 _OVER: Final = frozenset({"done", "failed", "cancelled"})
+
+OWN_TAGS: Final = ("input:", "renews:")
+"""How tags begin that Kedge gives by itself."""
+
+BESIDE: Final = "0."
+"""How steps are numbered that are not the agent's own: somebody had an effect undone while it went its way."""
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
@@ -58,6 +64,7 @@ class Step(msgspec.Struct, array_like=True):
     delayed_until: int | None = None
     undoes: e.StepId | None = None
     undone: bool = False
+    undoes_seq: int = 0
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -70,6 +77,14 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     deadline: int | None
     opened: int
     at: int
+
+
+class Kept(msgspec.Struct, array_like=True, frozen=True):
+    """Events that stand although the timeline went back to before them: after a cut, and before the event at `seq`."""
+
+    seq: int
+    cut: int
+    keep: tuple[int, ...]
 
 
 class Queued(msgspec.Struct, array_like=True, frozen=True):
@@ -120,6 +135,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     parent: str | None = None
     parent_step: e.StepId | None = None
     forked_from: str | None = None
+    fork_effects: e.ForkEffects | None = None
+    model: str | None = None
     follows: str | None = None
     renewed_as: str | None = None
     started_at: int = 0
@@ -144,6 +161,11 @@ class Facts(msgspec.Struct, omit_defaults=True):
     waits: dict[e.StepId, Wait] = {}
     context_version: int = 0
     context_parts: list[int] = []
+    kept: tuple[Kept, ...] = ()
+    adopted: list[tuple[str, int]] = []
+    """The effects whose results steps took instead of acting: the run that has each, and where it first started."""
+    beside: list[int] = []
+    """Where in the steps those are that are not the agent's own."""
     hook: Hook | None = None
     trigger: Trigger | None = None
 
@@ -253,6 +275,8 @@ class Fold:
         if index is not None:
             return index
         top, _, inner = step.partition(".")
+        if step.startswith(BESIDE):
+            return next((at for at in self.facts.beside if self.steps[at].id == step), None)
         if not top.isdigit() or not 1 <= int(top) <= len(self.tops):
             return None
         number = int(top)
@@ -284,12 +308,16 @@ class Fold:
 
     def open_step(self, seq: int, event: e.StepIntended) -> Step:
         step = Step(event.step, event.sort, event.name, seq, event.at, "intended", event.effect, undoes=event.undoes)
+        step.undoes_seq = event.undoes_seq
         step.attempts = []
         index = self.steps.append(step)
-        if "." not in event.step:
-            self.tops.append(index)
         facts = self.facts
         facts.pending[event.step] = index
+        if event.step.startswith(BESIDE):
+            facts.beside.append(index)
+            return step
+        if "." not in event.step:
+            self.tops.append(index)
         facts.current = event.step
         if event.sort != "scope":
             facts.live += 1
@@ -305,7 +333,7 @@ class Fold:
     def move(self, step: Step, status: StepStatus, event: e.Event, seq: int) -> None:
         """Give a step its next status, and close it if that ends it."""
         facts = self.facts
-        if step.sort != "scope":
+        if step.sort != "scope" and not step.id.startswith(BESIDE):
             facts.live += (status in _LIVE) - (step.status in _LIVE)
             facts.idle += (status in _IDLE) - (step.status in _IDLE)
         step.status = status
@@ -316,8 +344,14 @@ class Fold:
             facts.committed += status == "done"
             if step.undoes is not None and status == "done":
                 index = self.find(step.undoes)
-                if index is not None:
+                # What is undone may have been done under the same number by a timeline that was left.
+                if index is not None and _started(self.steps[index], step.undoes_seq):
                     self.steps.changing(index).undone = True
+
+
+def _started(step: Step, seq: int) -> bool:
+    """Whether an effect that started at a seq is what a step did, or adopted."""
+    return not step.attempts or any(attempt.started == seq for attempt in step.attempts)
 
 
 # handlers: one a kind of event, for those that change a state --------------------------------------------
@@ -330,6 +364,11 @@ def _run_started(fold: Fold, seq: int, event: e.RunStarted) -> None:
     facts.parent, facts.parent_step, facts.follows = event.parent, event.parent_step, event.follows
     facts.started_at = facts.changed_at = event.at
     facts.input = seq
+
+
+def _kept(fold: Fold, seq: int, event: e.RunForked | e.RunRewound) -> None:
+    if event.keep:
+        fold.facts.kept += (Kept(seq, event.cut, event.keep),)
 
 
 def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
@@ -356,14 +395,22 @@ def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
 
 def _run_forked(fold: Fold, seq: int, event: e.RunForked) -> None:
     _go_on(fold, seq, event)
+    _kept(fold, seq, event)
     facts = fold.facts
     facts.run, facts.forked_from, facts.generation = event.run, event.parent, event.generation
+    facts.fork_effects, facts.model = event.effects, event.model or facts.model
+    # Nobody waits for a fork of a child, and it follows nobody; it is not found by what its parent was started with.
+    facts.parent = facts.parent_step = facts.follows = facts.renewed_as = None
+    facts.tags = tuple(tag for tag in facts.tags if not tag.startswith(OWN_TAGS))
     facts.started_at = facts.changed_at = event.at
     facts.taken = False
+    if event.renews_input:
+        facts.input = seq
 
 
 def _run_rewound(fold: Fold, seq: int, event: e.RunRewound) -> None:
     _go_on(fold, seq, event)
+    _kept(fold, seq, event)
     fold.facts.generation = event.generation
     fold.facts.taken = False
 
@@ -434,6 +481,8 @@ def _step_delayed(fold: Fold, seq: int, event: e.StepDelayed) -> None:
 
 def _step_settled(fold: Fold, seq: int, event: e.StepAdopted | e.StepOverridden) -> None:
     step = fold.changing(event.step)
+    if isinstance(event, e.StepAdopted):
+        fold.facts.adopted.append((event.run, event.seq))
     if step is not None:
         step.output = seq
         fold.move(step, "done", event, seq)
@@ -485,8 +534,9 @@ def _attempt_ended(fold: Fold, seq: int, event: e.AttemptEnded) -> None:
 
 def _attempt_settled(fold: Fold, seq: int, event: e.AttemptSettled) -> None:
     step = fold.changing(event.step)
-    if step is None or not step.attempts:
-        return  # an orphan of another timeline was settled, whose step had the same number
+    if step is None or not step.attempts or (event.started and not _started(step, event.started)):
+        return  # what another timeline did was settled, whose step had the same number
+    step.delayed_until = None
     if event.settlement == "did_not_happen":
         fold.move(step, "intended", event, seq)
     else:
@@ -506,6 +556,7 @@ def _wait_opened(fold: Fold, seq: int, event: e.WaitOpened) -> None:
     facts.waits[event.step] = Wait(event.step, event.waits_for, event.name, event.to, event.deadline, seq, event.at)
     step = fold.changing(event.step)
     if step is not None:
+        step.delayed_until = None
         fold.move(step, "waiting", event, seq)
 
 
@@ -616,6 +667,11 @@ def _hook_failed(fold: Fold, seq: int, event: e.HookFailed) -> None:
         fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
 
 
+def _store_sealed(fold: Fold, seq: int, event: e.StoreSealed) -> None:
+    # The log of seals is over after each, so that nothing ever makes it due; another seal is added to it all the same.
+    fold.facts.ended, fold.facts.ended_as = seq, "completed"
+
+
 _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunStarted: _run_started,
     e.RunForked: _run_forked,
@@ -659,6 +715,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.HookFailed: _hook_failed,
     e.HookDropped: _hook_moved,
     e.HookMoved: _hook_moved,
+    e.StoreSealed: _store_sealed,
 }
 
 
@@ -685,6 +742,11 @@ def fold_timeline(timeline: Iterable[tuple[int, e.Event]], fold: Fold | None = N
     return fold
 
 
+def goes_back(event: e.Event) -> bool:
+    """Whether the timeline goes on elsewhere than at the event before: after a rewind, and in a fork that kept some."""
+    return isinstance(event, e.RunRewound) or (isinstance(event, e.RunForked) and bool(event.keep))
+
+
 def timeline(log: Sequence[tuple[int, e.Event]]) -> list[tuple[int, e.Event]]:
     """A log less what was rewound: what stands before each cut, what it kept, and the rewind itself."""
     events = dict(log)
@@ -695,7 +757,7 @@ def timeline(log: Sequence[tuple[int, e.Event]]) -> list[tuple[int, e.Event]]:
         if seq > end:
             continue
         later.append((seq, event))
-        if isinstance(event, e.RunRewound):
-            later += [(kept, events[kept]) for kept in reversed(event.keep)]
+        if isinstance(event, e.RunRewound | e.RunForked):
+            later += [(kept, events[kept]) for kept in reversed(event.keep) if kept in events]
             end = event.cut
     return later[::-1]

@@ -17,6 +17,9 @@ from kedge.model.vector import Saved, Vector
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
 
+SENDING: Final = "kedge.send"
+"""The name under which a message to another run is on the ledger."""
+
 
 class Effect(msgspec.Struct, array_like=True, gc=False):
     """One action on the world, by its key: what it was, and whether it happened."""
@@ -52,7 +55,7 @@ class Child(msgspec.Struct, array_like=True, gc=False):
     agent: str
     step: e.StepId
     spawned: int
-    on_parent_end: str
+    on_parent_end: Literal["cancel", "abandon", "wait"]
     status: str = "running"
 
 
@@ -86,6 +89,7 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     keys: dict[e.StepId, str] = {}
     children_open: dict[str, int] = {}
     claims_open: dict[str, int] = {}
+    forks: tuple[str, ...] = ()
 
 
 class _Root(msgspec.Struct):
@@ -126,17 +130,6 @@ class Ledger:
         indexes = sorted(set(self.facts.open.values()))
         return [self.effects[index] for index in indexes if self.effects[index].status in ("open", "in_doubt")]
 
-    def orphans(self, cut: int) -> list[Effect]:
-        """Effects started after a cut that no later step adopted and nothing undid."""
-        found: list[Effect] = []
-        for index in range(len(self.effects) - 1, -1, -1):
-            effect = self.effects[index]
-            if effect.started <= cut:
-                break
-            if effect.status in ("open", "in_doubt", "happened") and not effect.adopted_at:
-                found.append(effect)
-        return found[::-1]
-
     def save(self, pieces: list[Blob]) -> bytes:
         """As `State.save`."""
         vectors = [vector.save(pieces) for vector in (self.effects, self.consumed, self.children)]
@@ -155,9 +148,14 @@ class Ledger:
 
     def close(self, effect: Effect, status: EffectStatus, seq: int) -> None:
         effect.status, effect.ended = status, seq
-        self.facts.open.pop(effect.key, None)
-        self.facts.keys.pop(effect.step, None)
-        self.facts.intentions.pop(effect.step, None)
+        facts = self.facts
+        facts.open.pop(effect.key, None)
+        # A step of the current timeline may have the number of one that was left.
+        if facts.keys.get(effect.step) == effect.key:
+            del facts.keys[effect.step]
+        intention = facts.intentions.get(effect.step)
+        if intention is not None and intention.intended == effect.intended:
+            del facts.intentions[effect.step]
         for claim in effect.claims:
             self.facts.claims_open.pop(claim, None)
         if status == "happened" and effect.undoes:
@@ -185,6 +183,12 @@ class Ledger:
 def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
     ledger.facts.generation = event.generation
     ledger.facts.intentions.clear()
+    ledger.facts.forks = ()
+
+
+def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
+    if event.run not in ledger.facts.forks:
+        ledger.facts.forks += (event.run,)
 
 
 def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
@@ -223,7 +227,9 @@ def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
 
 
 def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
-    if event.effect is not None and event.effect != "reads":
+    if event.effect is None and event.sort == "tool":
+        ledger.facts.intentions[event.step] = _Intention(SENDING, "idempotent", event.digest, seq, 0)
+    elif event.effect is not None and event.effect != "reads":
         identity = event.identity or event.digest
         intention = _Intention(event.name, event.effect, identity, seq, event.undoes_seq)
         ledger.facts.intentions[event.step] = intention
@@ -289,8 +295,28 @@ def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
     ledger.facts.intentions.pop(event.step, None)
 
 
-def _step_over(ledger: Ledger, seq: int, event: e.StepEnded | e.StepOverridden) -> None:
+def _step_over(ledger: Ledger, seq: int, event: e.StepEnded) -> None:
     ledger.facts.intentions.pop(event.step, None)
+
+
+def _step_overridden(ledger: Ledger, seq: int, event: e.StepOverridden) -> None:
+    """Somebody says what a step came to; of one that undoes, that it is undone."""
+    intention = ledger.facts.intentions.pop(event.step, None)
+    if intention is not None and intention.undoes:
+        undone = ledger.started_at(intention.undoes)
+        if undone is not None:
+            undone.status = "undone"
+
+
+def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
+    """What other runs were told is done, as any effect is."""
+    intention = ledger.facts.intentions.pop(event.step, None)
+    if intention is not None:
+        effect = Effect(
+            event.id, event.step, ledger.facts.generation, SENDING, intention.effect, intention.identity,
+            intention.intended, seq, ended=seq, status="happened",
+        )  # fmt: skip
+        ledger.effects.append(effect)
 
 
 def _child_spawned(ledger: Ledger, seq: int, event: e.ChildSpawned) -> None:
@@ -306,6 +332,7 @@ def _child_ended(ledger: Ledger, seq: int, event: e.ChildEnded) -> None:
 
 _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.RunForked: _run_forked,
+    e.ForkMade: _fork_made,
     e.RunTaken: _run_taken,
     e.RunRewound: _run_rewound,
     e.RunRepaired: _run_repaired,
@@ -315,7 +342,8 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.AttemptSettled: _attempt_settled,
     e.StepAdopted: _step_adopted,
     e.StepEnded: _step_over,
-    e.StepOverridden: _step_over,
+    e.StepOverridden: _step_overridden,
+    e.MessageSent: _message_sent,
     e.ChildSpawned: _child_spawned,
     e.ChildEnded: _child_ended,
 }

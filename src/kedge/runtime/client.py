@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import (
-    AgentUnknown,
     AlreadyAnswered,
     AnswerRefused,
     KedgeError,
@@ -29,31 +28,36 @@ from kedge.errors import (
     RunUnknown,
     RunWaiting,
 )
+from kedge.history import archive, sealed, sealing
 from kedge.history.diff import Diff, across, between
 from kedge.history.export import export
 from kedge.history.find import Finder
+from kedge.history.fork import UNCHANGED, Conditions
+from kedge.history.proof import Proof, prove
 from kedge.history.pruning import Pruned, choose, prune
+from kedge.history.redacting import Redaction
+from kedge.history.used import Undoing, undoing
 from kedge.ids import Ids, RandomIds
-from kedge.log import Log, Recorded, Report, verify
-from kedge.log.handle import Entry
+from kedge.log import Log, Recorded, Report
 from kedge.log.verify import Progress
 from kedge.model import events as e
 from kedge.model.codec import Erased
-from kedge.model.fold import Fold, Step
 from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.runtime import firing, waits
+from kedge.runtime import firing, travel, waits
 from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
 from kedge.runtime.calls import Both, OnLoop, OwnLoop
-from kedge.runtime.context import Context, through_codec
+from kedge.runtime.commands import command
+from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Engine
-from kedge.runtime.executor import Advanced, Executor, Start, command, ended
+from kedge.runtime.executor import Executor, Start
 from kedge.runtime.here import mark_log_records
 from kedge.runtime.leases import LEASE_SECONDS
-from kedge.runtime.registry import AGENTS, AnyAgent
-from kedge.runtime.starting import RunMethod, StartMethod
+from kedge.runtime.registry import AGENTS, TOOLS, AnyAgent
+from kedge.runtime.standing import Advanced, ended
+from kedge.runtime.starting import Handle, RunMethod, StartMethod
 from kedge.runtime.steps import delivery
 from kedge.runtime.transacting import joining
 from kedge.runtime.triggers import TriggerInfo
@@ -62,6 +66,9 @@ from kedge.runtime.waits import Verb
 from kedge.runtime.worker import SLICE_SECONDS, Worker
 from kedge.store import Store, open_store
 from kedge.store.base import ENDED, Delivered, Head, RunQuery
+
+if TYPE_CHECKING:
+    from kedge.history.replayed import Replayed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -318,14 +325,62 @@ class Client:
         return between(self.log, run, *places)
 
     @Both
-    def export(self, run: str) -> bytes:
-        """A run as one file that can be loaded, verified and replayed anywhere."""
-        return export(self.log, run)
+    def export(self, run: str, *, children: bool = False, redact: bool | Sequence[str] = False) -> bytes:
+        """A run as one file that can be loaded, verified and replayed anywhere.
+
+        children   with the runs that it spawned, and theirs
+        redact     stand-ins in the place of all values, or of the fields of these names
+        """
+        fields = () if isinstance(redact, bool) else tuple(redact)
+        redaction = Redaction(self.ids.key(), fields) if redact else None
+        return export(self.log, run, children=children, redaction=redaction)
 
     @Both
-    def verify(self, run: str | None = None, *, progress: Progress | None = None) -> Report:
-        """Re-read the whole record, or one run's, and prove it, or say where it breaks."""
-        return verify(self.log, run, progress=progress)
+    def replay(
+        self,
+        run: str | os.PathLike[str],
+        agent: AnyAgent | str | None = None,
+        *,
+        to: str | None = None,
+        check: bool = False,
+        seconds: float = 60.0,
+    ) -> Replayed:
+        """Run an agent's code again against a run, or a file of one, with the world shut off; on a copy in memory.
+
+        agent      the code; unless it is given, the agent that the run names
+        to         a step to stop at when it has its outcome, or before it: `6`, `6:before`
+        check      raise ReplayParted where the code parts from the record
+        """
+        from kedge.history.replayed import Asked
+        from kedge.history.replaying import replayed
+
+        return replayed(self, run, agent, Asked(to=to, seconds=seconds), check=check)
+
+    @Both
+    def verify(
+        self,
+        run: str | None = None,
+        *,
+        checkpoint: str | bytes | None = None,
+        key: str | bytes | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Re-read the whole record, or one run's, and prove it, or say where it breaks; and hold it against its seals.
+
+        checkpoint   what `seal` gave and somebody kept outside the store: the record must be what it signs
+        key          the public key, as PEM, that the last seal and the checkpoint are to be signed with
+        """
+        return sealed.verify(self.log, run, checkpoint=checkpoint, key=key, progress=progress)
+
+    @Both
+    def seal(self, key: bytes, *, by: str | None = None, progress: archive.Progress = archive.untold) -> sealing.Sealed:
+        """Seal what changed since the last seal, with a private key as PEM; keep what `file` says outside the store."""
+        return sealing.seal(self.log, key, at_us=self.clock.now_us(), by=by, progress=progress)
+
+    @Both
+    def prove(self, run: str, seq: int, *, values: bool = False, since: str | bytes | None = None) -> Proof:
+        """A proof of one sealed event, for whoever has the public key; with `since`, a checkpoint that they keep."""
+        return prove(self.log, run, seq, values=values, since=since)
 
     @Both
     def prune(
@@ -509,16 +564,8 @@ class Client:
     @Both
     def set(self, run: str, /, *, by: str | None = None, unset: Sequence[str] = (), **changes: Any) -> None:
         """Change entries of a run's context; its code sees that when its next step returns."""
-        self._check_edit(run, changes)
+        travel.refuse_misfit(self.log, run, changes)
         self._command(run, {"command": "set", "set": changes, "unset": list(unset)}, by)
-
-    def _check_edit(self, run: str, changes: dict[str, Any]) -> None:
-        """Refuse an edit that would not fit the context that the agent declares, where it is known here."""
-        state = self.log.state(run)
-        with contextlib.suppress(AgentUnknown):
-            agent = AGENTS.get(state.agent)
-            if agent.options.context is not None:
-                Context(agent, state.context.document, 0).update(changes)
 
     @Both
     def prioritize(self, run: str, priority: int, *, by: str | None = None) -> None:
@@ -538,62 +585,70 @@ class Client:
     @Both
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
         """Let a paused, failed or orphaned run go on; says what it did. It is due then: advance it to see it go."""
-        return self._resume(run, by, because)
+        return travel.resumed(self, run, by=by, because=because)
 
-    def _resume(self, run: str, by: str | None, because: str | None) -> str:
-        row = self.store.index(run)
-        if row is not None and row.status in ("completed", "cancelled"):
-            raise AnswerRefused(run, f"the run is over ({row.status}); start another")
-        left = self.log.head(run).holder is not None
-        log = self.log.open(run, holder=self.ids.new("command"), seconds=30)
-        facts = log.fold.facts
-        told = {"because": because} if because else None
-        at = self.clock.now_us()
-        try:
-            if facts.paused or facts.mend:
-                log.append(Entry(e.RunResumed(at=at, by=by), told))
-                return "resumed"
-            if facts.status == "running":
-                # Its lease was free to be taken, so whoever had it is gone: from now on it is due.
-                log.append(Entry(e.RunResumed(at=at, by=by), told))
-                return "taken from a process that is gone"
-            if facts.status != "failed":
-                return f"{facts.status}, nothing holds it back"
-            failed: Any = self.log.event(run, facts.ended)
-            undone = next((step for step in log.fold.steps if step.undone), None)
-            step = undone or (log.fold.step(failed.step) if failed.step else None)
-            if step is None:
-                log.append(Entry(e.RunResumed(at=at, by=by), told))
-                return "resumed where its code failed"
-            rewound = e.RunRewound(
-                at=at,
-                cut=step.intended - 1,
-                generation=facts.generation + 1,
-                keep=self._siblings(run, log.fold, step),
-                by=by,
-            )
-            log.append(Entry(rewound, told))
-            return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
-        finally:
-            with contextlib.suppress(KedgeError):
-                self.store.release(run, epoch=log.epoch, left=left)
+    @Both
+    def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
+        """Take a run back to a place, such as `4:before`; says what it did. What it did to the world stays on its
+        ledger: the same action is not done again, whatever its new wording."""
+        told = travel.rewound(self, run, to, by=by, because=because)
+        self._notify(run)
+        return told
 
-    def _siblings(self, run: str, fold: Fold, step: Step) -> tuple[int, ...]:
-        """Later events of branches beside the one of a step: they keep what they had ended."""
-        top, dot, _ = step.id.partition(".")
-        if not dot:
-            return ()
-        own = step.id.rpartition(".")[0]
-        beside = {
-            other.id
-            for other in fold.steps
-            if other.status in ("done", "failed")
-            and other.id.startswith(f"{top}.")
-            and not other.id.startswith(f"{own}.")
-        }
-        rows = self.log.rows(run, after=step.intended - 1)
-        named = ((row.seq, getattr(e.decode(row.body), "step", None)) for row in rows)
-        return tuple(seq for seq, name in named if name in beside)
+    @Both
+    def fork(
+        self,
+        run: str,
+        at: str = "now",
+        *,
+        id: str | None = None,  # noqa: A002
+        output: Mapping[str, Any] | None = None,
+        set: Mapping[str, Any] | None = None,  # noqa: A002
+        unset: Sequence[str] = (),
+        input: Any = UNCHANGED,  # noqa: A002
+        model: str | None = None,
+        effects: e.ForkEffects = "recorded",
+        by: str | None = None,
+        because: str | None = None,
+    ) -> Handle[Any]:
+        """A new run that shares another one's time up to a place, and goes on from there under other conditions.
+
+        `output` gives steps that had just ended another output, `set` and `unset` change the context, `input` is
+        another input, `model` is asked instead of others. Models and reads are real in a fork; what it would do to the
+        world is adopted from what was done, else asked ("recorded"), done ("live") or refused ("none").
+        """
+        conditions = Conditions(
+            output=dict(output or {}),
+            set=dict(set or {}),
+            unset=tuple(unset),
+            input=input,
+            model=model,
+            effects=effects,
+        )
+        handle = travel.forked(self, run, at, conditions, id=id, by=by, because=because)
+        self._notify(handle.id)
+        return handle
+
+    @Both
+    def undoing(self, run: str, step: str) -> Undoing:
+        """What undoing the effect of one step would mean: how it can be undone, and who used what it returned."""
+        return undoing(self.log, run, step, TOOLS)
+
+    @OnLoop
+    async def undo(
+        self,
+        run: str,
+        step: str,
+        *,
+        by: str | None = None,
+        because: str | None = None,
+        settled: Literal["happened", "not"] | None = None,
+    ) -> str:
+        """Undo the effect of one step by its compensation, and nothing else; says what it did.
+
+        `settled` is for an undoing that began and whose outcome is not known, and for what was undone by hand.
+        """
+        return await self.executor().undo(run, step, by=by, because=because, settled=settled)
 
     # inside -----------------------------------------------------------------------------------
 
@@ -639,7 +694,9 @@ class Client:
         named = first.agent if isinstance(first, e.RunStarted) else ""
         if named != agent.name and named not in agent.options.aliases:
             raise RunMismatch(run, f"agent ({named})")
-        recorded = agent.checked(self.log.data(run, 1).get("input"))
+        forked = self.log.head(run).parent is not None
+        seq = self.log.state(run).fold.facts.input if forked else 1  # a fork may have an input of its own
+        recorded = agent.checked(self.log.data(run, seq).get("input"))
         if agent.digest_of(recorded) != agent.digest_of(value):
             raise RunMismatch(run, "input")
 

@@ -143,5 +143,6 @@ def recorded_context(
     document, version, form = base
     context = Context(agent, document, version, form)
     for outside in record.outside:
-        context.from_outside(Change(outside.seq, outside.event.version, record.data(outside.seq)))
+        context.from_outside(Change(outside.seen, outside.event.version, record.data(outside.seq)))
+    context.see(1)  # what a fork was made with before anything was done
     return context

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 from kedge.errors import KedgeError, StepFailed
 from kedge.log.handle import Entry
 from kedge.model import events as e
-from kedge.runtime import effects
+from kedge.model import ledger
+from kedge.runtime import effects, undoing
 from kedge.runtime.agreement import diverge
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
@@ -35,7 +36,7 @@ async def finish(ex: Execution, branch: Branch, result: Any, error: BaseExceptio
     values: dict[str, Any] = {"failure": failure}
     if ex.agent.options.on_failure == "compensate":
         await _cancel_children(ex, branch, compensate=True)
-        not_undone = await effects.compensate(ex, branch)
+        not_undone = await undoing.compensate(ex, branch)
         values |= {"not_undone": not_undone} if not_undone else {}
     else:
         await _cancel_children(ex, branch, compensate=False)
@@ -110,14 +111,22 @@ def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
         diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
 
 
+def _own_children(ex: Execution) -> list[ledger.Child]:
+    """The children that end with the run; those that a fork shares with its parent are the parent's."""
+    return [child for child in ex.log.ledger.children if child.spawned > ex.log.base]
+
+
 def _children(ex: Execution) -> dict[str, Any]:
     return {child.run: child for child in ex.log.ledger.children}
 
 
 async def _await_children(ex: Execution, branch: Branch) -> None:
     """Children that the run waits for when it ends."""
-    for child in list(ex.log.ledger.children):
-        if child.on_parent_end == "wait" and (child.status == "running" or ex.record.step(branch.position) is not None):
+    for child in _own_children(ex):
+        past = ex.record.step(branch.position)
+        # One that is over was waited for here only if the record says so.
+        was_waited_for = past is not None and past.name == child.run
+        if child.on_parent_end == "wait" and (child.status == "running" or was_waited_for):
             try:
                 await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
             except StepFailed:
@@ -126,9 +135,9 @@ async def _await_children(ex: Execution, branch: Branch) -> None:
 
 async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
     """Children that end with the run; those whose effects are to be undone are waited for."""
-    from kedge.runtime.executor import request_cancel
+    from kedge.runtime.commands import request_cancel
 
-    for child in list(ex.log.ledger.children):
+    for child in _own_children(ex):
         if child.status != "running" or child.on_parent_end != "cancel":
             continue
         if child_outcome(ex.engine.log, child.run) is None:
@@ -150,7 +159,7 @@ async def cancel(ex: Execution, branch: Branch) -> None:
     values: dict[str, Any] = {}
     if requested.compensate:
         await _settle_open(ex, branch)
-        not_undone = await effects.compensate(ex, branch)
+        not_undone = await undoing.compensate(ex, branch)
         values = {"not_undone": not_undone} if not_undone else {}
     await _end(ex, Entry(e.RunCancelled(at=ex.now_us()), values))
 

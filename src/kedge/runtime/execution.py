@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,9 +32,11 @@ from kedge.runtime.registry import AnyAgent, Resource
 from kedge.runtime.replay import Record
 from kedge.runtime.signals import Interrupted, Signal, Stopped
 from kedge.runtime.threads import Threads, Work
+from kedge.store.base import Claim
 
 if TYPE_CHECKING:
     from kedge.runtime.context import Context
+    from kedge.runtime.lineage import Lineage
     from kedge.runtime.waits import Waiter
 
 logger: Final = logging.getLogger("kedge")
@@ -173,7 +175,7 @@ class Branch:
 class Scope:
     """A gather under way: its branches, and whether they may begin anything new."""
 
-    __slots__ = ("branch", "branches", "over_at", "running", "step")
+    __slots__ = ("branch", "branches", "over_at", "running", "step", "winner")
 
     def __init__(self, step: str, branch: Branch, *, over_at: int) -> None:
         self.step = step
@@ -181,6 +183,8 @@ class Scope:
         self.branch = branch
         self.branches: list[Branch] = []
         self.running = 0
+        self.winner: int | None = None
+        """Which branch of a `first` was first, where that is on record."""
 
 
 class Execution:
@@ -207,8 +211,11 @@ class Execution:
         self.patches: dict[str, bool] = {}
         facts = log.fold.facts
         self.generation = facts.generation
-        self.left_behind = bool(facts.generation or facts.forked_from or log.ledger.facts.open)
-        """Whether there may be effects that this timeline does not have: left by a rewind, a fork or a repair."""
+        left = log.ledger.facts
+        self.left_behind = bool(facts.generation or facts.forked_from or left.open or left.forks)
+        """Whether there may be effects that this timeline does not have: left by a rewind or a repair, or of a fork."""
+        self.fork_effects = facts.fork_effects
+        self.model = facts.model
         self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
         self._signals = 0
@@ -227,8 +234,17 @@ class Execution:
         self.parked = False
         self.took: set[int] = set()
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
+        self.consuming: set[Claim] = set()
+        """Rights that attempts of this execution took, of which the store may not know yet."""
         self.transacting = asyncio.Lock()
         self._ahead: tuple[Hold, asyncio.Event] | None = None
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """The effects that count for this run besides its own."""
+        from kedge.runtime.lineage import Lineage
+
+        return Lineage(self)
 
     # time and writing -------------------------------------------------------------------------
 
@@ -536,7 +552,9 @@ class Execution:
         if branch.scope is not None:
             branch.scope.running -= 1
             if not branch.scope.running:
-                self.busy += 1  # the branch that gathered goes on
+                # The branch that gathered goes on, and asks for its own turn before anybody else has one.
+                self.busy += 1
+                self.computing += 1
         if self.busy == 0:
             self.stirred.set()
         if self._turns and not self.computing:

@@ -15,33 +15,33 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from kedge.errors import (
     AlreadyClaimed,
-    EpochStale,
+    BoundaryUnknown,
     HandleClosed,
     HeadMoved,
     KedgeError,
     LogError,
     MessageGone,
-    RunBroken,
     RunBusy,
     RunExists,
+    TimeRefused,
     ValueRefused,
 )
+from kedge.history.rewind import rewind
 from kedge.log.handle import Entry, RunLog
 from kedge.model import events as e
-from kedge.model.failure import Failure
+from kedge.model.fold import BESIDE
 from kedge.model.typed import convert
-from kedge.runtime import ending, machine, waits
+from kedge.runtime import ending, machine, undoing, waits
 from kedge.runtime.context import recorded_context, through_codec
 from kedge.runtime.execution import Branch, Engine, Execution
 from kedge.runtime.here import HERE
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.replay import OVER, Record
 from kedge.runtime.run import Run, SyncRun
-from kedge.runtime.signals import Cancelling, Diverging, Interrupted, Parked, Paused, Signal
+from kedge.runtime.signals import Cancelling, Interrupted, Parked, Rewinding, Signal
+from kedge.runtime.standing import Advanced, ended, standing
 from kedge.runtime.steps import first_entries
 from kedge.store.base import ENDED, Head
 
@@ -53,8 +53,12 @@ WARM_MAX: Final = 64
 POLL_SECONDS: Final = 0.25
 """How often a run that is busy looks whether another process sent it something."""
 
-_AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists)
-"""Refusals of a commit that another look at the store resolves."""
+_AGAIN: Final = (AlreadyClaimed, MessageGone, RunExists, HeadMoved)
+"""Refusals of a commit that another look at the store resolves. What was written after one that was refused for another
+reason finds the head elsewhere; whoever took the run over since is told by its epoch."""
+
+
+_AGAIN_MAX: Final = 12
 
 
 class Start(NamedTuple):
@@ -76,24 +80,12 @@ class Claim(NamedTuple):
     left_until_us: int | None = None
 
 
-class Advanced(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands after it was advanced: ended, or waiting until a time or for something outside."""
+class _Rewound(Exception):
+    """A run was taken back while it was ours, and is to be opened again."""
 
-    run: str
-    status: str
-    wake_at_us: int | None = None
-    result: Any = None
-    failure: Any = None
-    step: str | None = None
-    diverged: tuple[str, str, str, tuple[str, str]] | None = None
-    not_undone: tuple[str, ...] = ()
-    renewed_as: str | None = None
-    left: bool = False
-    """Whether it was left in the middle, for something more urgent or because the process ends; it is due at once."""
-
-    @property
-    def has_ended(self) -> bool:
-        return self.status in ENDED
+    def __init__(self, claim: Claim) -> None:
+        super().__init__(claim.head.run)
+        self.claim = claim
 
 
 class Executor:
@@ -127,12 +119,21 @@ class Executor:
             raise RunBusy(run, holder=self.engine.holder)
         self._live[run] = None
         hosts = claim is None
+        again = 0
         try:
             while True:
                 try:
                     return await self._advanced(run, start, agent, sit_out=sit_out, hosts=hosts, claim=claim)
+                except _Rewound as rewound:
+                    start, claim = None, rewound.claim
                 except _AGAIN:
+                    again += 1
+                    if again == _AGAIN_MAX:
+                        raise
+                    await asyncio.sleep(self.engine.clock.nap_seconds(min(0.005 * 2**again, 1.0)))
                     start = claim = None
+                except Interrupted as interrupted:
+                    raise _cause(interrupted, run) from None
         finally:
             self._live.pop(run, None)
 
@@ -154,6 +155,8 @@ class Executor:
         try:
             await self._drive(ex, sit_out=sit_out)
             return await self._conclude(ex)
+        except _Rewound:
+            raise
         except BaseException as error:
             if not isinstance(ex.signal, Interrupted):
                 ex.close(Interrupted(), cut=True)
@@ -395,6 +398,8 @@ class Executor:
         if isinstance(signal, Interrupted):
             self._release(ex, left=True)
             raise _cause(signal, ex.run_id)
+        if isinstance(signal, Rewinding):
+            raise _Rewound(await self._taken_back(ex, signal))
         if isinstance(signal, Cancelling):
             ex = await self._cancelled(ex)
             if isinstance(ex.signal, Interrupted):
@@ -438,6 +443,67 @@ class Executor:
             await last.unwind()
         _raise_own(last.main)
         return last
+
+    async def undo(self, run: str, step: e.StepId, *, by: str | None, because: str | None, settled: str | None) -> str:
+        """Undo one effect of a run that nobody is at, as a step beside the agent's own; its code does not go on."""
+        claim = self._claimed(run)
+        try:
+            log = self.engine.log.open(run, head=claim.head)
+            ex = self._execution(AGENTS.get(log.fold.facts.agent), log, machine.Resumed(), hosts=False)
+            return await self._undone(ex, claim, step, partial(undoing.undo, by=by, because=because, settled=settled))
+        finally:
+            with contextlib.suppress(KedgeError):
+                store = self.engine.log.store
+                store.release(run, epoch=claim.head.epoch, holder=self.engine.holder, left=claim.left)
+
+    async def _undone(self, ex: Execution, claim: Claim, step: e.StepId, undo: Callable[..., Any]) -> str:
+        log = ex.log
+        self._leased(ex, log.epoch, claim.since, claim.seconds)
+        branch = Branch(ex, path=BESIDE[:-1])
+        branch.count = len(log.fold.facts.beside)
+        told: list[str] = []
+
+        async def work() -> None:
+            told.append(await undo(ex, branch, step))
+
+        context = copy_context()
+        context.run(HERE.set, branch)
+        ex.branches.add(branch)
+        ex.busy = 1
+        ex.main = branch.task = asyncio.get_running_loop().create_task(_to_its_end(work), context=context)
+        ex.main.add_done_callback(partial(_main_done, ex))
+        try:
+            await self._drive(ex, sit_out=True)
+            if not ex.main.done():
+                ex.close(Parked())
+            await ex.unwind()
+            _raise_own(ex.main)
+            if isinstance(ex.signal, Interrupted):
+                raise ex.signal
+            await ex.barrier()
+        except Interrupted as interrupted:
+            raise _cause(interrupted, ex.run_id) from None
+        finally:
+            self._drop_lease(ex)
+        return told[0]
+
+    async def _taken_back(self, ex: Execution, wanted: Rewinding) -> Claim:
+        """Put a rewind on record that came through the inbox, with the message; the run stays ours."""
+        engine = self.engine
+        await ex.barrier()
+        taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=waits.COMMAND, id="rewind", by=wanted.by)
+        try:
+            found = rewind(engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
+            entries, rights = [Entry(taken), found.entry], found.rights
+        except (BoundaryUnknown, TimeRefused) as refused:
+            note = {"note": f"{wanted.by or 'somebody'} wanted the run rewound: {refused.reason}"}
+            entries, rights = [Entry(taken), Entry(e.NoteMade(at=ex.now_us(), by="kedge"), note)], {}
+        await ex.durably(*entries, **rights, takes=(wanted.message,))
+        seconds = engine.lease_seconds if ex.lease is None else ex.lease.seconds
+        timed = ex.lease is not None and not math.isinf(seconds)
+        since = ex.lease.until - seconds if ex.lease is not None and timed else engine.clock.monotonic()
+        self._drop_lease(ex)
+        return Claim(engine.log.head(ex.run_id), since, seconds)
 
     # parking ----------------------------------------------------------------------------------
 
@@ -588,71 +654,6 @@ async def _called(ex: Execution, branch: Branch, agent: AnyAgent, run: Any, *arg
             if ex.signal is None:
                 raise
     return work.future.result()
-
-
-# how runs stand ---------------------------------------------------------------------------------------
-
-
-def ended(engine: Engine, run: str) -> Advanced:
-    """How a run ended, from its record; RunBroken where that does not hold. One that was renewed says as what."""
-    if (reason := engine.log.store.quarantined(run)) is not None:
-        raise RunBroken(run, seq=engine.log.head(run).seq, reason=reason)
-    state = engine.log.state(run)
-    facts = state.fold.facts
-    data = state.data(facts.ended)
-    failure = data.get("failure")
-    event = engine.log.event(run, facts.ended)
-    return Advanced(
-        run=run,
-        status=facts.status,
-        result=data.get("result"),
-        failure=None if failure is None else convert(failure, Failure, at="failure"),
-        step=getattr(event, "step", None),
-        not_undone=tuple(data.get("not_undone") or ()),
-        renewed_as=facts.renewed_as,
-    )
-
-
-def standing(engine: Engine, ex: Execution, *, left: bool = False) -> Advanced:
-    """How a run stands that is not over."""
-    fold = ex.log.fold
-    diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
-    status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status
-    return Advanced(run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left)
-
-
-def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
-    """Put a cancellation on record, through the inbox if somebody holds the run."""
-    run = waits.latest(engine.log, run)
-    command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
-
-
-def command(engine: Engine, run: str, body: dict[str, Any], *, by: str | None) -> bool:
-    """Append a command to a run that nobody holds, or deliver it to whoever does. True: it holds already."""
-    from kedge.runtime.steps import delivery
-
-    store = engine.log.store
-    left = engine.log.head(run).holder is not None
-    try:
-        log = engine.log.open(run, holder=engine.ids.new("command"), seconds=30)
-    except RunBusy:
-        message = delivery(run, waits.COMMAND, body, id=engine.ids.new("command"), by=by, at_us=engine.clock.now_us())
-        [outcome] = store.deliver([message])
-        if isinstance(outcome, KedgeError):
-            raise outcome from None
-        return False
-    try:
-        version = log.fold.facts.context_version
-        entries = waits.command_entries(body, by=by, at=engine.clock.now_us(), version=version)
-        if not log.fold.facts.ended:
-            log.append(*entries)
-    except (HeadMoved, EpochStale):
-        return command(engine, run, body, by=by)
-    finally:
-        with contextlib.suppress(KedgeError):
-            # A run that was found left in the middle stays so.
-            store.release(run, epoch=log.epoch, left=left)
-    return True
 
 
 def _cause(signal: Interrupted, run: str) -> BaseException:

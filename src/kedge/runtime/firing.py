@@ -33,12 +33,13 @@ from kedge.model import fold
 from kedge.model.typed import convert
 from kedge.runtime import waits
 from kedge.runtime.applying import waited_for
+from kedge.runtime.commands import command
 from kedge.runtime.context import through_codec
 from kedge.runtime.duties import Duty
-from kedge.runtime.executor import command, ended
 from kedge.runtime.failures import describe
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.schedules import decide, moment, stamp
+from kedge.runtime.standing import ended
 from kedge.runtime.steps import delivery, first_entries
 from kedge.runtime.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
 from kedge.store.base import ENDED, Append, Message, RunQuery, RunRow, Store

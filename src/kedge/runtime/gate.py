@@ -26,7 +26,7 @@ from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
-from kedge.runtime import effects
+from kedge.runtime import adopting, effects
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, is_any, waited_for
 from kedge.runtime.context import through_codec
@@ -42,6 +42,7 @@ from kedge.runtime.signals import Interrupted, Stopped
 from kedge.runtime.threads import Work
 from kedge.runtime.transacting import Transacting
 from kedge.runtime.waits import until_time
+from kedge.store.base import Claim
 
 SAFE: Final = frozenset({"reads", "idempotent", None})
 """What may be tried again when it is in doubt. A transaction is in doubt only when its tool ended it."""
@@ -58,6 +59,8 @@ CANCELLED: Final = Failure.told("asyncio.CancelledError", "the agent's own code 
 
 async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId | None = None) -> Any:
     """A step through the gate: its recorded outcome, or its attempts."""
+    if ex.model is not None and ex.record.step(branch.position) is None:
+        intent.ask_instead(ex.model)
     intent.weigh(step or branch.position, ex.engine.secret_key)
     step = step or branch.number()
     past = ex.record.step(step)
@@ -141,6 +144,9 @@ class Attempting:
         self.cancelled = False
         self.progress: Any = None
         self.late: Happened | None = None
+        self.slot: Claim | None = None
+        self.beside: list[str] = []
+        self.waited = 0
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
         if past is None:
@@ -228,14 +234,11 @@ class Attempting:
         """Attempts until one returns, or none is left."""
         ex = self.ex
         policy = self.intent.policy
-        if not self.made:
-            if ex.left_behind or policy.repeat != "allow":
-                found = await effects.earlier(self)
-                if found is not None:
-                    await ex.recorded(found.seq)
-                    return found.value
-            if self.intent.claims:
-                await self._refuse_consumed()
+        looked = not self.made
+        if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
+            found = await self._done_before()
+            if found is not None:
+                return found.value
         if self.is_open and ex.touch_after_us > ex.now_us():
             # The holder before may only be frozen: its attempt is left alone for as long as it may take.
             until, because = ex.touch_after_us, "the last holder may still be at it"
@@ -254,14 +257,23 @@ class Attempting:
                 return await self._give_up()
             self.granted = False
             if self.until_us:
+                looked = False
                 await until_time(ex, self.branch, self.step, self.until_us)
-            if policy.limits:
-                await self._tokens()
+            if policy.limits and await self._tokens():
+                looked = False
             late = await self._outlived(work)
             if late is not None:
                 return await self._ended(late.seq, late.value)
+            if ex.left_behind and not looked and not self.is_open:
+                # Meanwhile another run of the lineage may have done it.
+                found = await self._done_before()
+                if found is not None:
+                    return found.value
+            if self.intent.claims and not self.holds and (taken := ex.consuming.intersection(self.intent.claims)):
+                self.failure = describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0))
+                return await self._give_up()
             applied = await self._attempt()
-            work = applied.work
+            work, looked = applied.work, False
             if work is not None and self.intent.effect in SAFE and self.counted + 1 < self.allowed:
                 # The next attempt may not begin before the thread of this one ends, which may still bring a result.
                 late_one = await waited_for(work, ABANDON_SECONDS)
@@ -272,6 +284,18 @@ class Attempting:
                     return await self._ended(*ended)
             else:
                 await self._raised(applied)
+
+    async def _done_before(self) -> effects.Found | None:
+        """What the action came to where it was done before; refused where it may not be done now."""
+        if self.ex.left_behind or (self.intent.policy.repeat != "allow" and not self.made):
+            found = await adopting.earlier(self)
+            if found is not None:
+                await self.ex.recorded(found.seq)
+                return found
+        if self.intent.claims and not self.made:
+            await self._refuse_consumed()
+        await adopting.allowed(self)
+        return None
 
     async def opened(self) -> Any:
         """As `go`, for a stream: what was opened, of which nothing is recorded yet."""
@@ -329,14 +353,16 @@ class Attempting:
                 self.failure = describe(gone)
                 await self._give_up()
 
-    async def _tokens(self) -> None:
-        """Wait for the rate limits that are declared; that is no attempt."""
+    async def _tokens(self) -> bool:
+        """Wait for the rate limits that are declared; that is no attempt. True: it took a while."""
         intent, ex = self.intent, self.ex
         since = ex.now_us()
+        waited = False
         while True:
             wait = ex.engine.buckets.reserve(intent.policy.limits, intent.arguments)
             if wait <= 0:
-                return
+                return waited
+            waited = True
             until = ex.now_us() + round(wait * 1_000_000)
             if until - since > intent.policy.patience * 1_000_000:
                 told = f"no turn within {intent.policy.patience:g} s by its own limits"
@@ -362,6 +388,9 @@ class Attempting:
             if intent.undoes is not None:
                 self.key = undo_key(intent.recording["key"])
         claims = () if self.holds else intent.claims
+        ex.consuming.update(claims)
+        if self.slot is not None:
+            claims, self.slot = (*claims, self.slot), None
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
             at=now,
@@ -553,6 +582,7 @@ class Attempting:
         )
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
         seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))
+        ex.consuming.difference_update(released)
         self.holds = self.holds and not released
         self.failure = failure
         self.until_us = retry_at or 0

@@ -6,11 +6,14 @@ Everything that must know asks here: tools called directly, logging while replay
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 
 class Place(Protocol):
@@ -64,28 +67,36 @@ def mark_log_records() -> None:
 # I/O outside a step -------------------------------------------------------------------------------
 
 WATCHED: Final = frozenset(
-    {"open", "socket.connect", "socket.bind", "socket.sendto", "subprocess.Popen", "os.system", "os.posix_spawn",
-     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree", "sqlite3.connect", "urllib.Request"}
+    {"open", "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
+     "subprocess.Popen", "os.system", "os.posix_spawn", "os.spawn", "os.exec", "os.fork", "os.forkpty", "os.remove",
+     "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree", "sqlite3.connect",
+     "urllib.Request"}
 )  # fmt: skip
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Stray(NamedTuple):
-    """Agent code touched the world outside of a step."""
+    """Agent code touched the world outside of a step. `reads`: it only opened a file to read it."""
 
     what: str
     file: str
     line: int
+    reads: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.what} outside of a step; put it into a tool and use run.call"
 
 
 _watchers: list[Callable[[Stray], None]] = []
+_threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyDictionary()
+"""Threads that agent code started while somebody watched, and where it did."""
 _hooked = False
+_start: Final = threading.Thread.start
 
 
 def watch_io(watcher: Callable[[Stray], None]) -> Callable[[], None]:
-    """Tell the watcher of every I/O that agent code does outside a step; returns how to stop watching.
+    """Tell the watcher of every I/O that agent code does outside a step, also in tasks and threads that it starts;
+    returns how to stop watching.
 
     The watcher may raise, which stops the I/O.
     """
@@ -94,33 +105,82 @@ def watch_io(watcher: Callable[[Stray], None]) -> Callable[[], None]:
         # Audit hooks cannot be taken away again, so there is one, and it looks whether anybody watches.
         _hooked = True
         sys.addaudithook(_audit)
+    if not _watchers:
+        threading.Thread.start = _start_marked  # type: ignore[method-assign]
     _watchers.append(watcher)
-    return lambda: _watchers.remove(watcher)
+    return lambda: _unwatch(watcher)
+
+
+def _unwatch(watcher: Callable[[Stray], None]) -> None:
+    _watchers.remove(watcher)
+    if not _watchers:
+        threading.Thread.start = _start  # type: ignore[method-assign]
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if not _watchers or event not in WATCHED or not in_agent():
-        return
-    frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
-    if frame is None:
-        return
-    what = f"{event}({args[0]!r})" if args and isinstance(args[0], str | bytes | int) else event
-    stray = Stray(what, frame.f_code.co_filename, frame.f_lineno)
-    for watcher in tuple(_watchers):
-        watcher(stray)
+    if _watchers and event in WATCHED and (place := _place()) is not None:
+        what, reads = _said(event, args)
+        stray = Stray(what, *place, reads)
+        for watcher in tuple(_watchers):
+            watcher(stray)
 
 
-def _agent_frame(frame: FrameType | None) -> FrameType | None:
-    """The nearest frame that is somebody's code; None for imports and for what Kedge does on the agent's behalf."""
+def _place() -> tuple[str, int] | None:
+    """Where agent code is that does something right now; for a thread of its own at least where it was started."""
+    here = HERE.get()
+    started = None if here is not None else _threads.get(threading.current_thread())
+    if started is None and (here is None or not here.in_agent):
+        return None
+    is_ours, frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+    if frame is not None:
+        return frame.f_code.co_filename, frame.f_lineno
+    return None if is_ours else started
+
+
+def _start_marked(self: threading.Thread) -> None:
+    """A thread does not know who started it: if that is agent code, it is remembered here."""
+    if (place := _place()) is not None:
+        _threads[self] = place
+    _start(self)
+
+
+def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
+    """An I/O as it would be written, and whether it only reads."""
+    told = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
+    if event == "open":
+        mode, flags = (*args[1:3], None, None)[:2]
+        if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & _WRITING):
+            return f"open({told}, {mode or 'for writing'!r})", False
+        return f"open({told})", True
+    return f"{event}({told})" if told else event, False
+
+
+def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
+    """The nearest frame that is somebody's code; none for imports, for debuggers, and for what Kedge does on the
+    agent's behalf, of which the first part tells."""
     nearest: FrameType | None = None
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(("importlib", "kedge.", "linecache", "tracemalloc")) or module == "kedge":
-            return nearest if module.startswith("kedge") and nearest is not None else None
+        if module.startswith(_ASIDE):
+            return True, None
+        if module.startswith("kedge.") or module == "kedge":
+            return nearest is None, nearest
         if nearest is None and not _is_library(frame.f_code.co_filename):
             nearest = frame
         frame = frame.f_back
-    return nearest
+    return False, nearest
+
+
+_ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
+"""Modules that read for the sake of the interpreter, or of somebody who looks on."""
+
+
+def is_somebodys(frame: FrameType) -> bool:
+    """Whether a frame is people's own code: neither Python's, nor a library's, nor ours."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return not (module.startswith("kedge.") or module == "kedge" or _is_library(frame.f_code.co_filename))
 
 
 def _is_library(file: str) -> bool:

@@ -80,6 +80,12 @@ class Intent:
                 raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
             refuse_tx_misfit(self.name, self.effect, self.shape)
 
+    def ask_instead(self, model: str) -> None:
+        """In a fork that asks another model: whoever names one is given that."""
+        if self.sort == "model" and "model" in self.arguments:
+            self.arguments = {**self.arguments, "model": model}
+            self.recording = self.told = {**self.told, "model": model}
+
     @property
     def retry(self) -> Retry:
         return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)

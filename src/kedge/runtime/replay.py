@@ -14,7 +14,7 @@ import msgspec
 from kedge.errors import ValueErased
 from kedge.log.log import Log
 from kedge.model import events as e
-from kedge.model.fold import Fold, Step, timeline
+from kedge.model.fold import BESIDE, Fold, Step, timeline
 from kedge.model.values import unpack
 from kedge.store.base import Row
 
@@ -33,6 +33,7 @@ class Outside(msgspec.Struct, frozen=True):
 
     seq: int
     event: e.ContextChanged
+    seen: int
 
 
 class Record:
@@ -54,15 +55,19 @@ class Record:
         for name in self.steps:
             path, _, number = name.rpartition(".")
             self.last[path] = max(self.last.get(path, 0), int(number))
-        self.unplayed = sum(step.status in OVER and step.sort != "scope" for step in self.steps.values())
+        own = [step for step in self.steps.values() if step.sort != "scope" and not step.id.startswith(BESIDE)]
+        self.unplayed = sum(step.status in OVER for step in own)
         self.outside: deque[Outside] = deque()
-        self.ruled_out: set[str] = set()
-        """Keys of effects of which it was settled that they did not happen."""
+        self.ruled_out: dict[str, int] = {}
+        """Keys of effects of which it was settled that they did not happen, up to which attempt."""
         self.undoing: dict[int, e.StepId] = {}
-        """By where an effect started, the step that undoes it."""
+        """By where an effect started, the step that undoes it because the run ends."""
+        self.undoing_beside: dict[int, e.StepId] = {}
+        """The same, for what somebody has undone while the run goes its way."""
         for step in self.steps.values():
             if step.undoes is not None:
-                self.undoing[self.event(step.intended).undoes_seq] = step.id
+                undoing = self.undoing_beside if step.id.startswith(BESIDE) else self.undoing
+                undoing.setdefault(step.undoes_seq, step.id)  # the last one, for they come in that order
         self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
         self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
         self._index()
@@ -74,15 +79,27 @@ class Record:
                 event: Any = e.decode(row.body)
                 self._of_step[event.step].append((seq, event))
                 if isinstance(event, e.AttemptSettled) and event.settlement == "did_not_happen":
-                    self.ruled_out.add(event.key)
+                    self.ruled_out[event.key] = event.attempt
             elif kind in _BETWEEN:
                 event = e.decode(row.body)
                 if isinstance(event, e.ContextChanged) and event.step is None:
                     if event.by != "agent":
-                        self.outside.append(Outside(seq, event))
+                        self.outside.append(Outside(seq, event, self._seen_from(seq)))
                 else:
                     name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
                     self._between[event.step or "", f"{kind}:{name}"].append(seq)
+
+    def _seen_from(self, seq: int) -> int:
+        """When code sees a change from outside: as of its next step that returns after it. What a fork was made with
+        is there as soon as its last step before the cut has returned."""
+        first = seq
+        while (row := self._rows.get(first - 1)) is not None and not row.body.startswith(b'{"kind":"run.forked"'):
+            if not row.body.startswith((b'{"kind":"step.overridden"', b'{"kind":"decision.made"')):
+                return seq
+            first -= 1
+        if row is None:
+            return seq
+        return max((step.ended for step in self.steps.values() if step.ended <= seq), default=1) - 1
 
     # reading ----------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ async def _side_by_side(
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
     started = past.intended if past is not None else ex.log.seq
+    scope.winner = ex.record.data(past.output).get("winner") if over_at and past is not None and past.output else None
     futures = await _start(ex, scope, race, branches, started, enough)
     try:
         await _all(ex, futures)
@@ -99,11 +100,19 @@ async def _side_by_side(
         if ex.signal is None and (past is None or past.status not in OVER):
             ex.behind(_ended(ex, step, "cancelled"))
         raise
+    finally:
+        ex.computing -= not scope.running
     if ex.signal is not None:
         raise ex.signal
+    wanted = len(branches) if enough is None else enough
+    if branch.stopped is not None and not race.errors and len(race.outcomes) < wanted:
+        if past is None or past.status not in OVER:
+            ex.behind(_ended(ex, step, "cancelled"))
+        raise branch.stopped
     if past is None or past.status not in OVER:
         outcome = "failed" if race.errors else "returned"
-        await ex.recorded(ex.behind(_ended(ex, step, outcome)))
+        won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else None
+        await ex.recorded(ex.behind(_ended(ex, step, outcome, won)))
     else:
         await ex.turn(past.ended)
         ex.context.see(past.ended)
@@ -112,8 +121,8 @@ async def _side_by_side(
     return race.outcomes
 
 
-def _ended(ex: Execution, step: e.StepId, outcome: Any) -> Entry:
-    return Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome))
+def _ended(ex: Execution, step: e.StepId, outcome: Any, values: dict[str, Any] | None = None) -> Entry:
+    return Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome), values)
 
 
 async def _start(
@@ -128,6 +137,7 @@ async def _start(
         futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
     scope.running -= 1
     ex.busy -= bool(scope.running)
+    ex.computing += not scope.running
     return futures
 
 
@@ -140,6 +150,8 @@ def _guarded(
         over = child.stopped is not None or isinstance(error, asyncio.CancelledError)
         if ex.record.goes_on(child.path, child.count) and not over:
             diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
+        if scope.winner not in (None, index):
+            return  # on record another one was first, whoever is this time
         if error is not None:
             race.errors.append(error)
         else:
@@ -186,10 +198,18 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
     for waiter in list(ex.waiters.values()):
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":
+                if _is_open(ex, waiter.step):
+                    continue  # what became of it is found out first
                 ex.wakes()
                 waiter.future.set_exception(Stopped("a sibling ended"))
             else:
                 end(ex, waiter, Closed(0, "cancelled"))
+
+
+def _is_open(ex: Execution, step: e.StepId) -> bool:
+    """Whether an attempt of a step is open, so that it may have reached the world."""
+    found = ex.log.fold.step(step)
+    return found is not None and bool(found.attempts) and not found.attempts[-1].ended
 
 
 async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:

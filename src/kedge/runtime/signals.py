@@ -27,6 +27,17 @@ class Renewed(Signal):
     """The run goes on in a fresh log."""
 
 
+class Rewinding(Signal):
+    """Somebody wants the run taken back to a place, as a message says that waits in its inbox."""
+
+    def __init__(self, message: int, to: str, by: str | None, because: str | None) -> None:
+        super().__init__(to)
+        self.message = message
+        self.to = to
+        self.by = by
+        self.because = because
+
+
 class Diverging(Signal):
     """Code and record disagree."""
 

@@ -12,8 +12,8 @@ from kedge.errors import LogError, RunDiverged, RunExists, RunPaused, RunWaiting
 from kedge.log import Recorded
 from kedge.model.state import State
 from kedge.runtime import terminal
-from kedge.runtime.executor import ended
 from kedge.runtime.registry import Agent, AnyAgent
+from kedge.runtime.standing import ended
 from kedge.runtime.steps import first_entries
 from kedge.runtime.transacting import joining
 from kedge.runtime.views import RunInfo
@@ -160,7 +160,7 @@ class StartMethod:
 class Handle(Generic[O]):
     """A run that was started, to be looked at and waited for."""
 
-    def __init__(self, client: Client, agent: AnyAgent, run: str) -> None:
+    def __init__(self, client: Client, agent: AnyAgent | str, run: str) -> None:
         self._client = client
         self._agent = agent
         self.id = run
@@ -181,7 +181,7 @@ class Handle(Generic[O]):
             run = latest(client.log, self.id)
             row = client.store.index(run)
             if row is not None and row.status in ENDED and (advanced := ended(client.engine, run)).renewed_as is None:
-                outcome: O = client.outcome(self._agent, advanced)
+                outcome: O = client.outcome(client.named(self._agent), advanced)
                 return outcome
             if until is not None and client.clock.monotonic() >= until:
                 raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")

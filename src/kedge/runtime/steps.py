@@ -20,6 +20,8 @@ from kedge.model.fold import Step
 from kedge.model.retry import seconds
 from kedge.model.typed import convert
 from kedge.model.values import pack
+from kedge.runtime import adopting
+from kedge.runtime.adopting import Wanted
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.context import initial_context, through_codec
 from kedge.runtime.execution import Branch, Execution
@@ -376,8 +378,10 @@ async def spawn(
     if past is not None:
         await agree(ex, branch, past, claim, {"input": input})
         if past.status in OVER:
-            spawned: e.ChildSpawned = ex.record.event(past.output)
             await _replayed(ex, branch, past)
+            if past.status == "failed":
+                raise _failed(ex, past)
+            spawned: e.ChildSpawned = ex.record.event(past.output)
             ex.on_child(spawned.run)
             return Child(run, spawned.run, agent)
     else:
@@ -386,8 +390,15 @@ async def spawn(
     if past is None:
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="child", name=agent.name, digest=bound)
         await ex.durably(Entry(intended, {"arguments": {"input": input}}))
-    ex.refuse(branch)
+    _refuse(ex, branch, step)
     facts = ex.log.fold.facts
+    wanted = Wanted(ex, branch, step, agent.name, {"input": input}, bound)
+    if ex.left_behind and (adopted := await adopting.spawned_before(wanted)) is not None:
+        event = e.ChildSpawned(at=ex.now_us(), step=step, run=adopted.run, agent=agent.name,
+                               on_parent_end=adopted.on_parent_end)  # fmt: skip
+        await ex.recorded(ex.behind(Entry(event, {"input": input})))
+        ex.on_child(adopted.run)
+        return Child(run, adopted.run, agent)
     started = e.RunStarted(
         at=ex.now_us(),
         run=child,
@@ -402,6 +413,17 @@ async def spawn(
     await ex.recorded(ex.behind(Entry(event, {"input": input})))
     ex.on_child(child)
     return Child(run, child, agent)
+
+
+def _refuse(ex: Execution, branch: Branch, step: e.StepId) -> None:
+    """A branch that was stopped begins nothing: a step of it that is on record already ends with that."""
+    if branch.stopped is not None and ex.signal is None:
+        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+    ex.refuse(branch)
+
+
+def _failed(ex: Execution, past: Step) -> StepFailed:
+    return StepFailed(past.id, past.name, convert(ex.record.data(past.output)["failure"], Failure, at="failure"))
 
 
 def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -> None:  # noqa: A002
@@ -469,8 +491,7 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
         if past.status in OVER:
             await _replayed(ex, branch, past)
             if past.status == "failed":
-                failure = convert(ex.record.data(past.output)["failure"], Failure, at="failure")
-                raise StepFailed(step, "send", failure)
+                raise _failed(ex, past)
             return
     else:
         await refuse_gap(ex, branch, step, str(claim))
@@ -478,7 +499,10 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     if past is None:
         intended = e.StepIntended(at=ex.now_us(), step=step, sort="tool", name="send", digest=bound)
         await ex.durably(Entry(intended, {"arguments": {"run": run, "name": name, "body": body}}))
-    ex.refuse(branch)
+    _refuse(ex, branch, step)
+    wanted = Wanted(ex, branch, step, "send", {"run": run, "name": name, "body": body}, bound)
+    if ex.left_behind and await adopting.sent_before(wanted):
+        return
     generation = ex.log.fold.facts.generation
     message_id = f"{ex.run_id}:{step}{f'~{generation}' if generation else ''}"
     [outcome] = ex.engine.log.store.deliver([delivery(run, name, body, id=message_id, by=ex.run_id, at_us=ex.now_us())])

@@ -31,8 +31,10 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
     inside, reading = True, None
     try:
         step = branch.number()
-        intent.weigh(step, ex.engine.secret_key)
         past = ex.record.step(step)
+        if ex.model is not None and past is None:
+            intent.ask_instead(ex.model)
+        intent.weigh(step, ex.engine.secret_key)
         if past is None:
             await refuse_gap(ex, branch, step, str(intent.asked()))
         else:

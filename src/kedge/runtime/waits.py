@@ -15,7 +15,7 @@ from kedge.model import events as e
 from kedge.model.codec import digest
 from kedge.model.values import unpack
 from kedge.runtime.context import Change
-from kedge.runtime.signals import Cancelling, Paused
+from kedge.runtime.signals import Cancelling, Paused, Rewinding
 from kedge.store.base import ENDED, Delivery, Message, RunQuery
 
 if TYPE_CHECKING:
@@ -385,6 +385,10 @@ def _command(ex: Execution, message: Message) -> None:
     """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
     body: dict[str, Any] = body_of(ex.engine.log, message)
     ex.took.add(message.number)
+    if body["command"] == "rewind":
+        # It is taken with the event that carries it out, when the code has come to rest.
+        ex.close(Rewinding(message.number, body["to"], message.by, body.get("because")))
+        return
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=COMMAND, id=message.id, by=message.by)
     facts = ex.log.fold.facts
     entries = command_entries(body, by=message.by, at=ex.now_us(), version=facts.context_version)
@@ -400,6 +404,8 @@ def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
             ex.close(Paused())
         elif isinstance(event, e.CancelRequested):
             ex.close(Cancelling(), cut=True)
+        elif isinstance(event, e.ForkMade):
+            ex.left_behind = True
         elif isinstance(event, e.ContextChanged):
             ex.context.from_outside(Change(seq, event.version, values or {}))
 
@@ -417,5 +423,7 @@ def command_entries(body: dict[str, Any], *, by: str | None, at: int, version: i
         case "set":
             changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "somebody")
             return [Entry(changed, {"set": body["set"], "unset": body.get("unset", [])})]
+        case "forked":
+            return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
         case _:
             return []

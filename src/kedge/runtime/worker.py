@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kedge.errors import EpochStale, HandleClosed, KedgeError, LeaseLost, LogError, StoreError
 from kedge.log.handle import RunLog
 from kedge.runtime import firing, hooks
-from kedge.runtime.executor import Advanced, Claim, Executor
+from kedge.runtime.executor import Claim, Executor
 from kedge.runtime.leases import LEASE_SECONDS
 from kedge.runtime.registry import AGENTS
+from kedge.runtime.standing import Advanced
 from kedge.store.base import FEED_RANG, Claimed
 
 if TYPE_CHECKING:

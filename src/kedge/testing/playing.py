@@ -24,9 +24,9 @@ from kedge.model.retry import seconds
 from kedge.model.state import State
 from kedge.runtime.applying import Applied
 from kedge.runtime.client import Client
-from kedge.runtime.executor import Advanced, ended
 from kedge.runtime.intent import Intent
 from kedge.runtime.registry import Agent, AnyAgent, Duration, ToolStep
+from kedge.runtime.standing import Advanced, ended
 from kedge.runtime.views import RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.store.base import ENDED, Store

@@ -18,9 +18,9 @@ from kedge.ids import Ids, SeededIds
 from kedge.model.events import Build
 from kedge.runtime.applying import Applied
 from kedge.runtime.client import Client
-from kedge.runtime.executor import Advanced
 from kedge.runtime.intent import Intent
 from kedge.runtime.registry import Effect, Tool, ToolStep
+from kedge.runtime.standing import Advanced
 from kedge.store.base import Store
 
 Named: TypeAlias = str | Tool[..., Any] | Callable[..., Any]

@@ -1,0 +1,86 @@
+"""The record of every agent is followed by its code again: to the same state, with nothing called."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kedge.history.export import Export, export
+from kedge.history.redacting import Redaction
+from kedge.history.replaying import Replay
+from kedge.log import Log
+from kedge.model.state import State
+from kedge.runtime.registry import AGENTS
+from kedge.store.base import RunQuery
+from kedge.testing import Story, simulate
+from simulation.agents import SCENARIOS
+
+SEED = 11
+SAMPLE = 3
+
+every_agent = pytest.mark.parametrize("name", SCENARIOS)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        yield
+
+
+def timeless(state: State) -> Any:
+    """A state less its times, and less the lines of Python's own library in tracebacks."""
+
+    def less(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: less(part) for name, part in node.items() if name not in ("seq", "at", "ended_at", "frames")}
+        return [less(part) for part in node] if isinstance(node, list) else node
+
+    return less(msgspec.json.decode(state.to_json()))
+
+
+def stories(name: str) -> Iterator[Story]:
+    """Left alone, and killed twice at random points."""
+    scenario, chance = SCENARIOS[name], random.Random(f"{SEED} {name}")
+    alone = simulate(scenario, seed=SEED)
+    yield alone
+    for _ in range(SAMPLE):
+        yield simulate(scenario, *(chance.randint(1, alone.points[0]) for _ in range(2)), seed=SEED)
+
+
+@every_agent
+def test_replay_comes_to_the_same_state_and_touches_nothing(name: str) -> None:
+    # Outside of a simulation the world of these tools raises when it is touched.
+    for story in stories(name):
+        log = Log(story.store)
+        for row in story.store.runs(RunQuery(), limit=100):
+            replayed = Replay(Export(row.run, export(log, row.run)), AGENTS.get(row.agent)).outcome()
+            assert replayed.outcome == "agrees", (str(story), row.run, replayed.parted, replayed.beyond)
+            assert replayed.state is not None
+            assert timeless(replayed.state) == timeless(log.state(row.run)), (str(story), row.run)
+
+
+@every_agent
+def test_with_fields_redacted_it_is_still_followed_to_its_end(name: str) -> None:
+    story = simulate(SCENARIOS[name], seed=SEED)
+    log = Log(story.store)
+    for row in story.store.runs(RunQuery(), limit=100):
+        data = export(log, row.run, children=True, redaction=Redaction(b"k" * 32, ("what",)))
+        replayed = Replay(Export(row.run, data), AGENTS.get(row.agent)).outcome()
+        assert replayed.outcome == "agrees", (row.run, replayed.parted)
+
+
+@every_agent
+def test_with_everything_redacted_only_code_that_branches_on_values_parts_and_is_told_why(name: str) -> None:
+    story = simulate(SCENARIOS[name], seed=SEED)
+    data = export(Log(story.store), "run", children=True, redaction=Redaction(b"k" * 32))
+    replayed = Replay(Export("run", data), SCENARIOS[name].agent).outcome()
+    if name.startswith("stages"):
+        assert "the file is redacted" in str(replayed.parted)
+    else:
+        assert replayed.outcome == "agrees", replayed.parted
