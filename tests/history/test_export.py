@@ -280,3 +280,12 @@ def test_a_run_that_does_not_hold_is_not_handed_on(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_unknown() -> None:
     with pytest.raises(RunUnknown):
         export(Log(MemoryStore()), "r")
+
+
+def test_what_its_parent_erased_after_the_cut_keeps_no_fork_from_being_handed_on(kd: kedge.Client) -> None:
+    fork = kd.fork("r", "1:after")
+    [first] = [step for step in kd.state("r").fold.steps if step.id == "1"]
+    kd.log.erase(kd.log.open("r"), at=4, reason="asked for it", seqs=[first.output])
+    assert kd.verify().holds
+    loaded = load(export(kd.log, fork.id))
+    assert loaded.run == fork.id

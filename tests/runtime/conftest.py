@@ -78,6 +78,11 @@ class World:
         self._clients.append(self.kd)
         return self.kd
 
+    def beside(self) -> kedge.Client:
+        """Another process, while the one that lives goes on."""
+        self._clients.append(kedge.Client(cast("Store", _Line(self.store)), clock=self.clock, behind=False))
+        return self._clients[-1]
+
     def die(self) -> None:
         """The living process dies here, in the middle of what it does."""
         self.line.is_cut = True

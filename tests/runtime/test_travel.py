@@ -12,9 +12,8 @@ import pytest
 import kedge
 from kedge.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
 from kedge.model import events as e
-from kedge.store import Store
 
-from .conftest import World, _Line
+from .conftest import World
 
 BOOKS: list[str] = []
 WORDS: dict[str, Any] = {}
@@ -219,7 +218,7 @@ def test_a_parent_that_is_running_learns_of_its_fork_before_the_fork_acts(world:
     threads = [threading.Thread(target=lambda: outcomes.update(r=world.kd.run(slowly, id="r")))]
     threads[0].start()
     assert at_it.wait(10)
-    other = kedge.Client(cast("Store", _Line(world.store)), clock=world.clock, behind=False)
+    other = world.beside()
     fork = other.fork("r", "1:after", effects="live")
     threads.append(threading.Thread(target=lambda: outcomes.update(f=other.advance(fork.id).result)))
     threads[1].start()
@@ -379,6 +378,24 @@ def test_r33_a_child_that_was_spawned_before_is_the_one_that_is_waited_for(world
     assert BOOKS == ["pay ann"] * 2
 
 
+def test_two_equal_children_that_are_new_after_a_rewind_are_two(world: World) -> None:
+    @kedge.agent(name="late_child")
+    async def child(run: kedge.Run, to: str) -> str:
+        return await run.call(pay, to)
+
+    @kedge.agent(name="late_parent")
+    async def parent(run: kedge.Run) -> list[str]:
+        await run.call(rate, "x")
+        made = [await run.spawn(child, "ann") for _ in range(WORDS.get("children", 0))]
+        return [await one.result() for one in made]
+
+    world.kd.run(parent, id="r")
+    world.kd.rewind("r", "start")
+    WORDS["children"] = 2
+    assert worldly(world.kd) == ["ann was paid"] * 2
+    assert BOOKS == ["pay ann"] * 2
+
+
 def test_a_child_that_is_asked_for_in_other_words_is_asked_about(world: World) -> None:
     @kedge.agent(name="reworded_child")
     async def child(run: kedge.Run, words: str) -> str:
@@ -438,7 +455,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     thread = threading.Thread(target=lambda: outcome.append(world.kd.run(agent, id="r")))
     thread.start()
     assert at_it.wait(10)
-    other = kedge.Client(cast("Store", _Line(world.store)), clock=world.clock, behind=False)
+    other = world.beside()
     told: list[str] = []
     rewinding = threading.Thread(target=lambda: told.append(other.rewind("r", "1:before", by="bob")))
     rewinding.start()

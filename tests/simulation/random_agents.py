@@ -99,8 +99,8 @@ def another_world() -> Iterator[FarSide]:
 
 
 def action_of(tool: str, what: str) -> str:
-    """How the far side calls what a tool does."""
-    return f"{tool} {what}"
+    """How the far side calls what a tool does. Tools have names of their own here: others are declared elsewhere."""
+    return f"{tool.removeprefix('walk_')} {what}"
 
 
 # tools: every class of effect, awaited and blocking -----------------------------------------------
@@ -113,64 +113,66 @@ def seen(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
     return kedge.DidNotHappen() if answer is None else kedge.Happened(answer)
 
 
-@kedge.tool(effect="idempotent")
+@kedge.tool(name="walk_give_back", effect="idempotent")
 def give_back(effect: kedge.Effect, key: kedge.Key = kedge.KEY) -> str:
     return far().undo(action_of(effect.tool, effect.arguments["what"]), key)
 
 
-@kedge.tool(effect="reads")
+@kedge.tool(name="walk_look", effect="reads")
 async def look(what: str) -> str:
     """What is read changes, so that a second timeline may see something else."""
     return f"{what} as of visit {far().look(f'look {what}')}"
 
 
-@kedge.tool
+@kedge.tool(name="walk_pay")
 async def pay(what: str, key: kedge.Key = kedge.KEY) -> str:
     """At most once, and only a person can tell whether it happened."""
     await asyncio.sleep(0)
     return far().do(action_of("pay", what), key)
 
 
-@kedge.tool(reconcile=seen)
+@kedge.tool(name="walk_book", reconcile=seen)
 def book(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("book", what), key)
 
 
-@kedge.tool(effect="idempotent")
+@kedge.tool(name="walk_mail", effect="idempotent")
 async def mail(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("mail", what), key, honoured=True)
 
 
-@kedge.tool(compensate=give_back, reconcile=seen)
+@kedge.tool(name="walk_rent", compensate=give_back, reconcile=seen)
 async def rent(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("rent", what), key)
 
 
-@kedge.tool(repeat="recorded", reconcile=seen)
+@kedge.tool(name="walk_order", repeat="recorded", reconcile=seen)
 async def order(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("order", what), key)
 
 
-@kedge.tool(consumes=("what",), reconcile=seen)
+@kedge.tool(name="walk_redeem", consumes=("what",), reconcile=seen)
 async def redeem(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("redeem", what), key)
 
 
-@kedge.tool(reconcile=seen, retry=kedge.Retry(attempts=5, first="1s", on=(ConnectionRefusedError,)))
+@kedge.tool(name="walk_shaky", reconcile=seen, retry=kedge.Retry(attempts=5, first="1s", on=(ConnectionRefusedError,)))
 async def shaky(what: str, key: kedge.Key = kedge.KEY) -> str:
     if far().look(f"shaky {what}") % 3:
         raise ConnectionRefusedError("nobody listens")
     return far().do(action_of("shaky", what), key)
 
 
-@kedge.tool
+@kedge.tool(name="walk_refuse")
 async def refuse(what: str) -> str:
     far().look(f"refuse {what}")
     raise kedge.NotDone(f"no {what} here")
 
 
-TOOLS: Final = {tool.name: tool for tool in (look, pay, book, mail, rent, order, redeem, shaky, refuse)}
-ACTING: Final = frozenset(TOOLS) - {"look", "refuse"}
+TOOLS: Final = {
+    tool.name.removeprefix("walk_"): tool for tool in (look, pay, book, mail, rent, order, redeem, shaky, refuse)
+}
+ACTING: Final = frozenset(f"walk_{name}" for name in TOOLS) - {"walk_look", "walk_refuse"}
 
 
 def reply_to(prompt: str) -> dict[str, Any]:

@@ -351,8 +351,10 @@ class Export:
         problems = verify(log).problems
         log.close()
         for problem in problems:
-            # What a repair set aside stays where it was, and what erased a shared value may be in another run.
-            erased = problem.where == "pieces" and problem.what.endswith("no event says it was erased")
+            # What a repair set aside stays where it was; what erased a shared value may be in another run, and what
+            # erased an elder's may have come after the cut.
+            elsewhere = problem.where == "pieces" or (problem.where == "events" and problem.run not in self.runs)
+            erased = elsewhere and problem.what.endswith("no event says it was erased")
             if not (problem.healed or erased or problem.where == "aside"):
                 raise ExportBroken(self.place, f"its record does not hold: {problem}")
 

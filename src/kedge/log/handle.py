@@ -201,15 +201,28 @@ class RunLog:
         return ticket.item.last[0]
 
     def barrier(self) -> None:
-        """Return when everything submitted so far is committed."""
+        """Return when everything submitted so far is committed, also what others began and wait for."""
+        for ticket in self._under_way():
+            self._committer.wait(ticket)
+            self._told(ticket)
         if self._last is not None:
-            self._committer.wait(self._last)
             self._check()
 
     async def barrier_soon(self) -> None:
         """As `barrier`, from a loop."""
+        for ticket in self._under_way():
+            await self._committer.wait_soon(ticket)
+            self._told(ticket)
         if self._last is not None:
-            await self._committer.wait_soon(self._last)
+            self._check()
+
+    def _under_way(self) -> list[Ticket]:
+        return [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
+
+    def _told(self, ticket: Ticket) -> None:
+        """What was refused closes the handle."""
+        if ticket.error is not None:
+            self._fail(ticket.error)
             self._check()
 
     # holding back -----------------------------------------------------------------------------

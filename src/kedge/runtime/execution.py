@@ -351,8 +351,20 @@ class Execution:
             branch.applying = task
         if branch.streaming:
             raise KedgeError(f"{self.run_id}: a stream is still open; read it to its end before the next step")
-        self.refuse(branch)
+        if self.signal is not None or branch.stopped is None or not self._left_open(branch):
+            self.refuse(branch)
         self.computing -= 1
+
+    def _left_open(self, branch: Branch) -> bool:
+        """Whether a process that died left an attempt open in a branch: though it begins nothing new any more, what
+        became of that is found out first."""
+        inside = f"{branch.path}."
+        return any(step.startswith(inside) and self.is_open(step) for step in self.record.open)
+
+    def is_open(self, step: e.StepId) -> bool:
+        """Whether an attempt of a step is open, so that it may have reached the world."""
+        found = self.log.fold.step(step)
+        return found is not None and bool(found.attempts) and not found.attempts[-1].ended and not found.ended
 
     def leave(self, branch: Branch) -> None:
         self.computing += 1

@@ -239,8 +239,9 @@ class Attempting:
             found = await self._done_before()
             if found is not None:
                 return found.value
-        if self.is_open and ex.touch_after_us > ex.now_us():
-            # The holder before may only be frozen: its attempt is left alone for as long as it may take.
+        if self.is_open and ex.touch_after_us > ex.now_us() and self.step not in ex.log.fold.facts.waits:
+            # The holder before may only be frozen: its attempt is left alone for as long as it may take. Where somebody
+            # was asked about it already, that was so.
             until, because = ex.touch_after_us, "the last holder may still be at it"
             ex.behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
             await until_time(ex, self.branch, self.step, until)

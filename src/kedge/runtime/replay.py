@@ -57,6 +57,8 @@ class Record:
             self.last[path] = max(self.last.get(path, 0), int(number))
         own = [step for step in self.steps.values() if step.sort != "scope" and not step.id.startswith(BESIDE)]
         self.unplayed = sum(step.status in OVER for step in own)
+        self.open = [step.id for step in own if step.attempts and not step.attempts[-1].ended and not step.ended]
+        """Steps of which an attempt was left open."""
         self.outside: deque[Outside] = deque()
         self.ruled_out: dict[str, int] = {}
         """Keys of effects of which it was settled that they did not happen, up to which attempt."""

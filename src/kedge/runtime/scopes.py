@@ -91,6 +91,8 @@ async def _side_by_side(
     if gone := ex.record.branches_beyond(step, len(branches)):
         diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
     scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
+    for inner in scope.branches:
+        inner.stopped = branch.stopped
     started = past.intended if past is not None else ex.log.seq
     scope.winner = ex.record.data(past.output).get("winner") if over_at and past is not None and past.output else None
     futures = await _start(ex, scope, race, branches, started, enough)
@@ -198,18 +200,12 @@ def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
     for waiter in list(ex.waiters.values()):
         if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
             if waiter.waits_for == "delay":
-                if _is_open(ex, waiter.step):
+                if ex.is_open(waiter.step):
                     continue  # what became of it is found out first
                 ex.wakes()
                 waiter.future.set_exception(Stopped("a sibling ended"))
             else:
                 end(ex, waiter, Closed(0, "cancelled"))
-
-
-def _is_open(ex: Execution, step: e.StepId) -> bool:
-    """Whether an attempt of a step is open, so that it may have reached the world."""
-    found = ex.log.fold.step(step)
-    return found is not None and bool(found.attempts) and not found.attempts[-1].ended
 
 
 async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:

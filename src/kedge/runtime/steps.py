@@ -409,6 +409,8 @@ async def spawn(
         parent_step=step,
     )
     _create(ex, started, agent, input)
+    if ex.left_behind:
+        ex.lineage.has_child(child)
     event = e.ChildSpawned(at=ex.now_us(), step=step, run=child, agent=agent.name, on_parent_end=on_parent_end)
     await ex.recorded(ex.behind(Entry(event, {"input": input})))
     ex.on_child(child)
