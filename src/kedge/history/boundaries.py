@@ -71,8 +71,11 @@ def at(log: Log, run: str, text: str) -> Place:
         label = f"{name}~{written['generation']}:{side}"
     else:
         label = f"{name}:{side}"
-    fold = log.state(run, last).fold
-    step = fold.step(name)
+    fold = log.settled(run) if last == head.seq else None
+    step = None if fold is None else fold.step(name)
+    if fold is None or step is None or not step.ended:
+        fold = log.state(run, last).fold
+        step = fold.step(name)
     if step is None:
         raise BoundaryUnknown(run, text, f"there is no step {name}; {_steps_of(fold, name)}")
     if side == "before":

@@ -362,7 +362,9 @@ class RunLog:
             more["index"] = self._index()
             if tells := [Telling(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD]:
                 more["tells"] = tuple(tells)
-        if self._seq - self._snapshot_at >= self._snapshot_every:
+        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
+        if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
+            # After a rewind there is always one, so that what the last one knows to be over is not rewound since.
             more["snapshot"] = self._snapshot()
         return more
 

@@ -292,6 +292,17 @@ class Log:
             fold.apply(seq, self.event(run, seq))
         return State(fold, _Reader(self, run))
 
+    def settled(self, run: str) -> Fold | None:
+        """What the last snapshot knows, read as it is looked at; None where there is none to be believed. What is over
+        there is over, and stands: nothing was rewound since."""
+        head = self.head(run)
+        snapshot = self.store.snapshot(run, fold=FOLD, at=head.seq)
+        row = None if snapshot is None else self.store.row(run, snapshot.seq)
+        if snapshot is None or row is None or row.hash != snapshot.hash:
+            return None
+        folds = self._load(snapshot.root)
+        return None if folds is None else folds[0]
+
     def ledger(self, run: str, at: int | None = None) -> Ledger:
         """The ledger likewise: every event counts, also what was rewound."""
         head = self.head(run)
