@@ -607,6 +607,28 @@ def test_what_was_undone_stays_so_after_a_rewind_that_keeps_it(world: World) -> 
     assert world.kd.verify().holds
 
 
+def test_what_was_undone_stays_so_when_a_failed_run_is_resumed(world: World) -> None:
+    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1), name="travel_fails")
+    async def fails() -> str:
+        if not WORDS.get("mended"):
+            raise LookupError("no")
+        return "well"
+
+    @kedge.agent(name="fails_after_it_paid")
+    async def agent(run: kedge.Run) -> str:
+        await run.call(pay, "ann")
+        return await run.call(fails)
+
+    with pytest.raises(kedge.RunFailed):
+        world.kd.run(agent, id="r")
+    world.kd.undo("r", "1")
+    WORDS["mended"] = True
+    assert world.kd.resume("r") == "rewound to step 2, which failed"
+    assert worldly(world.kd) == "well"
+    assert world.kd.state("r").effects[0].undone
+    assert BOOKS == ["pay ann", "refund ann"]
+
+
 # every point of death -----------------------------------------------------------------------------
 
 

@@ -28,15 +28,7 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
     refuse_own(run.fold.facts.agent, run.run)
     if run.fold.facts.renewed_as is not None:
         raise TimeRefused(run.run, f"goes on as {run.fold.facts.renewed_as}; rewind that, or fork this one")
-    return rewound_to(
-        log, run, cut(log, run.run, to, has_undone=bool(run.fold.facts.beside)), at=at, by=by, because=because
-    )
-
-
-def rewound_to(
-    log: Log, run: RunLog, found: Cut, *, at: int, by: str | None = None, because: str | None = None
-) -> Rewind:
-    """What takes a run back to a cut."""
+    found = cut(log, run.run, to, has_undone=bool(run.fold.facts.beside))
     if found.seq <= run.base and run.base:
         told = f"what is before @{run.base + 1} is of {run.fold.facts.forked_from}, which it is a fork of"
         raise TimeRefused(run.run, f"{told}; fork that at {found.label}")

@@ -491,7 +491,7 @@ class Executor:
         """Put a rewind on record that came through the inbox, with the message; the run stays ours."""
         engine = self.engine
         await ex.barrier()
-        taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=waits.COMMAND, id="rewind", by=wanted.by)
+        taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=waits.COMMAND, id=wanted.id, by=wanted.by)
         try:
             found = rewind(engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
             entries, rights = [Entry(taken), found.entry], found.rights

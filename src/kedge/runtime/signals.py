@@ -30,9 +30,10 @@ class Renewed(Signal):
 class Rewinding(Signal):
     """Somebody wants the run taken back to a place, as a message says that waits in its inbox."""
 
-    def __init__(self, message: int, to: str, by: str | None, because: str | None) -> None:
+    def __init__(self, message: int, id: str, to: str, by: str | None, because: str | None) -> None:  # noqa: A002
         super().__init__(to)
         self.message = message
+        self.id = id
         self.to = to
         self.by = by
         self.because = because

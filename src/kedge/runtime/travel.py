@@ -24,7 +24,7 @@ from kedge.errors import (
 )
 from kedge.history.cuts import cut
 from kedge.history.fork import UNCHANGED, Conditions, Fork, fork
-from kedge.history.rewind import rewind, rewound_to
+from kedge.history.rewind import rewind
 from kedge.log.handle import Entry, Rights
 from kedge.log.log import Log
 from kedge.model import chain
@@ -202,7 +202,7 @@ def resumed(client: Client, run: str, *, by: str | None, because: str | None) ->
         if step is None:
             handle.append(Entry(e.RunResumed(at=at, by=by), told))
             return "resumed where its code failed"
-        found = rewound_to(log, handle, cut(log, run, f"{step.id}:before"), at=at, by=by, because=because)
+        found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
         handle.append(found.entry, **found.rights)
         return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
     finally:

@@ -387,7 +387,7 @@ def _command(ex: Execution, message: Message) -> None:
     ex.took.add(message.number)
     if body["command"] == "rewind":
         # It is taken with the event that carries it out, when the code has come to rest.
-        ex.close(Rewinding(message.number, body["to"], message.by, body.get("because")))
+        ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
         return
     taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=COMMAND, id=message.id, by=message.by)
     facts = ex.log.fold.facts
