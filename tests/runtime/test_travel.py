@@ -312,7 +312,7 @@ def test_what_a_fork_shares_with_its_parent_is_not_its_own_to_undo(world: World)
     fork = world.kd.fork("r", "1:after", effects="live")
     assert world.kd.advance(fork.id).status == "failed"
     assert BOOKS == ["pay ann", "pay bob"]
-    with pytest.raises(TimeRefused, match="step 1 was done by r; undo it there"):
+    with pytest.raises(TimeRefused, match="step 1: it was done by r; undo it there"):
         world.kd.undo(fork.id, "1")
 
 
@@ -578,7 +578,7 @@ def test_what_was_undone_by_hand_is_on_the_ledger(world: World) -> None:
 )
 def test_what_cannot_be_undone_is_told(world: World, step: str, told: str) -> None:
     world.kd.run(travelling, "ann", id="r")
-    with pytest.raises(TimeRefused, match=told):
+    with pytest.raises((TimeRefused, BoundaryUnknown), match=told):
         world.kd.undo("r", step)
 
 

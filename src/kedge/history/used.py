@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from kedge.errors import TimeRefused
 from kedge.history.boundaries import at as place_at
 from kedge.history.evidence import FINDS_MAX, Find, How, Needle, Sight, written
 from kedge.log.log import Log
@@ -80,6 +81,16 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
         claims=done.effect.claims if done is not None else (),
         refuses=_refused(run, found, done, begun) or _no_way(found, named, is_known=tool is not None),
     )
+
+
+def effect_to_undo(log: Log, run: str, step: e.StepId) -> ledgers.Effect:
+    """What a step of the current timeline did, or adopted. TimeRefused where there is nothing to undo, or not there."""
+    found = _step(log, run, step)
+    done = effects_of(log, run, [found]).get(step)
+    refused = _refused(run, found, done, None)
+    if done is None or refused is not None:
+        raise TimeRefused(run, f"step {step}: {refused}")
+    return done.effect
 
 
 def _refused(run: str, step: folds.Step, done: Done | None, begun: folds.Step | None) -> str | None:

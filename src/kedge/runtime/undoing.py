@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kedge.errors import StepFailed, TimeRefused
+from kedge.history.used import effect_to_undo
 from kedge.log.handle import Entry
-from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model import ledger
 from kedge.model.failure import Failure
-from kedge.model.fold import BESIDE, Fold, Step
+from kedge.model.fold import BESIDE, Step
 from kedge.model.typed import convert
 from kedge.runtime.effects import ask_person, stopped
 from kedge.runtime.execution import Branch, Execution
@@ -86,7 +86,7 @@ async def undo(
 ) -> str:
     """Undo one effect of the current timeline, and say what came of it. `settled` is what somebody says of an undoing
     whose outcome is not known; or that they undid it by hand."""
-    effect = effect_at(ex.engine.log, ex.log.fold, ex.log.ledger, step)
+    effect = effect_to_undo(ex.engine.log, ex.run_id, step)
     tool = TOOLS.get(effect.tool)
     begun = ex.record.undoing_beside.get(effect.started)
     past = ex.record.step(begun) if begun is not None else None
@@ -110,32 +110,6 @@ async def undo(
     except StepFailed as failed:
         raise TimeRefused(ex.run_id, f"step {step}: {effect.tool} could not be undone: {failed.failure}") from None
     return f"undid step {step}, {effect.tool}"
-
-
-def effect_at(log: Log, fold: Fold, book: ledger.Ledger, step: e.StepId) -> ledger.Effect:
-    """The effect that a step of the current timeline had, or adopted. TimeRefused where there is none to undo."""
-    run, past = fold.facts.run, fold.step(step)
-    base = log.head(run).base
-    if past is None:
-        raise TimeRefused(run, f"there is no step {step}; `kedge show {run}` lists them")
-    starts = {attempt.started for attempt in past.attempts}
-    adopted = log.event(run, past.output) if past.output else None
-    if isinstance(adopted, e.StepAdopted):
-        if adopted.run != run:
-            raise TimeRefused(run, f"step {step} was done by {adopted.run}; undo it there")
-        starts = {adopted.seq}
-    found = next((one for one in book.effects if one.started in starts), None)
-    if found is None or found.undoes or past.effect in ("reads", None):
-        raise TimeRefused(run, f"step {step} ({past.name}) did nothing to the world that could be undone")
-    if found.started <= base:
-        raise TimeRefused(run, f"step {step} was done by {fold.facts.forked_from}; undo it there")
-    if found.status == "undone":
-        raise TimeRefused(run, f"step {step} ({past.name}) was undone already")
-    if found.status == "did_not_happen":
-        raise TimeRefused(run, f"step {step} ({past.name}) did not happen; there is nothing to undo")
-    if found.status in ("open", "in_doubt") and past.status not in OVER:
-        raise TimeRefused(run, f"step {step} ({past.name}) is in doubt; settle it first")
-    return found
 
 
 def _settled_undo(
