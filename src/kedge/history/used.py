@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kedge.model import events as e
 from kedge.model import fold as folds
 from kedge.model import ledger as ledgers
 from kedge.model.state import State
+from kedge.runtime.lineage import Done
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,13 +118,6 @@ def _no_way(step: folds.Step, undo: str | None, *, is_known: bool) -> str | None
     if undo is not None:
         return None
     return f"{step.name} has no compensate=" if is_known else f"its tool {step.name} is not declared here"
-
-
-class Done(NamedTuple):
-    """An effect, and the run in whose own log it started."""
-
-    run: str
-    effect: ledgers.Effect
 
 
 def effects_of(log: Log, run: str, steps: Iterable[folds.Step]) -> dict[e.StepId, Done]:
