@@ -12,6 +12,7 @@ from typing import Final
 
 from bench import (
     checking,
+    contracts,
     conversation,
     crowd,
     find,
@@ -52,6 +53,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "find": find.measure,
     "check": checking.measure,
     "time_travel": time_travel.measure,
+    "contracts": contracts.measure,
 }
 
 PREFACE: Final = """\

@@ -1,8 +1,9 @@
-"""A claim is reviewed by a model and, where money is at stake, by people who take days to answer.
+"""A claim is reviewed by a model, paid within a contract, and put to people who take days to answer.
 
-Small claims are paid at once. For others an adjuster is asked, for three days. If nobody answers, the question goes up
-to a manager, who has a week; silence then means no. A run that waits is in the file and nowhere else: every day below
-opens the store anew, as another process would, and days pass in no time because the clock is one that can be moved.
+claim_review.toml has the rules. Small claims are paid at once, too large ones never. For those between, an adjuster is
+asked for three days; if nobody answers, a manager, for a week; silence then means no. Whoever is asked can change the
+sum, and what they change is judged again. A run that waits is in the file and nowhere else: every day below opens the
+store anew, as another process would, and days pass in no time because the clock is one that can be moved.
 """
 
 import tempfile
@@ -53,42 +54,31 @@ def send_letter(to: str, text: str, key: kedge.Key = kedge.KEY) -> None:
     print(f"        letter to {to}: {text}")
 
 
-@kedge.agent
+@kedge.agent(contract="claim_review.toml")
 async def review(run: kedge.Run, claim: Claim) -> str:
-    await run.plan(["assess", "ask", "settle"])
-    await run.at("assess")
     found = await run.model(assess, claim)
-    route = await run.decided(
-        "Who decides?",
-        "nobody" if found.plausible and claim.amount < 500 else "people",
-        options=["nobody", "people"],
-        because=found.why,
-        by="model",
-    )
-    amount = claim.amount
-    if route == "people":
-        await run.at("ask")
-        question = f"Pay {claim.amount} to {claim.name}, who says: {claim.story}? The model says {found.why}."
-        answer = await run.ask(question, to="adjusters", timeout="3d", default="reject", returns=int)
-        if answer.expired:
-            answer = await run.ask(question, to="managers", timeout="7d", default="reject", returns=int)
-        if not answer.approved:
-            reason = "nobody had the time" if answer.expired else answer.comment or "it is not covered"
-            await run.call(send_letter, claim.name, f"We are sorry: {reason}.")
-            return f"rejected, because {reason}"
-        amount = answer.value if answer.kind == "edit" else claim.amount
-    await run.at("settle")
-    receipt = await run.call(pay, claim.name, amount)
-    await run.call(send_letter, claim.name, f"You have {amount} euros.")
+    try:
+        receipt = await run.call(pay.options(because=found.why), claim.name, claim.amount)
+    except kedge.Rejected as no:  # by a rule, by a person, or because nobody had the time
+        await run.call(send_letter, claim.name, f"We are sorry: {no.message}.")
+        return f"not paid: {no.message}"
+    told = run.told  # what a person changed, if one was asked
+    why = f" ({told.comment})" if told is not None and told.changed else ""
+    await run.call(send_letter, claim.name, f"We {receipt}{why}.")
     return receipt
 
 
 CLAIMS = [
     Claim(17, "ann", 120, "the storm took my shutters"),
     Claim(18, "bob", 2400, "the storm took my roof"),
-    Claim(19, "cyd", 9900, "the storm took my boat"),
+    Claim(19, "cyd", 4900, "the storm took my boat"),
     Claim(20, "dan", 700, "the wind took my hat"),
+    Claim(21, "eve", 99000, "the storm took my castle"),
 ]
+ANSWERS = {
+    1: ("claim_18", "approve", "mia", None, None),
+    5: ("claim_19", "edit", "max", {"amount": 4000}, "the boat was old"),
+}
 
 
 def main() -> None:
@@ -100,15 +90,13 @@ def main() -> None:
                 kd.start(review, claim, id=f"claim_{claim.number}")
         for day in range(12):
             with kedge.open(store, clock=clock) as kd:  # another day, another process
-                if day == 1:
-                    kd.answer("claim_18", "approve", by="mia")
-                    print("day 1   mia approves claim_18")
-                if day == 5:
-                    kd.answer("claim_19", "edit", value=4000, by="max", comment="the boat was old")
-                    print("day 5   max grants claim_19, with 4000")
-                for run in kd.advance_due():
-                    waits = [f"asks {', '.join(wait.to)}" for wait in kd.info(run.run).waits]
-                    print(f"day {day:<2}  {run.run}: {run.result or ' '.join(waits)}")
+                if day in ANSWERS:
+                    run, verb, by, value, comment = ANSWERS[day]
+                    kd.answer(run, verb, value=value, by=by, comment=comment)
+                    print(f"day {day:<2}  {run}: {by} says {verb} {value or ''}")
+                for due in kd.advance_due():
+                    waits = [f"asks {', '.join(wait.to)} about {wait.prompt}" for wait in kd.info(due.run).waits]
+                    print(f"day {day:<2}  {due.run}: {due.result or ' '.join(waits)}")
             clock.advance(24 * 3600)
         with kedge.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed"] * len(CLAIMS)

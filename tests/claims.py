@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 import kedge
+from kedge import rules
 
 
 class Claim(msgspec.Struct):
@@ -72,6 +73,33 @@ async def review(run: kedge.Run, claim: Claim) -> str:
 async def pay_out(run: kedge.Run, amount: int) -> str:
     """Fails while there is a file bank-closed."""
     return await run.call(pay, 0, "Ann", amount)
+
+
+@kedge.tool(effect="idempotent")
+async def refund(to: str, amount: int, note: str | None = None) -> str:
+    return f"gave {amount} back to {to}"
+
+
+refunds = kedge.Contract(
+    "refunds",
+    [
+        rules.arguments("refund", amount={"max": 5000}),
+        rules.arguments(
+            "refund", amount={"max": 100}, name="large sums",
+            ask=kedge.Approval("managers", need=2, timeout="72h", escalate=[("directors", "72h")]),
+        ),
+    ],
+    people={"managers": ["mia", "max", "moe"], "directors": ["dan", "dora"]},
+)  # fmt: skip
+
+
+@kedge.agent(contract=refunds)
+async def give_back(run: kedge.Run, amount: int) -> str:
+    """Money back, to which two managers have to agree where it is much."""
+    try:
+        return await run.call(refund, "Ann", amount)
+    except kedge.Rejected as rejected:
+        return str(rejected)
 
 
 @kedge.agent

@@ -3,25 +3,31 @@
 from kedge.clock import Clock, LeapingClock, ManualClock, SystemClock
 from kedge.errors import (
     ChildFailed,
+    ContextStale,
     KedgeError,
     NotDone,
     RateLimited,
+    Rejected,
     RunBusy,
     RunCancelled,
     RunDiverged,
     RunFailed,
     RunPaused,
     RunWaiting,
+    Skipped,
     StepFailed,
     WaitExpired,
     WebhookRefused,
 )
 from kedge.history.proof import verify_proof
 from kedge.log import Entry, Log, RunLog, repair, verify
+from kedge.model import rules
 from kedge.model.codec import Secret
+from kedge.model.contract import Approval, Contract
 from kedge.model.failure import Failure
 from kedge.model.retry import Retry
 from kedge.model.state import State
+from kedge.runtime.approving import Proposed, Told
 from kedge.runtime.client import Client, open  # noqa: A004
 from kedge.runtime.here import watch_io
 from kedge.runtime.hooks import HookEvent, on
@@ -43,6 +49,7 @@ from kedge.runtime.registry import (
     Tx,
     Unknown,
     agent,
+    read_contract,
     tool,
 )
 from kedge.runtime.run import Run, Step, SyncRun
@@ -64,10 +71,13 @@ __all__ = [
     "Advanced",
     "Agent",
     "Answer",
+    "Approval",
     "Child",
     "ChildFailed",
     "Client",
     "Clock",
+    "ContextStale",
+    "Contract",
     "DidNotHappen",
     "Done",
     "Effect",
@@ -88,7 +98,9 @@ __all__ = [
     "Next",
     "NotDone",
     "Previous",
+    "Proposed",
     "RateLimited",
+    "Rejected",
     "Resource",
     "Retry",
     "Run",
@@ -101,11 +113,13 @@ __all__ = [
     "RunPaused",
     "RunWaiting",
     "Secret",
+    "Skipped",
     "State",
     "Step",
     "StepFailed",
     "SyncRun",
     "SystemClock",
+    "Told",
     "Tool",
     "ToolStep",
     "Toolset",
@@ -127,7 +141,9 @@ __all__ = [
     "on_event",
     "open",
     "open_store",
+    "read_contract",
     "repair",
+    "rules",
     "tool",
     "verify",
     "verify_proof",

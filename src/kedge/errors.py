@@ -36,6 +36,7 @@ KedgeError
 ├── ReplayParted            code that does not do again what is on record
 │   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
+├── ContractRefused         a contract that says what cannot be
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
 ├── OutsideBranch           a Run used from a task or thread that Kedge did not start
@@ -43,10 +44,16 @@ KedgeError
 ├── NotDone                 raised by a tool: nothing happened
 │   └── RateLimited         raised by a tool: nothing happened, try again later
 ├── StepFailed              a step ended with an error, which is on record
-│   └── ChildFailed         a child run failed or was cancelled
+│   ├── ChildFailed         a child run failed or was cancelled
+│   ├── Rejected            a contract or a person said no, before anything was done
+│   └── Skipped             somebody ended it before it was done
 ├── WaitExpired             nobody answered in time and there was no default
 ├── AnswerRefused           an answer that does not fit what was asked
-│   └── AlreadyAnswered     somebody answered first
+│   ├── AlreadyAnswered     somebody answered first
+│   │   └── AlreadyAgreed   one of several agreed before, or enough did
+│   └── NotAsked            somebody answered who may not
+├── ContextReadOnly         an agent's code changed its context in place
+├── ContextStale            somebody changed a context since it was looked at
 ├── WebhookFailed           the far side of a webhook did not take what it was told
 │   └── WebhookGone         it wants to hear no more
 ├── WebhookRefused          a webhook that came in and is not to be believed
@@ -383,6 +390,15 @@ class DeclarationRefused(KedgeError, TypeError):
         self.reason = reason
 
 
+class ContractRefused(KedgeError, ValueError):
+    """A contract, or one of its rules, that says what cannot be."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
 class AgentUnknown(KedgeError):
     """No agent of that name is declared in this process."""
 
@@ -453,6 +469,41 @@ class ChildFailed(StepFailed):
         self.run = run
 
 
+class Rejected(StepFailed):
+    """A contract or a person said no to an intention, before anything was done. Its text is fit to go to a model.
+
+    code       why, in one word that code can act on, such as "argument_refused" or "rejected_by_person"
+    rule       the rule that said it; `contract` is its contract's hash
+    message    why, in one line
+    allowed    what would be allowed, where that can be told
+    by         the person who said it, and `response` what they said instead
+    """
+
+    def __init__(self, step: str, name: str, failure: Any) -> None:
+        super().__init__(step, name, failure)
+        told: dict[str, Any] = failure.details
+        self.code: str = told.get("code") or "rejected"
+        self.message: str = failure.message
+        self.rule: str | None = told.get("rule")
+        self.contract: str | None = told.get("contract")
+        self.allowed: Any = told.get("allowed")
+        self.by: str | None = told.get("by")
+        self.response: Any = told.get("response")
+
+    def __str__(self) -> str:
+        rule = f" by rule {self.rule!r}" if self.rule and self.by is None else ""
+        allowed = f"; allowed: {self.allowed}" if self.allowed else ""
+        return f"{self.name} was rejected{rule} ({self.code}): {self.message}{allowed}"
+
+
+class Skipped(StepFailed):
+    """Somebody ended a step before it was done, and said so; `by` is who."""
+
+    def __init__(self, step: str, name: str, failure: Any) -> None:
+        super().__init__(step, name, failure)
+        self.by: str | None = failure.details.get("by")
+
+
 class WaitExpired(KedgeError, TimeoutError):
     """Nobody answered in time, and there was no default."""
 
@@ -478,6 +529,49 @@ class AlreadyAnswered(AnswerRefused):
         super().__init__(wait, f"was answered by {by or 'somebody'} at {at}; the first answer counts")
         self.by = by
         self.at = at
+
+
+class AlreadyAgreed(AlreadyAnswered):
+    """Somebody who agreed already says so again, or enough have: people are counted, not their clicks."""
+
+    def __init__(self, wait: str, *, by: str | None, votes: Sequence[str], need: int) -> None:
+        told = f"{by} agreed already" if by in votes else f"{', '.join(votes)} agreed already"
+        AnswerRefused.__init__(self, wait, f"{told}; {len(votes)} of {need}, and each person counts once")
+        self.by, self.at = by, ""
+        self.votes, self.need = tuple(votes), need
+
+
+class NotAsked(AnswerRefused):
+    """Somebody answered who may not: it was asked of others, or takes a name."""
+
+    def __init__(self, wait: str, *, by: str | None, may: Sequence[str]) -> None:
+        who = f"{by} may not answer this" if by else "say who answers, with by="
+        super().__init__(wait, f"{who}; it is asked of {', '.join(may) or 'people by name'}")
+        self.by = by
+        self.may = tuple(may)
+
+
+class ContextReadOnly(KedgeError, TypeError):
+    """Agent code changed its context in place, past the record. Nothing changed."""
+
+    def __init__(self, entry: str | None = None) -> None:
+        super().__init__(f"run.context is read-only; change it with run.update({entry or 'name'}=…)")
+        self.entry = entry
+
+
+class ContextStale(KedgeError):
+    """A change of a context that rests on an older version of it; nothing changed. `changes` is what is new since."""
+
+    def __init__(self, run: str, *, saw: int, version: int, changes: Sequence[Any]) -> None:
+        told = "; ".join(map(str, changes)) or "nothing that is there now"
+        super().__init__(
+            f"{run}: the context is at version {version}, and {saw} was seen; since then: {told}; look again, and "
+            f"say saw={version}"
+        )
+        self.run = run
+        self.saw = saw
+        self.version = version
+        self.changes = tuple(changes)
 
 
 class WebhookFailed(KedgeError):
@@ -540,8 +634,10 @@ class RunWaiting(RunError):
 class RunPaused(RunWaiting):
     """Somebody paused the run."""
 
-    def __init__(self, run: str) -> None:
-        super().__init__(run, (), why="somebody to resume it; it is paused")
+    def __init__(self, run: str, because: str | None = None) -> None:
+        told = f" ({because})" if because else ""
+        super().__init__(run, (), why=f"somebody to resume it; it is paused{told}")
+        self.because = because
 
 
 class RunDiverged(RunWaiting):

@@ -45,7 +45,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, shell
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("kedge re", ["resume", "replay", "rewind"]),
+        ("kedge re", ["resume", "retry", "replay", "rewind"]),
         ("kedge rewind claim_17 --to 9", ["9:before", "9:after"]),
         ("kedge fork claim_17 --at 2:", ["2:before", "2:after"]),
         ("kedge undo claim_16 --step ", ["1"]),

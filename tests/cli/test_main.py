@@ -27,6 +27,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         move_in(folder, monkeypatch)
         open_office()
+        assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "refund_20"]) == 3
         with kedge_open("kedge.db") as client:
             ensure(client)  # as a worker does
         (folder / "broken.py").write_text("import kedge\n\nraise ValueError('not\\ntoday')\n", encoding="utf-8")
@@ -35,6 +36,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "missing.py").write_text("import nosuch_library\n", encoding="utf-8")
         (folder / "empty.py").write_text("", encoding="utf-8")
         (folder / "bad.json").write_text('{"id": 1,', encoding="utf-8")
+        (folder / "claims.toml").write_text('name = "claims"\n[[rules]]\ndeny = "delete_*"\n', encoding="utf-8")
         (folder / "binary").write_bytes(b"\xff\xfe\x00")
         (folder / "data").mkdir()
         (folder / "nothing.db").touch()
@@ -139,7 +141,7 @@ MISTAKES = [
     ("pause --agent nosuch", "nothing to pause: no run fits (agent nosuch)"),
     ("pause --status wating", "--status: 'wating' is not one of"),
     ("pause --since soon --all", "'soon' is no duration"),
-    ("pause --all", "pause 2 runs (claim_17, claim_18)? Nobody is here to say so; add --yes"),
+    ("pause --all", "pause 3 runs (claim_17, claim_18, refund_20)? Nobody is here to say so; add --yes"),
     ("cancel --failed --agent nosuch", "nothing to cancel: no run fits (failed, agent nosuch)"),
     ("resume", "resume what?"),
     ("send claim_17", "send: needs NAME"),

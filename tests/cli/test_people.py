@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from claims import call, move_in, on_terminal, open_office, plain_environment
 from kedge.cli.main import main
 from kedge.cli.people import urgency
 from kedge.runtime.views import Wait
+from kedge.runtime.waits import body_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -154,6 +156,117 @@ def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
     assert "claim_17:9  answered" in seen
     with kedge.open(str(office / "kedge.db")) as kd:
         assert [message.name for message in kd.store.messages("claim_17")] == ["kedge.answer"]
+
+
+# approvals ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refund(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A refund to which two managers have to agree."""
+    move_in(tmp_path, monkeypatch)
+    assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "r1"]) == 3
+    return tmp_path
+
+
+def goes_on(capsys: Capture) -> str:
+    return call(capsys, "run", "app.py:give_back", "--id", "r1", "-q").out
+
+
+def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path, capsys: Capture) -> None:
+    lines = call(capsys, "inbox").out.splitlines()
+    assert lines[0] == 'r1:1  refund(to="Ann", amount=400, note=null)'
+    assert lines[1] == "  amount is 400; at most 100 is allowed (rule large sums)"
+    assert lines[2].startswith("  asked of managers (max, mia, moe) ")
+    assert lines[3].startswith("  0 of 2 agreed; until 20")
+    assert lines[4] == "  kedge answer r1:1 approve  (or reject, edit --set amount=100, respond --value VALUE)"
+    main(["answer", "r1", "approve", "--by", "mia"])
+    assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 agreed (mia); until 20")
+    [wait] = json.loads(call(capsys, "inbox", "--to", "moe", "--json").out)
+    assert (wait["need"], wait["votes"], wait["rule"], wait["may"]) == (2, ["mia"], "large sums", ["max", "mia", "moe"])
+
+
+def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys: Capture) -> None:
+    found = call(capsys, "answer", "r1", "approve", "--by", "mia")
+    assert (found.code, found.out) == (0, "r1:1  approve, 1 of 2 agreed (mia)\n")
+    assert found.err == "1 more of max or moe has to agree; what is there is kept until then\n"
+    again = call(capsys, "answer", "r1", "approve", "--by", "mia")
+    assert (again.code, again.out) == (2, "")
+    assert again.err.startswith("kedge: r1:1: mia agreed already; 1 of 2")
+    found = call(capsys, "answer", "r1", "approve", "--by", "max")
+    assert found.out == "r1:1  approve, 2 of 2 agreed (mia, max)\n"
+    assert found.err.startswith("goes on when somebody runs it: ")
+    assert goes_on(capsys) == "gave 400 back to Ann\n"
+
+
+def test_the_agreement_so_far_is_data_too(refund: Path, capsys: Capture) -> None:
+    told = json.loads(call(capsys, "answer", "r1", "approve", "--by", "mia", "--json").out)
+    assert (told["answer"], told["agreed"]) == ("approve", ["mia"])
+
+
+def test_an_edit_names_the_arguments_that_change_and_is_typed_by_the_call(refund: Path, capsys: Capture) -> None:
+    edited = ("answer", "r1", "edit", "--by", "mia")
+    assert call(capsys, *edited, "--set", "amount=90", "--set", "to=42", "--set", "note=null").out == "r1:1  edit\n"
+    assert goes_on(capsys) == "gave 90 back to 42\n"
+
+
+def test_an_edit_can_be_json(refund: Path, capsys: Capture) -> None:
+    assert main(["answer", "r1", "edit", "--by", "mia", "--value", '{"amount": 50}']) == 0
+    assert goes_on(capsys) == "gave 50 back to Ann\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["edit"], "'edit' needs a value; as in --set amount=100"),
+        (["edit", "--set", "amount=much"], 'amount="much" does not fit; refund takes amount as integer'),
+        (["edit", "--set", "amont=1"], "'amont' is no argument of refund; it has to, amount, note"),
+        (["edit", "--set", "amount"], "'amount' is no name and value; write it as amount=100"),
+        (["edit", "--value", '{"amount": "x"}'], 'amount="x" does not fit; refund takes amount as integer'),
+        (["edit", "--value", "5"], "an edit gives arguments by name, as in amount=100"),
+        (["edit", "--value", "{}", "--set", "amount=1"], "--value and --set do not go together; choose one"),
+        (["approve", "--set", "amount=1"], "--set goes with edit"),
+        (["happened"], "'happened' is no answer to this; it takes approve, reject, edit, respond"),
+        (["approve", "--by", "zoe"], "zoe may not answer this; it is asked of max, mia, moe; --by says who answers"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(refund: Path, capsys: Capture, args: list[str], says: str) -> None:
+    found = call(capsys, "answer", "r1", *args, *([] if "--by" in args else ["--by", "mia"]))
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("kedge: r1")
+    assert says in found.err
+    assert found.err.count("\n") == 1
+    with kedge.open("kedge.db") as kd:
+        assert kd.store.messages("r1") == []
+
+
+def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> None:
+    clock = kedge.LeapingClock()
+    with kedge.open("kedge.db") as now:
+        clock.advance((now.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
+    with kedge.open("kedge.db", clock=clock) as kd:
+        kd.advance("r1")
+    lines = call(capsys, "inbox").out.splitlines()
+    assert re.fullmatch(r"  asked of directors \(dan, dora\) .*, passed on from managers", lines[2]), lines
+    assert call(capsys, "answer", "r1", "approve", "--by", "mia").code == 2
+    shown = call(capsys, "show", "r1").out
+    assert "asked of directors (dan, dora), 0 of 2 agreed, passed on from managers" in shown
+    assert "asked managers by rule large sums: nobody answered in time" in shown
+
+
+def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) -> None:
+    me = [sys.executable, "-m", "kedge", "answer", "r1"]
+    env = plain_environment(NO_COLOR="1")
+    code, seen = on_terminal(me, cwd=refund, env=env)
+    assert (code, "r1:1: is asked of managers (max, mia, moe); --by says who answers" in seen) == (2, True), seen
+    types = {"Enter: later": "edit amount=much\n", "as integer": "edit amount=70 'to=Bob B'\n"}
+    code, seen = on_terminal([*me, "--by", "mia"], cwd=refund, env=env, types=types)
+    assert code == 0, seen
+    assert "0 of 2 agreed" in seen
+    assert "edit amount=100; respond VALUE" in seen
+    with kedge.open(str(refund / "kedge.db")) as kd:
+        [message] = kd.store.messages("r1")
+        assert body_of(kd.log, message)["value"] == {"amount": 70, "to": "Bob B"}
 
 
 # say ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -104,6 +105,34 @@ async def beside(run: kedge.Run, n: int) -> int:
 async def patient(run: kedge.Run, name: str) -> Any:
     await run.sleep("30d")
     return await run.wait("paid")
+
+
+@kedge.tool(effect="idempotent", name="show_transfer")
+async def transfer(to: str, amount: int) -> str:
+    return f"{amount} to {to}"
+
+
+TRANSFERS = kedge.Contract(
+    "transfers",
+    [
+        kedge.rules.arguments("show_transfer", amount={"max": 5000}),
+        kedge.rules.arguments("show_transfer", amount={"max": 100}, name="large sums", ask="managers"),
+        kedge.rules.deny("show_transfer", name="two people", ask=kedge.Approval("directors", need=2)),
+        kedge.rules.arguments("update", route={"one_of": ["auto"]}),
+    ],
+    people={"managers": ["mia", "max"], "directors": ["dan", "dora"]},
+)
+
+
+@kedge.agent(name="show_judged", contract=TRANSFERS)
+async def judged(run: kedge.Run, amount: int) -> str:
+    for change in (run.call(transfer, "ann", 9000), run.update(route="none")):
+        with contextlib.suppress(kedge.Rejected):
+            await change
+    try:
+        return await run.call(transfer, "ann", amount)
+    except kedge.Rejected as rejected:
+        return rejected.code
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +297,90 @@ def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
     assert re.search(
         r"taken back to 2:before by mia: wrong\n +left behind ✓ 2 show_fetch\(claim=1\)\n +left behind ✓ 3", told
     )
+
+
+# what was judged ----------------------------------------------------------------------------------
+
+
+def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.start(judged, 400, id="judged_1")
+        kd.advance("judged_1")
+        assert "  next    kedge answer judged_1:2 approve  or reject, edit --set amount=100, respond" in show(
+            "judged_1"
+        )
+        kd.answer("judged_1", "edit", value={"amount": 300}, by="mia", comment="not so much")
+        kd.advance("judged_1")
+        kd.answer("judged_1", "approve", by="dan")
+        told = show("judged_1")
+        assert re.search(
+            r'  waits   show_transfer\(to="ann", amount=300\)\n'
+            r"          .*\(rule two people\)\n"
+            r"          asked of directors \(dan, dora\), 1 of 2 agreed \(dan\)\n"
+            r"  next    kedge answer judged_1:2 approve  or",
+            told,
+        ), told
+        kd.answer("judged_1", "approve", by="dora")
+        kd.advance("judged_1")
+    told = show("judged_1")
+    assert f"  judged by contract transfers, 4 rules, {TRANSFERS.digest[:8]}\n" in told
+    assert re.search(
+        r'✗ 1  show_transfer\(to="ann", amount=9000\)\n'
+        r" +rejected by rule arguments show_transfer: amount is 9000; at most 5000 is\n +allowed\n",
+        told,
+    )
+    assert '  change rejected by rule arguments update route="none": route is "none";' in told
+    assert re.search(
+        r'✓ 2  show_transfer\(to="ann", amount=300\) → 300 to ann\n'
+        r" +asked managers by rule large sums\n"
+        r" +edited by mia: amount 400 → 300 “not so much”\n"
+        r" +asked directors by rule two people: dan, dora agreed\n",
+        told,
+    ), told
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "line"),
+    [
+        ("reject", None, "asked managers by rule large sums: mia said no “why?”"),
+        ("respond", "ask her", "asked managers by rule large sums: mia answered instead: ask her “why?”"),
+    ],
+)
+def test_who_said_no_or_something_else_is_told(store: Path, show: Any, verb: Any, value: Any, line: str) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.start(judged, 400, id=f"judged_{verb}")
+        kd.advance(f"judged_{verb}")
+        kd.answer(f"judged_{verb}", verb, value=value, by="mia", comment="why?")
+        kd.advance(f"judged_{verb}")
+    told = show(f"judged_{verb}")
+    assert "✗ 2  show_transfer" in told
+    assert line in told
+
+
+def test_what_somebody_skipped_or_gave_by_hand_says_who_and_why(store: Path, show: Any) -> None:
+    with kedge.open(str(store)) as kd:
+        for run in ("skipped_1", "overridden_1", "skipped_2"):
+            kd.start(review if run == "skipped_2" else judged, 400, id=run)
+            kd.advance(run)
+        kd.skip("skipped_1", "2", by="ops", because="it is late")
+        kd.override("overridden_1", "2", "by phone", by="ops", because="it was done")
+        kd.skip("skipped_2", "4", by="ops", because="it is late")
+        for run in ("skipped_1", "overridden_1", "skipped_2"):
+            kd.advance(run)
+    assert re.search(r"✗ 2  show_transfer.*\n +asked managers.*\n +skipped by ops: it is late\n", show("skipped_1"))
+    assert re.search(r"→ by phone\n.*\n +result given by ops “it was done”\n", show("overridden_1"))
+    assert "asks managers: Pay 80? → skipped by ops “it is late”" in show("skipped_2")
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_what_was_judged_fits_the_terminal(
+    store: Path, show: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    with kedge.open(str(store)) as kd:
+        kd.start(judged, 400, id=f"narrow_{columns}")
+        kd.advance(f"narrow_{columns}")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, show(f"narrow_{columns}").splitlines())) <= columns
 
 
 # the family ---------------------------------------------------------------------------------------

@@ -371,3 +371,103 @@ def test_the_document_is_plain_json_with_everything_in_it(processes: Processes) 
     assert steps[2]["waits"][0]["answer"] == {"kind": "approve", "value": None}
     assert document["entries"][0]["data"] == {"input": 80}
     assert "state" not in document
+
+
+# what was judged ----------------------------------------------------------------------------------
+
+
+@kedge.tool(effect="idempotent", name="tl_transfer")
+async def transfer(to: str, amount: int) -> str:
+    return f"{amount} to {to}"
+
+
+@kedge.agent(
+    name="tl_judged",
+    contract=kedge.Contract(
+        "judged",
+        [
+            kedge.rules.arguments("tl_transfer", amount={"max": 5000}),
+            kedge.rules.arguments(
+                "tl_transfer",
+                amount={"max": 100},
+                name="large sums",
+                ask=kedge.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h")]),
+            ),
+        ],
+        people={"managers": ["mia", "max"], "directors": ["dan", "dora"]},
+    ),
+)
+async def judged(run: kedge.Run, amount: int) -> str:
+    try:
+        return await run.call(transfer, "ann", amount)
+    except kedge.StepFailed as failed:
+        return str(failed)
+
+
+def asked(processes: Processes, amount: int = 400) -> kedge.Client:
+    kd = processes.new()
+    kd.start(judged, amount, id="r")
+    kd.advance("r")
+    return kd
+
+
+def test_a_rejection_has_the_verdict_of_its_contract_and_its_words(processes: Processes) -> None:
+    kd = asked(processes, 9000)
+    step = found(timeline(kd.log, "r"), "1")
+    assert step.rejected is not None
+    assert (step.rejected.rule, step.rejected.code) == ("arguments tl_transfer", "argument_refused")
+    assert (step.status, step.ended_by, step.is_skipped) == ("failed", None, False)
+    assert step.failure is not None
+    assert step.failure.message == "amount is 9000; at most 5000 is allowed"
+
+
+def test_what_people_changed_is_a_part_of_the_step_and_counts(processes: Processes) -> None:
+    kd = asked(processes)
+    for verb, by, value in (("approve", "mia", None), ("edit", "max", {"amount": 300}), ("approve", "mia", None)):
+        kd.answer("r", verb, by=by, value=value, comment=f"{by} says so")  # type: ignore[arg-type]
+        kd.advance("r")
+    step = found(timeline(kd.log, "r"), "1")
+    assert (step.status, step.output) == ("done", "300 to ann")
+    assert (step.arguments, step.given) == ({"to": "ann", "amount": 400}, {"to": "ann", "amount": 300})
+    [edit] = step.edits
+    assert (edit.by, edit.comment, edit.stands) == ("max", "max says so", True)
+    assert {name: tuple(pair) for name, pair in edit.changed.items()} == {"amount": (400, 300)}
+    first, second = step.waits
+    assert ([vote.by for vote in first.votes], first.how, first.by) == (["mia"], "answered", "max")
+    assert [vote.by for vote in second.votes] == ["max", "mia"]
+    assert (second.need, second.rule, second.may) == (2, "large sums", ("max", "mia"))
+    assert second.reason == "amount is 300; at most 100 is allowed"
+    document = json.loads(json.dumps(timeline(kd.log, "r").document()))
+    [told] = [entry for entry in document["entries"] if "number" in entry]
+    assert (told["edits"][0]["by"], told["edits"][0]["arguments"]) == ("max", {"to": "ann", "amount": 300})
+    assert [vote["by"] for vote in told["waits"][1]["votes"]] == ["max", "mia"]
+    assert told["verdict"]["ruling"] == "ask"
+
+
+def test_an_edit_that_the_contract_rejects_changes_nothing(processes: Processes) -> None:
+    kd = asked(processes)
+    kd.answer("r", "edit", by="mia", value={"amount": 9000})
+    kd.advance("r")
+    step = found(timeline(kd.log, "r"), "1")
+    [edit] = step.edits
+    assert (edit.stands, edit.failure.message) == (False, "amount is 9000; at most 5000 is allowed")
+    assert step.given == {"to": "ann", "amount": 400}
+    assert step.waits[-1].how is None, "the question stands"
+
+
+def test_a_question_that_is_passed_on_is_a_wait_for_each_who_were_asked(processes: Processes) -> None:
+    kd = asked(processes)
+    processes.clock.advance(3600)
+    kd.advance("r")
+    tl = timeline(kd.log, "r")
+    rounds = [(wait.to, wait.how, wait.round) for wait in found(tl, "1").waits]
+    assert rounds == [(("managers",), "expired", 0), (("directors",), None, 1)]
+    assert [wait.to for wait in tl.waits] == [("directors",)]
+
+
+def test_a_step_that_somebody_skipped_says_who(processes: Processes) -> None:
+    kd = asked(processes)
+    kd.skip("r", "1", by="ops", because="it is late")
+    kd.advance("r")
+    step = found(timeline(kd.log, "r"), "1")
+    assert (step.is_skipped, step.ended_by, step.waits[-1].how) == (True, "ops", "voided")

@@ -720,3 +720,132 @@ def test_a_step_at_work_says_that_it_is_not_over_or_that_its_process_is_gone() -
 
 def test_a_step_that_there_is_not_has_no_story() -> None:
     assert why(read(), "7") == []
+
+
+# what was judged ----------------------------------------------------------------------------------
+
+BOUND: Told = e.ContractBound(at=at(0), digest="f9LOXogF-rest", name="claims"), {"contract": {"rules": []}}
+BEGUN = (taken(0), BOUND)
+
+
+def verdict(ruling: Any, rule: str | None = "large sums", code: str | None = None) -> e.Verdict:
+    return e.Verdict(ruling=ruling, rule=rule, code=code, contract="f9LOXogF-rest")
+
+
+def intended(seconds: float, judged: e.Verdict | None, amount: int = 5000, failure: Failure | None = None) -> Told:
+    event = e.StepIntended(at=at(seconds), step="1", sort="tool", name="pay", effect="at_most_once", verdict=judged)
+    return event, {"arguments": {"amount": amount}, **({} if failure is None else {"failure": failure})}
+
+
+def put(seconds: float, to: str = "managers", amount: int = 5000, **more: Any) -> Told:
+    event = e.WaitOpened(
+        at=at(seconds), step="1", waits_for="answer", name="approve", to=(to,), rule="large sums",
+        digest=f"{to}{amount}{seconds}", **more,
+    )  # fmt: skip
+    reason = f"amount is {amount}; at most 1000 is allowed"
+    may = {"managers": ["max", "mia"], "directors": ["dora"]}[to]
+    return event, {
+        "reason": reason,
+        "may": may,
+        "contract": "f9LOXogF-rest",
+        "prompt": f"pay({amount}): {reason}. Do it?",
+    }
+
+
+def rejection(message: str, **details: Any) -> Failure:
+    return Failure("error", "kedge.Rejected", (), message, details=details)
+
+
+def test_a_rejection_is_told_with_its_rule_its_contract_and_what_would_be_allowed() -> None:
+    failure = rejection("amount is 5000; at most 1000 is allowed", allowed={"amount": {"max": 1000}})
+    tl = read(*BEGUN, intended(1, verdict("reject", "small sums", "argument_refused"), failure=failure))
+    assert why(tl, "1")[-2:] == [
+        "The contract claims (f9LOXogF) rejected it by its rule “small sums” (argument_refused): “amount is 5000; at "
+        'most 1000 is allowed”. What it would allow is {"amount":{"max":1000}}.',
+        "Nothing was done.",
+    ]
+    assert why(tl, "1")[0].startswith("Step 1 was to call pay on 2 March 2026")
+
+
+def test_what_was_accepted_says_by_which_contract() -> None:
+    tl = read(*BEGUN, intended(1, verdict("accept", None)), begun("1", 1), returned("1", 2, "paid"))
+    assert "The contract claims (f9LOXogF) accepted it." in why(tl, "1")
+
+
+def test_votes_an_edit_and_the_votes_after_it_are_told_in_order() -> None:
+    edited = e.StepEdited(at=at(60), step="1", by="max", verdict=verdict("ask"))
+    tl = read(
+        *BEGUN, intended(1, verdict("ask")), put(1, need=2, deadline=at(3600)),
+        (e.WaitVoted(at=at(30), step="1", by="mia"), {"comment": "a roof is a roof"}),
+        closed("1", 60, answer("edit", {"amount": 2000}), by="max"),
+        (edited, {"arguments": {"amount": 2000}, "changed": {"amount": [5000, 2000]}, "comment": "too much"}),
+        put(60, amount=2000, need=2), (e.WaitVoted(at=at(60), step="1", by="max"), None),
+        (e.WaitVoted(at=at(90), step="1", by="mia"), None), closed("1", 90, answer("approve"), by="mia"),
+        begun("1", 90), returned("1", 91, "paid 2000"),
+    )  # fmt: skip
+    assert why(tl, "1")[2:4] == [
+        "The contract claims (f9LOXogF) wanted people to be asked, by its rule “large sums”: “amount is 5000; at most "
+        "1000 is allowed”. It was put to managers (max and mia) at 09:00:01, until 10:00:00; 2 of them had to agree. "
+        "Mia agreed at 09:00:30, with the words “a roof is a roof”. Max changed amount from 5000 to 2000 at 09:01:00, "
+        "with the words “too much”. What had been agreed to until then counted no more. The contract claims (f9LOXogF) "
+        "wanted people to be asked, by its rule “large sums”: “amount is 2000; at most 1000 is allowed”. It was put to "
+        "managers (max and mia) at 09:01:00; 2 of them had to agree. Max agreed at 09:01:00. Mia agreed at 09:01:30.",
+        "It returned “paid 2000” after 1 second.",
+    ]
+
+
+def test_a_question_that_was_passed_on_says_to_whom_and_who_said_no() -> None:
+    failure = rejection("dora said no: too much", by="dora")
+    tl = read(
+        *BEGUN, intended(1, verdict("ask")), put(1, deadline=at(3600)), put(3600, "directors", round=1),
+        closed("1", 3700, answer("reject"), by="dora", comment="too much"),
+        (e.StepEnded(at=at(3700), step="1", outcome="failed", by="dora"), {"failure": failure}),
+    )  # fmt: skip
+    assert why(tl, "1")[-2:] == [
+        "The contract claims (f9LOXogF) wanted people to be asked, by its rule “large sums”: “amount is 5000; at most "
+        "1000 is allowed”. It was put to managers (max and mia) at 09:00:01, until 10:00:00. None of them had answered "
+        "at 10:00:00, after 59 minutes and 59 seconds. So it was passed on to directors (dora) at 10:00:00. Dora said "
+        "no at 10:01:40, after 1 minute and 40 seconds, with the words “too much”.",
+        "Nothing was done.",
+    ]
+
+
+def test_an_edit_that_was_rejected_leaves_the_question_open() -> None:
+    edited = e.StepEdited(at=at(60), step="1", by="mia", verdict=verdict("reject", "the most", "argument_refused"))
+    values = {"arguments": {"amount": 9000}, "changed": {"amount": [5000, 9000]}, "failure": rejection("at most 6000")}
+    tl = read(*BEGUN, intended(1, verdict("ask")), put(1, need=2), (edited, values))
+    assert why(tl, "1")[-2].endswith(
+        "Mia changed amount from 5000 to 9000 at 09:01:00. That was rejected by the rule “the most”: “at most 6000”, "
+        "and the question stood."
+    )
+    assert why(tl, "1")[-1] == "Nothing is done until 2 of managers agree."
+
+
+def test_a_verdict_that_came_after_the_answer_is_told_after_it() -> None:
+    tl = read(
+        *BEGUN, intended(1, verdict("ask")), put(1), closed("1", 60, answer("approve"), by="mia"),
+        (
+            e.StepEnded(at=at(60), step="1", outcome="failed", verdict=verdict("reject", "budget", "budget_spent")),
+            {"failure": rejection("the budget is spent")},
+        ),
+    )  # fmt: skip
+    assert why(tl, "1")[-2].endswith(
+        "Mia agreed at 09:01:00, after 59 seconds. After that, the contract claims (f9LOXogF) rejected it by its rule "
+        "“budget” (budget_spent): “the budget is spent”."
+    )
+
+
+def test_a_step_that_was_skipped_or_overridden_says_who_and_why() -> None:
+    skipped = Failure("error", "kedge.Skipped", (), "skipped by ops: it is late", details={"by": "ops"})
+    ended = e.StepEnded(at=at(2), step="1", outcome="failed", by="ops")
+    tl = read(taken(0), tool("1", "pay", 1), (ended, {"failure": skipped}))
+    assert why(tl, "1")[-2:] == ["It was skipped by ops: it is late.", "Nothing was done."]
+    tl = read(
+        tool("1", "pay", 1), (e.StepOverridden(at=at(2), step="1", by="ops"), {"output": 7, "because": "by phone"})
+    )
+    assert "Its result was given by hand, by ops: 7, with the words “by phone”." in why(tl, "1")
+
+
+def test_a_run_that_its_contract_paused_says_so() -> None:
+    tl = read((e.RunPaused(at=at(9), by="contract"), {"because": "10 in a row"}))
+    assert "The run was paused at 09:00:09 by its contract, because “10 in a row”." in why(tl)[0]

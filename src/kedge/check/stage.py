@@ -5,6 +5,7 @@ Nothing of it reaches outside, but for the tools that somebody wants to be real.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -303,9 +304,18 @@ class Stage(World):
                 return True
         answer: Any = verb
         try:
-            client.answer(wait.id, answer, value=value, by="rehearsal")
-            if kind == "twice":
-                client.answer(wait.id, answer, value=value, by="somebody else")
+            people = _people(wait)
+            for by in people[: wait.need if answer == "approve" else 1]:
+                client.answer(wait.id, answer, value=value, by=by)
         except KedgeError:
-            return kind in ("twice", "late")
+            return kind == "late"
+        if kind == "twice":
+            with contextlib.suppress(KedgeError):
+                client.answer(wait.id, answer, value=value, by=people[-1])
         return True
+
+
+def _people(wait: Wait) -> list[str]:
+    """Who answers in a rehearsal: those who may and have not yet, or as many as are needed where anybody may."""
+    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "somebody else"]
+    return [name for name in (anybody if wait.may is None else wait.may) if name not in wait.votes]

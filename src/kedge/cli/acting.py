@@ -1,4 +1,4 @@
-"""The commands that act on runs: `pause`, `resume`, `cancel` on one or on many, `send` and `set` on one."""
+"""The commands that act on runs: `pause`, `resume`, `cancel` on one or on many, `send` on one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from kedge.cli.exits import Exit, Told
 from kedge.cli.people import refuse_deaf
 from kedge.cli.selecting import Selection, select, selecting
-from kedge.cli.shell import Shell, command, pair, run_argument, somebody, value_of
+from kedge.cli.shell import Shell, command, run_argument, somebody, value_of
 from kedge.errors import KedgeError
 from kedge.model import events as e
 from kedge.runtime.views import Listed
@@ -38,8 +38,8 @@ class Outcome(NamedTuple):
     refused: str | None = None
 
 
-_because: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
-_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
+because_option: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
+by_option: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
 
 
 def _act(shell: Shell, act: Act, selection: Selection, *, dry_run: bool, yes: bool) -> Exit | None:
@@ -110,8 +110,8 @@ def _refuse_ended(run: Listed) -> None:
 
 @command("pause")
 @selecting
-@_because
-@_by
+@because_option
+@by_option
 def pause_command(
     shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
 ) -> Exit | None:
@@ -130,7 +130,7 @@ def pause_command(
 
     def do(run: str) -> str:
         shell.client.pause(run, because=because, by=by or somebody())
-        return "paused, at its next step" if _is_held(shell, run) else "paused"
+        return "paused, at its next step" if is_held(shell, run) else "paused"
 
     return _act(shell, Act("pause", LIVE[:3], plan, do), selection, dry_run=dry_run, yes=yes)
 
@@ -138,8 +138,8 @@ def pause_command(
 @command("cancel")
 @selecting
 @click.option("--compensate", is_flag=True, help="Undo what they did, in reverse order.")
-@_because
-@_by
+@because_option
+@by_option
 def cancel_command(
     shell: Shell,
     selection: Selection,
@@ -164,20 +164,21 @@ def cancel_command(
 
     def do(run: str) -> str:
         shell.client.cancel(run, compensate=compensate, because=because, by=by or somebody())
-        if _is_held(shell, run):
+        if is_held(shell, run):
             return "cancelled, at its next step"
-        return f"cancelled when it is run next: {_goes_on(shell, run)}"
+        return f"cancelled when it is run next: {goes_on(shell, run)}"
 
     return _act(shell, Act("cancel", LIVE, plan, do), selection, dry_run=dry_run, yes=yes)
 
 
-def _is_held(shell: Shell, run: str) -> bool:
+def is_held(shell: Shell, run: str) -> bool:
     """Whether somebody is at it right now."""
     head = shell.client.store.head(run)
     return head is not None and head.holder is not None and shell.client.store.lives(head.holder)
 
 
-def _goes_on(shell: Shell, run: str) -> str:
+def goes_on(shell: Shell, run: str) -> str:
+    """What to type to let a run go on."""
     return shell.goes_on(run, shell.client.state(run).agent)
 
 
@@ -186,8 +187,8 @@ def _goes_on(shell: Shell, run: str) -> str:
 
 @command("resume", app=True)
 @selecting
-@_because
-@_by
+@because_option
+@by_option
 def resume_command(
     shell: Shell, selection: Selection, dry_run: bool, yes: bool, because: str | None, by: str | None
 ) -> Exit | None:
@@ -205,7 +206,7 @@ def resume_command(
 
     def do(run: str) -> str:
         said = shell.client.resume(run, because=because, by=by or somebody())
-        return f"{said}; to go on: {_goes_on(shell, run)}"
+        return f"{said}; to go on: {goes_on(shell, run)}"
 
     act = Act("resume", ("paused", "failed", "running", "waiting"), plan, do)
     return _act(shell, act, selection, dry_run=dry_run, yes=yes)
@@ -218,23 +219,23 @@ def _need(shell: Shell, run: Listed) -> str:
         raise Told(f"is over ({run.status}); start another")
     facts = client.state(run.run).fold.facts
     if facts.cancelling:
-        raise Told(f"is being cancelled; to let it end: {_goes_on(shell, run.run)}")
+        raise Told(f"is being cancelled; to let it end: {goes_on(shell, run.run)}")
     if run.status in ("paused", "failed"):
         return f"it {'is paused' if run.status == 'paused' else 'failed'}"
     if facts.mend:
         diverged = isinstance(client.log.event(run.run, facts.mend), e.RunDiverged)
         return "its code and its record disagreed" if diverged else "its record was repaired"
     if run.status == "running":
-        if _is_held(shell, run.run):
+        if is_held(shell, run.run):
             raise Told("is being run right now; nothing holds it back")
         return "its process is gone"
     if run.status == "queued":
-        raise Told(f"is queued and nothing holds it back; to run it: {_goes_on(shell, run.run)}")
+        raise Told(f"is queued and nothing holds it back; to run it: {goes_on(shell, run.run)}")
     what = ", ".join(f"{wait.waits_for} {wait.id}" for wait in client.info(run.run).waits) or "its time"
     raise Told(f"waits for {what}; `kedge inbox` says how to answer")
 
 
-# send, set ----------------------------------------------------------------------------------------
+# send -------------------------------------------------------------------------------------------
 
 
 @command("send", json=False)
@@ -242,7 +243,7 @@ def _need(shell: Shell, run: Listed) -> str:
 @click.argument("name")
 @click.argument("body", required=False)
 @click.option("--id", "message", metavar="ID", help="Its id: the same id again counts once.")
-@_by
+@by_option
 def send_command(shell: Shell, run: str, name: str, body: str | None, message: str | None, by: str | None) -> None:
     """Send a run a message. It waits there until the run asks for its name. BODY is JSON, text, @FILE or -.
 
@@ -251,29 +252,5 @@ def send_command(shell: Shell, run: str, name: str, body: str | None, message: s
     """
     refuse_deaf(shell, shell.run(run))
     shell.client.send(run, name, value_of(body), id=message, by=by or somebody())
-    said = "taken by whoever runs it" if _is_held(shell, run) else f"to go on: {_goes_on(shell, run)}"
+    said = "taken by whoever runs it" if is_held(shell, run) else f"to go on: {goes_on(shell, run)}"
     shell.note(f"{run}: {name} sent; {said}")
-
-
-@command("set", json=False, app=True)
-@run_argument
-@click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option("--unset", metavar="NAME", multiple=True, help="Take an entry out. May be repeated.")
-@_by
-def set_command(shell: Shell, run: str, changes: tuple[str, ...], unset: tuple[str, ...], by: str | None) -> None:
-    """Change entries of a run's context; its code sees that when its next step returns.
-
-    \b
-      kedge set claim_17 route=manager limit=500
-    """
-    given = dict(map(pair, changes))
-    if not given and not unset:
-        raise Told(f"{run}: set what? Write name=value, or --unset name")
-    if both := [name for name in unset if name in given]:
-        raise Told(f"{both[0]}: is set and unset at once; leave one of them out")
-    if own := [name for name in given if name in ("by", "unset")]:
-        raise Told(f"{own[0]}: cannot be set from here; set it in the agent, with run.update")
-    shell.run(run)
-    shell.load_app()
-    shell.client.set(run, by=by or somebody(), unset=unset, **given)
-    shell.note(f"{run}: {', '.join([*given, *unset])} changed; its code sees it when its next step returns")

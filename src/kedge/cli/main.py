@@ -48,6 +48,11 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "cancel": "end, and undo if asked",
         "send": "send a run a message",
         "set": "change a run's context",
+        "override": "give a step its result",
+        "skip": "do without a step",
+        "retry": "now, not after a backoff",
+        "note": "a remark on the record",
+        "prioritize": "which goes first",
     },
     "time": {
         "replay": "its code, on its record",
@@ -57,6 +62,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "export": "a run as a file",
     },
     "keep": {
+        "contract": "check, show, rejudge",
         "store": "doctor, prune, repair",
         "completion": "for your shell",
     },
@@ -76,11 +82,13 @@ MODULES: Final = {
         "kedge.cli.diff": "diff",
         "kedge.cli.find": "find",
         "kedge.cli.people": "inbox answer say",
-        "kedge.cli.acting": "pause resume cancel send set",
+        "kedge.cli.acting": "pause resume cancel send",
+        "kedge.cli.intervening": "set override skip retry note prioritize",
         "kedge.cli.times": "fork rewind undo",
         "kedge.cli.replay": "replay",
         "kedge.cli.exporting": "export",
         "kedge.cli.keeping": "verify store",
+        "kedge.cli.contract": "contract",
         "kedge.cli.completion": "completion",
     }.items()
     for name in names.split()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, cast
 
 import click
+from rich.console import Console
 from rich.text import Text
 
-from kedge.cli import paint
+from kedge.cli import asking, paint
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
-from kedge.errors import AlreadyAnswered, AnswerRefused
-from kedge.runtime import terminal
+from kedge.cli.wording import listed
+from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from kedge.history.timeline import timeline
+from kedge.runtime import editing, terminal
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from kedge.store.base import ENDED
@@ -48,40 +52,79 @@ def _commands(wait: Wait) -> list[tuple[str, ...]]:
     takes: list[tuple[str, ...]] = []
     for verb in verbs:
         takes += [(verb,)] if verb not in _NEEDS_VALUE else []
-        takes += [(verb, "--value", "VALUE")] if verb in (*_NEEDS_VALUE, "happened") else []
+        if verb == "edit" and wait.rule is not None:
+            takes.append((verb, "--set", editing.example(wait)))
+        elif verb in (*_NEEDS_VALUE, "happened"):
+            takes.append((verb, "--value", "VALUE"))
     return [("answer", wait.id, *words) for words in (*chosen, *takes)]
 
 
 def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
     """A wait: what is asked, of whom, until when, and what to type."""
-    show = (shell.err if err else shell.out).print
-    now = shell.client.clock.now_us()
+    out = shell.err if err else shell.out
+    show, now = out.print, shell.client.clock.now_us()
+    if wait.rule is not None:
+        for line in _approval(shell, wait, out.width, now):
+            show(line, soft_wrap=True)
+        _print_commands(shell, wait, out)
+        return
     what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
     head = Text().append(wait.id, style="bold cyan").append(f"  {wait.prompt or f'waits for {what}'}", style="bold")
     show(head, soft_wrap=True)
     asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
     about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
-    if wait.deadline_us is not None:
-        left = wait.deadline_us - now
-        style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
-        said = f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})"
-        about.append("; ", style="dim").append(said, style=style)
+    if (until := _until(wait, now)) is not None:
+        about.append("; ", style="dim").append_text(until)
     show(about, soft_wrap=True)
     if (would := intended(wait)) is not None:
         show(Text(f"  about {would}"), soft_wrap=True)
+    _print_commands(shell, wait, out)
+
+
+def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
+    """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
+    head = Text().append(wait.id, style="bold cyan").append("  ")
+    yield from paint.wrapped(head, Text(asking.call_of(wait.intention), style="bold"), width)
+    rule = asking.by_rule(wait.rule)
+    reason = Text(wait.reason or f"{wait.run} wants to do this").append(f" ({rule})" if rule else "", style="dim")
+    asked = Text(f"asked of {asking.whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    if wait.round:
+        asked.append(f", {asking.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
+    voted, until = Text(asking.agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
+    if until is not None:
+        voted.append("; " if voted else "", style="dim").append_text(until)
+    for line in (reason, asked, voted):
+        yield from paint.wrapped(Text("  "), line, width) if line else ()
+
+
+def _until(wait: Wait, now: int) -> Text | None:
+    if wait.deadline_us is None:
+        return None
+    left = wait.deadline_us - now
+    style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
+    return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
+
+
+def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
+    """What can be typed, on a line that can be copied; what else could be, beside it or below."""
     first, *others = _commands(wait)
     line = Text().append(f"  {shell.typed(*first)}", style="green")
-    if others:
-        line.append(f"  (or {_others(others)})", style="dim")
-    show(line, soft_wrap=True)
+    also = Text(f"(or {_others(others)})", style="dim") if others else Text()
+    if line.cell_len + also.cell_len + 2 <= out.width:
+        out.print(line.append("  " * bool(others)).append_text(also), soft_wrap=True)
+        return
+    out.print(line, soft_wrap=True)
+    for each in paint.wrapped(Text("  "), also, out.width):
+        out.print(each, soft_wrap=True)
 
 
 def _others(commands: list[tuple[str, ...]]) -> str:
     """What else can be answered, without the words that all have in common."""
     bare = [words[2] for words in commands if len(words) == 3]
-    chosen = [" ".join(words[2:]) for words in commands if len(words) > 3 and words[-1] != "VALUE"]
+    edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
+    chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
     valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
-    return ", ".join([*chosen, *bare, *([f"{valued} --value VALUE"] if valued else [])])
+    return ", ".join([*chosen, *bare, *edits, *([f"{valued} --value VALUE"] if valued else [])])
 
 
 def intended(wait: Wait) -> str | None:
@@ -90,10 +133,7 @@ def intended(wait: Wait) -> str | None:
     if not isinstance(found, dict):
         return None
     told = cast("dict[str, Any]", found)
-    if (wait.prompt or "").startswith(f"{told.get('tool')}("):
-        return None
-    inside = paint.arguments(told["arguments"], 400) if "arguments" in told else f"step {told.get('step')}"
-    return f"{told.get('tool')}({inside})"
+    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else asking.call_of(told)
 
 
 def urgency(wait: Wait) -> tuple[bool, int, int]:
@@ -157,40 +197,92 @@ def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
 @click.argument("wait", metavar="WAIT_OR_RUN", shell_complete=complete_wait)
 @click.argument("verb", required=False, shell_complete=complete_verb)
 @click.option("--value", metavar="VALUE", help="What to answer: JSON, text, @FILE or - for stdin.")
+@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Edit one argument of the call; repeatable.")
 @click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
 @click.option("--comment", metavar="TEXT", help="Why, for the record and for the agent.")
 def answer_command(
-    shell: Shell, wait: str, verb: str | None, value: str | None, by: str | None, comment: str | None
+    shell: Shell,
+    wait: str,
+    verb: str | None,
+    value: str | None,
+    sets: tuple[str, ...],
+    by: str | None,
+    comment: str | None,
 ) -> None:
     """Answer what a run waits for. The run is enough where it waits for one thing; the first answer counts.
 
-    A question takes approve, reject, edit or respond. What is in doubt takes happened (with --value, what it
-    returned), not (it did not happen) or stop. On a terminal, without VERB, it asks you.
+    A question takes approve, reject, edit or respond. An edit of a call names only the arguments that change, by
+    --set or as JSON. What is in doubt takes happened (with --value, what it returned), not (it did not happen) or
+    stop. On a terminal, without VERB, it asks you.
 
     \b
       kedge answer claim_17 approve
       kedge answer claim_18:9 reject --by mia --comment "no receipt"
+      kedge answer refund_20 edit --set amount=100 --set to=Bob --by mia
     """
     run, waits = _open_waits(shell, wait)
+    by = by or somebody()
     if verb is None:
-        _ask(shell, wait, waits)
+        _ask(shell, wait, waits, by)
         verb = "answered"
     else:
         verb = _verb(verb)
         asked = waits[0] if len(waits) == 1 else None
         try:
-            shell.client.answer(wait, verb, value=_value(asked, value), by=by or somebody(), comment=comment)
+            given = _edit(asked, wait, verb, value, sets) if sets or (asked and asked.rule and verb == "edit") else None
+            given = _value(asked, value) if given is None else given
+            shell.client.answer(wait, verb, value=given, by=by, comment=comment)
         except AlreadyAnswered:
             raise
         except AnswerRefused as refused:
-            move = "add --value" if value is None and verb in _NEEDS_VALUE else "`kedge inbox` shows what is asked"
-            raise Told(f"{refused}; {move}") from refused
-    answered = ", ".join(each.id for each in waits) or wait
+            raise Told(f"{refused}{_move(refused, asked, verb, value)}") from refused
+    _tell_answered(shell, run, waits, wait, verb, by)
+
+
+def _tell_answered(shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None) -> None:
+    """What was answered, who takes it from here, and where several have to agree how many did."""
+    answered, asked = ", ".join(each.id for each in waits) or wait, waits[0] if len(waits) == 1 else None
+    now = next((each for each in shell.client.info(run).waits if asked is not None and each.id == asked.id), None)
+    voters = tuple(dict.fromkeys((*asked.votes, str(by)))) if asked is not None and verb == "approve" else ()
+    agreed = asking.agreement(asked.need, voters) if asked is not None and voters else ""
+    lacks = now is not None and agreed != "" and len(voters) < now.need
+    following = _lacks(now, voters) if lacks and now is not None else _next(shell, run)
     if shell.json:
-        shell.emit({"run": run, "wait": answered, "answer": verb, "by": by or somebody(), "next": _next(shell, run)})
+        told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
+        shell.emit({**told, "agreed": voters} if agreed else told)
         return
-    shell.out.print(Text().append(answered, style="bold cyan").append(f"  {verb}", style="green"))
-    shell.note(_next(shell, run))
+    line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
+    shell.out.print(line.append(f", {agreed}" if agreed else ""))
+    shell.note(following)
+
+
+def _lacks(wait: Wait, voters: Sequence[str]) -> str:
+    """Who has to agree yet; the votes of a run that nobody is at wait in its inbox."""
+    count = wait.need - len(voters)
+    others = [name for name in wait.may or () if name not in voters]
+    who = f" of {listed(others, 'or')}" if others else ""
+    return f"{count} more{who} {'has' if count == 1 else 'have'} to agree; what is there is kept until then"
+
+
+def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Sequence[str]) -> Any:
+    """An edit as it was typed: by name, or whole."""
+    if verb != "edit" or (asked is not None and asked.rule is None):
+        what = "--set goes with edit" if verb != "edit" else "this is no call with arguments; give --value"
+        raise Told(f"{wait}: {what}")
+    if value is not None and sets:
+        raise Told(f"{wait}: --value and --set do not go together; choose one")
+    if asked is None or (value is None and not sets):
+        return None
+    return editing.by_name(asked, sets) if sets else editing.checked(asked, _value(asked, value))
+
+
+def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | None) -> str:
+    """What to do about an answer that was refused, where that says nothing of it itself."""
+    if isinstance(refused, NotAsked):
+        return "; --by says who answers"
+    if verb == "edit" and asked is not None and asked.rule is not None:
+        return f"; as in --set {editing.example(asked)}" if "needs a value" in str(refused) else ""
+    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `kedge inbox` shows what is asked"
 
 
 def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
@@ -224,13 +316,16 @@ def _value(wait: Wait | None, given: str | None) -> Any:
     return found
 
 
-def _ask(shell: Shell, wait: str, waits: Sequence[Wait]) -> None:
+def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
     """Put the question to whoever sits here."""
     if not (terminal.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
         raise Told(f"{wait}: answer what? {takes or 'nothing is asked; `kedge inbox` shows what is'}")
     for each in waits:
-        if not terminal.ask_one(shell.client, each):
+        if not terminal.can_answer(shell.client, each, by):
+            said = f"{by} agreed already" if by in each.votes else f"is asked of {asking.whom(each.to, each.may)}"
+            raise Told(f"{each.id}: {said}; --by says who answers")
+        if not terminal.ask_one(shell.client, each, by=by):
             raise Told(f"{each.id}: not answered; it waits on")
 
 

@@ -15,11 +15,12 @@ import click
 import msgspec
 from rich.text import Text
 
-from kedge.cli import paint
+from kedge.cli import asking, moments, paint
 from kedge.cli.exits import Exit, Told
+from kedge.cli.moments import process
 from kedge.cli.people import commands
 from kedge.cli.shell import Shell, command, run_argument
-from kedge.cli.showing import VALUE_CHARS, WHOLE, Page, asked_of, process, reply_text
+from kedge.cli.showing import VALUE_CHARS, WHOLE, Page, asked_of, reply_text
 from kedge.errors import ValueErased
 from kedge.history import boundaries
 from kedge.history.boundaries import Place
@@ -35,6 +36,7 @@ from kedge.model import events as e
 from kedge.model.codec import plain
 from kedge.runtime import views
 from kedge.runtime.client import Client
+from kedge.runtime.waits import ANSWER
 from kedge.store.base import ENDED
 
 LOOK_SECONDS: Final = 0.25
@@ -141,7 +143,7 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         told.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
         yield "failed", [told.append(paint.brief(cause.message, 300))]
     if tl.held_back is not None:
-        yield "held", [page.told(tl.held_back)]
+        yield "held", [moments.told(page, tl.held_back)]
     waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]
     for step in tl.steps() if tl.ended_at is None else ():
         if step.status == "delayed" and step.delayed_until is not None:
@@ -179,6 +181,8 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
             yield Text("for a message ").append(wait.name, style="bold")
         case "child":
             yield Text("for ").append(wait.name, style="bold").append_text(_child(shell, wait.name))
+        case _ if wait.rule is not None:
+            yield from _approval(shell, page, wait)
         case _:
             yield Text(asked_of(wait), style="bold")
             about += [f"asked of {', '.join(wait.to)}"] if wait.to else []
@@ -187,6 +191,20 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
         about.append(f"until {paint.moment(wait.deadline)} ({paint.ago(wait.deadline, now)}){default}")
     if about:
         yield Text(", ".join(about), style="dim")
+
+
+def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
+    """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
+    yield Text(asking.call_of(wait.intention), style="bold")
+    rule = asking.by_rule(wait.rule)
+    yield Text(wait.reason or f"{page.timeline.run} wants to do this").append(f" ({rule})" if rule else "", style="dim")
+    voters = [vote.by for vote in wait.votes]
+    is_now = shell.client.log.head(page.timeline.run).seq == page.timeline.seq
+    for each in shell.client.info(page.timeline.run).waits if is_now else ():
+        voters = list(each.votes) if each.step == wait.step else voters
+    told = [f"asked of {asking.whom(wait.to, wait.may)}", asking.agreement(wait.need, voters)]
+    told.append(asking.passed_on(page.timeline.step(wait.step)) if wait.round else "")
+    yield Text(", ".join(filter(None, told)), style="dim")
 
 
 def _until(at_us: int, now_us: int) -> str:
@@ -212,7 +230,8 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
     if status in ("failed", "paused", "orphaned") or tl.held_back is not None:
         return [Text(shell.typed("resume", tl.run), style="bold green")]
     index = shell.client.store.index(tl.run)
-    if index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us:
+    is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
+    if is_due and not _is_only_voted(shell, tl, now_us):
         # Its time has come, or something came for it that it has not taken yet.
         due = "" if status == "queued" else "  it is due, and goes on when somebody runs it"
         return [Text.assemble((shell.goes_on(tl.run, tl.agent), "bold green"), (due, "dim"))]
@@ -228,6 +247,13 @@ def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
             line.append(f"  or {also}", style="dim")
         lines.append(line)
     return lines
+
+
+def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
+    """Whether nothing came but votes where others have to agree as well, which change nothing by themselves."""
+    came = shell.client.store.inbox(tl.run)
+    is_late = any(wait.deadline is not None and wait.deadline <= now_us for wait in tl.waits)
+    return bool(came) and not is_late and all(each.name == ANSWER and "#" in each.id for each in came)
 
 
 def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:

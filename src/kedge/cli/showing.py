@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from kedge.cli import paint
+from kedge.cli import asking, moments, paint
 from kedge.history.course import alike, is_answered, led_to
 from kedge.history.parts import Attempt, Entry, Moment, Step, Wait
 from kedge.history.prose import chain, entries_of
@@ -20,7 +20,7 @@ from kedge.history.timeline import Timeline
 from kedge.model import events as e
 from kedge.model.failure import Failure, Frame
 from kedge.runtime.models import text_of
-from kedge.runtime.waits import ANSWER, CHILD, COMMAND, SAID
+from kedge.runtime.waits import ANSWER, CHILD, COMMAND
 
 HEAD_MAX: Final = 15
 TAIL_MAX: Final = 35
@@ -151,7 +151,7 @@ class Page:
 
     def what(self, step: Step) -> Text:
         """The step as it would be written, in one line."""
-        given, name = step.arguments, Text.assemble((step.name, "bold"))
+        given, name = step.given, Text.assemble((step.name, "bold"))
         match step.sort:
             case "decision" if step.decision is not None:
                 return Text(self.value(step.decision.question) or "decision", style="italic")
@@ -213,6 +213,9 @@ class Page:
     def answered(self, wait: Wait) -> Text | None:
         if wait.how is None or (wait.waits_for == "time" and wait.how == "expired"):
             return None
+        if wait.how == "skipped":
+            told = Text(f"skipped by {wait.by or 'somebody'}", style="magenta")
+            return told.append(f" “{wait.comment}”", style="italic") if wait.comment else told
         if wait.how != "answered":
             counts = f", so {self.value(wait.default)}" if wait.how == "expired" and wait.default is not None else ""
             return Text.assemble(("nobody answered in time" if wait.how == "expired" else "given up", "yellow")).append(
@@ -242,8 +245,10 @@ class Page:
         if because:
             yield Text.assemble(("because ", "dim")).append(self.value(because), style="italic")
         yield from self.tries(step)
+        yield from asking.asked_lines(step)
+        yield from asking.ended_lines(step)
         for wait in step.waits:
-            if step.sort != "wait":
+            if step.sort != "wait" and wait.rule is None:
                 told = Text("asks: did it happen?", style="bold")
                 yield told if wait.waits_for == "settlement" else self.waits_for(wait)
                 if (answer := self.answered(wait)) is not None:
@@ -257,7 +262,9 @@ class Page:
         if step.adopted is not None:
             yield Text(f"not done again: the result of {step.adopted.key} was taken", style="cyan")
         if step.overridden_by is not None:
-            yield Text(f"result given by {step.overridden_by}", style="magenta")
+            because = step.overriding.get("because")
+            said = f" “{self.value(because)}”" if because else ""
+            yield Text.assemble((f"result given by {step.overridden_by}", "magenta"), (said, "italic"))
         if step.confirmed is False:
             yield Text("returned, but the world does not show it", style="red")
         if step.undone_by is not None:
@@ -295,7 +302,7 @@ class Page:
     # between steps ----------------------------------------------------------------------------
 
     def moment(self, moment: Moment, depth: int = 0) -> Iterator[Text]:
-        told = self.told(moment)
+        told = moments.told(self, moment)
         body = Text("  " * depth).append_text(told)
         yield from self.line(moment.at, "", Text(" "), "", body)
         for step in moment.left:
@@ -308,60 +315,6 @@ class Page:
                 .append_text(self.what(step))
             )
             yield from self.more(left, depth + 1)
-
-    def told(self, moment: Moment) -> Text:
-        """What happened, in one line."""
-        event, data = moment.event, moment.data
-        by = f" by {getattr(event, 'by', None)}" if getattr(event, "by", None) else ""
-        because = f": {self.value(data['because'])}" if data.get("because") else ""
-        match event:
-            case e.RunStarted():
-                return Text.assemble(("started", "bold")).append(
-                    f" with {self.value(data.get('input'))}" if data.get("input") is not None else ""
-                )
-            case e.RunForked():
-                return Text(f"forked{by} from {event.parent}, effects {event.effects}{because}", style="magenta")
-            case e.ForkMade():
-                return Text(f"forked{by} as {event.run}", style="magenta")
-            case e.RunTaken():
-                return Text(f"taken up by {process(event.holder)}{_build(event.build)}", style="blue")
-            case e.PlanMade():
-                return Text.assemble(("plan ", "dim")).append(" → ".join(event.stages))
-            case e.PlanReached():
-                return Text(f"── {event.stage}", style="bold cyan")
-            case e.NoteMade():
-                return Text.assemble(("note ", "dim")).append(self.value(data.get("note")), style="italic")
-            case e.ContextChanged():
-                changed = data.get("document", data.get("set"))
-                gone = f" without {', '.join(data['unset'])}" if data.get("unset") else ""
-                told = self.arguments(changed) + gone
-                return Text.assemble((f"context{by if event.by != 'agent' else ''} ", "dim")).append(told)
-            case e.MessageTaken():
-                name = "said" if event.name == SAID else f"message {event.name}"
-                return Text.assemble((f"{name}{by}: ", "cyan")).append(self.value(data.get("body")))
-            case e.RunRewound():
-                to = f" to {moment.left[0].number}:before" if moment.left else ""
-                return Text(f"taken back{to}{by}{because}", style="magenta")
-            case e.RunDiverged():
-                differ = f"recorded {data.get('recorded')}, found {data.get('found')}"
-                return Text(f"the code no longer fits at step {event.step}: {differ}", style="red")
-            case e.RunCompleted():
-                result = f" with {self.value(data['result'])}" if data.get("result") is not None else ""
-                return Text.assemble(("completed", "bold green")).append(result)
-            case e.RunFailed():
-                return Text("failed", style="bold red")
-            case e.RunPrioritized():
-                return Text(f"priority {event.priority}{by}", style="dim")
-            case e.FactDrawn():
-                return Text.assemble((f"{event.name} ", "dim")).append(self.value(data.get("value")))
-            case e.AttemptSettled():
-                return Text(
-                    f"what {event.key} left in doubt was settled{by}: {event.settlement.replace('_', ' ')}",
-                    style="cyan",
-                )
-            case _:
-                words = {"cancel.requested": "asked to end"}.get(moment.kind, moment.kind.partition(".")[2])
-                return Text(f"{words}{by}{because}", style=paint.STYLES.get(words, "magenta"))
 
     # the failure ------------------------------------------------------------------------------
 
@@ -468,17 +421,6 @@ def place(frame: Frame) -> str:
     file = Path(frame.file)
     short = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{short}:{frame.line} in {frame.function}"
-
-
-def process(holder: str) -> str:
-    """A holder as people know it."""
-    pid = holder.partition("-")[0]
-    return f"process {pid}" if pid.isdigit() else holder
-
-
-def _build(build: e.Build) -> str:
-    told = " ".join(filter(None, (build.version, build.commit)))
-    return f", build {told}" if told else ""
 
 
 def reply_text(reply: Any) -> str | None:

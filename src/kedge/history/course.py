@@ -6,8 +6,9 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import Any, Final
 
+from kedge.history.judged import Judged
 from kedge.history.parts import Attempt, Settled, Step, Wait
-from kedge.history.prose import Prose, counted, entries_of, lasted, ordinal, sentence, who
+from kedge.history.prose import counted, entries_of, lasted, ordinal, sentence, who
 from kedge.model.failure import Failure
 
 ATTEMPTS_MAX: Final = 6
@@ -19,7 +20,7 @@ _VERBS: Final = {
 }  # fmt: skip
 
 
-class Course(Prose):
+class Course(Judged):
     """Writes about what became of steps."""
 
     def __init__(self, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None]) -> None:
@@ -29,7 +30,7 @@ class Course(Prose):
     def course(self, step: Step) -> list[str]:
         told = [f"It was put off until {self.time(delay.until)}: {delay.because}" for delay in step.delays[:3]]
         told += self.tried(step)
-        for wait in step.waits:
+        for wait in (wait for wait in step.waits if wait.rule is None):
             if step.sort != "wait":
                 told.append(self.asked(wait))
             if wait.how is not None:
@@ -40,7 +41,9 @@ class Course(Prose):
             told.append(f"It was not done again, because the run {step.adopted.run} had done the same before")
             told.append(f"What that had returned was taken: {self.value(step.output)}")
         if step.overridden_by is not None:
-            told.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}")
+            because = step.overriding.get("because")
+            words = f", with the words {self.whole(because)}" if because else ""
+            told.append(f"Its result was given by hand, by {step.overridden_by}: {self.value(step.output)}{words}")
         if step.confirmed is not None:
             told.append(f"The world was looked at afterwards, and {'showed' if step.confirmed else 'did not show'} it")
         if step.drifts:
@@ -143,6 +146,9 @@ class Course(Prose):
         if wait.how == "expired":
             counts = f", so {self.value(wait.default)} counted" if wait.default is not None else ""
             return f"was over {when}" if wait.waits_for == "time" else f"ran out unanswered {after}{counts}"
+        if wait.how == "skipped":
+            said = f", with the words {self.whole(wait.comment)}" if wait.comment else ""
+            return f"was skipped by {who(wait.by)} {after}{said}"
         if wait.how in ("cancelled", "voided"):
             return f"was given up {after}"
         answer = entries_of(wait.answer)
@@ -197,6 +203,11 @@ class Course(Prose):
             return "is not over yet"
         if step.status == "cancelled":
             return "was given up"
+        if step.status == "failed" and step.failure is not None and not step.attempts:
+            if step.failure.type == "kedge.Rejected":
+                return f"was rejected: {self.quoted(step.failure.message)}"
+            if step.is_skipped:
+                return f"was {step.failure.message}"
         if step.status == "failed":
             return f"failed with {self.named(step.failure)}" if step.failure is not None else "failed"
         if step.sort == "wait" and step.waits:

@@ -366,7 +366,7 @@ class _Reader:
         return ((), None) if wait is None else (wait.to, state.data(wait.opened).get("prompt"))
 
     def answered_at(self, place: Place, event: e.WaitClosed | e.WaitVoted) -> int:
-        number = event.message if isinstance(event, e.WaitClosed) else None
+        number = event.message
         messages = self._log.store.messages(place.run) if number is not None else []
         return next((message.at_us for message in messages if message.number == number), place.at_us)
 

@@ -20,17 +20,17 @@ from kedge.model.typed import convert
 class Values:
     """The values of one event, read when somebody looks. What was erased is `Erased`."""
 
-    __slots__ = ("_found", "_read", "_seq")
+    __slots__ = ("_found", "_read", "seq")
 
     def __init__(self, read: Callable[[int], Mapping[str, Any]], seq: int) -> None:
         self._read = read
-        self._seq = seq
+        self.seq = seq
         self._found: Mapping[str, Any] | None = None
 
     @property
     def all(self) -> Mapping[str, Any]:
         if self._found is None:
-            self._found = self._read(self._seq)
+            self._found = self._read(self.seq)
         return self._found
 
     def get(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class Attempt(Part, frozen=True):
 
 
 class Vote(Part, frozen=True):
-    """One of several answers to a wait."""
+    """One of several people agreed."""
 
     at: int
     by: str
@@ -116,7 +116,11 @@ class Vote(Part, frozen=True):
 
 
 class Wait(Part, frozen=True):
-    """Something that was or is waited for within a step, who may answer, and who did. No verbs: no person answers."""
+    """Something that was or is waited for within a step, who may answer, and who did. No verbs: no person answers.
+
+    A question that was passed on to others is one wait for each of those who were asked, with the number of its round.
+    `rule` is there where a contract, or a tool itself, has people asked whether something may be done.
+    """
 
     step: str
     waits_for: e.WaitFor
@@ -127,6 +131,10 @@ class Wait(Part, frozen=True):
     closed_at: int | None = None
     how: e.WaitEnd | None = None
     by: str | None = None
+    need: int = 1
+    rule: str | None = None
+    round: int = 0
+    digest: e.Digest | None = None
     votes: tuple[Vote, ...] = ()
     opened: Values = NOTHING
     closed: Values = NOTHING
@@ -136,8 +144,29 @@ class Wait(Part, frozen=True):
     default = Said("opened")
     schema = Said("opened")
     intention = Said("opened")
+    may = SaidList("opened")
+    reason = Said("opened")
+    contract = Said("opened")
     answer = Said("closed")
     comment = Said("closed")
+
+
+class Edit(Part, frozen=True):
+    """A person changed what a step was to do; by argument, `changed` has what it was and what they made of it. One
+    that the contract rejected changed nothing."""
+
+    at: int
+    by: str
+    verdict: e.Verdict | None
+    values: Values
+    arguments = Said("values")
+    changed = Said("values")
+    comment = Said("values")
+    failure = SaidFailure("values")
+
+    @property
+    def stands(self) -> bool:
+        return self.verdict is None or self.verdict.ruling != "reject"
 
 
 class Delay(Part, frozen=True):
@@ -194,7 +223,12 @@ class Child(Part, frozen=True):
 
 
 class Step(Part, frozen=True):
-    """One step with everything that belongs to it. `entries` is what happened inside a scope."""
+    """One step with everything that belongs to it. `entries` is what happened inside a scope.
+
+    verdict    what the contract said when it was intended; `last_verdict`, what it said when the step ended before it
+               was begun, after somebody had been asked
+    ended_by   who ended it before it was done: the person who said no to it, or skipped it
+    """
 
     number: str
     sort: e.Sort
@@ -206,6 +240,9 @@ class Step(Part, frozen=True):
     effect: e.EffectClass | None = None
     stage: str | None = None
     verdict: e.Verdict | None = None
+    last_verdict: e.Verdict | None = None
+    ended_by: str | None = None
+    edits: tuple[Edit, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     delayed_until: int | None = None
     delays: tuple[Delay, ...] = ()
@@ -223,8 +260,26 @@ class Step(Part, frozen=True):
     entries: tuple[Entry, ...] = ()
     intended: Values = NOTHING
     ended: Values = NOTHING
+    overriding: Values = NOTHING
     arguments = Said("intended")
     because = Said("intended")
+
+    @property
+    def given(self) -> Any:
+        """The arguments that count: the agent's, or those that a person made of them."""
+        standing = [edit.arguments for edit in self.edits if edit.stands]
+        return standing[-1] if standing else self.arguments
+
+    @property
+    def rejected(self) -> e.Verdict | None:
+        """The verdict of a contract that ended it."""
+        found = self.last_verdict or self.verdict
+        return found if found is not None and found.ruling == "reject" else None
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether somebody ended it before it was done, without being asked."""
+        return self.ended_by is not None and (failure := self.failure) is not None and failure.type == "kedge.Skipped"
 
     @property
     def output(self) -> Any:

@@ -61,7 +61,10 @@ def sentence(text: str) -> str:
 
 def who(by: str | None) -> str:
     """Somebody, by the name that the record has."""
-    known = {"agent": "the agent's code", "model": "the model", "kedge": "Kedge", "reconcile": "the tool's own check"}
+    known = {
+        "agent": "the agent's code", "model": "the model", "kedge": "Kedge", "reconcile": "the tool's own check",
+        "contract": "its contract",
+    }  # fmt: skip
     return "somebody" if by is None else known.get(by, by)
 
 

@@ -34,7 +34,9 @@ _WORD: Final = 3
 of another field, and as a word of a text."""
 
 _OWN_WORDS: Final = frozenset({"agent", "model", "kedge", "somebody", "reconcile", "late result"})
-_KEPT: Final = frozenset({"reply", "verbs", "schema", "form", "builds", "unset"})
+_KEPT: Final = frozenset(
+    {"reply", "verbs", "schema", "form", "builds", "unset", "contract", "under", "grants", "adopts", "since"}
+)
 """Values of events that say how others are to be read."""
 
 _WIRE: Final = frozenset(
@@ -340,6 +342,10 @@ class _Redactor:
             changes["key"] = self._key(event.step, event.key)
         if isinstance(event, e.StepIntended):
             changes |= self._weighed(seq, event, old, new)
+        elif isinstance(event, e.StepEdited) and not self._fields:
+            for name in ("digest", "identity"):
+                known = getattr(event, name)
+                changes[name] = None if known is None else e.to_text(self._standins.hash(e.from_text(known)))
         elif isinstance(event, e.WaitOpened | e.StepDrifted) and event.digest and pack(old).raw != pack(new).raw:
             changes["digest"] = e.to_text(self._standins.hash(e.from_text(event.digest)))
         for name in fields & {"claims", "released"}:

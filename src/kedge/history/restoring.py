@@ -62,7 +62,7 @@ def rights(event: e.Event) -> Rights:
             return Rights(releases=event.released)
         case e.MessageTaken():
             return Rights(takes=(event.message,))
-        case e.WaitClosed() if event.message is not None:
+        case e.WaitClosed() | e.WaitVoted() if event.message is not None:
             return Rights(takes=(event.message,))
         case e.RunRewound():
             return Rights(returns=event.returned)

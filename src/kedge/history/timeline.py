@@ -21,6 +21,7 @@ from kedge.history.parts import (
     Decision,
     Delay,
     Drift,
+    Edit,
     Entry,
     Failed,
     Moment,
@@ -146,9 +147,9 @@ def _built(part: msgspec.Struct) -> Any:
 # making one ---------------------------------------------------------------------------------------
 
 _OF_STEPS: Final = (
-    e.StepIntended, e.StepDelayed, e.StepAdopted, e.StepDrifted, e.StepOverridden, e.StepEnded, e.AttemptStarted,
-    e.AttemptProgressed, e.AttemptEnded, e.AttemptSettled, e.EffectConfirmed, e.DecisionMade, e.WaitOpened, e.WaitVoted,
-    e.WaitClosed, e.MessageSent, e.ChildSpawned, e.ChildEnded,
+    e.StepIntended, e.StepEdited, e.StepDelayed, e.StepAdopted, e.StepDrifted, e.StepOverridden, e.StepEnded,
+    e.AttemptStarted, e.AttemptProgressed, e.AttemptEnded, e.AttemptSettled, e.EffectConfirmed, e.DecisionMade,
+    e.WaitOpened, e.WaitVoted, e.WaitClosed, e.MessageSent, e.ChildSpawned, e.ChildEnded,
 )  # fmt: skip
 """Events that belong to a step; all others happen to the run, between its steps."""
 
@@ -297,7 +298,8 @@ class _Making:
             attempts=tuple(parts.attempts.values()), delayed_until=known.delayed_until, waits=tuple(parts.waits),
             undoes=known.undoes, undone_by=undone_by, entries=entries,
             intended=self.values(known.intended), ended=self.values(known.output) if known.output else NOTHING,
-            delays=tuple(parts.delays), drifts=tuple(parts.drifts), notes=tuple(parts.notes), **parts.single,
+            delays=tuple(parts.delays), drifts=tuple(parts.drifts), notes=tuple(parts.notes), edits=tuple(parts.edits),
+            **parts.single,
         )  # fmt: skip
 
 
@@ -322,6 +324,7 @@ class _StepParts:
         self.delays: list[Delay] = []
         self.drifts: list[Drift] = []
         self.notes: list[Note] = []
+        self.edits: list[Edit] = []
         self.single: dict[str, Any] = {}
 
     def take(self, seq: int, event: e.Event) -> None:
@@ -329,6 +332,10 @@ class _StepParts:
         match event:
             case e.StepIntended():
                 self.single["verdict"] = event.verdict
+            case e.StepEdited():
+                self.edits.append(Edit(at=event.at, by=event.by, verdict=event.verdict, values=values))
+            case e.StepEnded():
+                self.single |= {"last_verdict": event.verdict, "ended_by": event.by}
             case e.StepDelayed():
                 self.delays.append(Delay(at=event.at, until=event.until, because=event.because))
             case e.StepAdopted():
@@ -336,7 +343,7 @@ class _StepParts:
             case e.StepDrifted():
                 self.drifts.append(Drift(at=event.at, values=values))
             case e.StepOverridden():
-                self.single["overridden_by"] = event.by or "somebody"
+                self.single |= {"overridden_by": event.by or "somebody", "overriding": values}
             case e.EffectConfirmed():
                 self.single["confirmed"] = event.confirmed
             case e.DecisionMade():
@@ -358,19 +365,31 @@ class _StepParts:
         if isinstance(event, e.WaitOpened):
             if event.waits_for == "child":
                 self.single["child"] = Child(run=event.name)
-            self.waits.append(
-                Wait(
-                    step=self._number, waits_for=event.waits_for, name=event.name, to=event.to, opened_at=event.at,
-                    deadline=event.deadline, opened=values,
-                )
-            )  # fmt: skip
+            self._asked(event, values)
         elif self.waits:
             last = self.waits[-1]
             if isinstance(event, e.WaitVoted):
                 vote = Vote(at=event.at, by=event.by, values=values)
-                self.waits[-1] = replace(last, votes=(*last.votes, vote))
+                known = any(each.by == event.by for each in last.votes)
+                self.waits[-1] = last if known else replace(last, votes=(*last.votes, vote))
             else:
                 self.waits[-1] = replace(last, closed_at=event.at, how=event.how, by=event.by, closed=values)
+
+    def _asked(self, event: e.WaitOpened, values: Values) -> None:
+        last = self.waits[-1] if self.waits and self.waits[-1].how is None else None
+        if last is not None and event.digest == last.digest and event.round == last.round:
+            # The same question once more, because an answer to it did not fit.
+            self.waits[-1] = replace(last, opened=values)
+            return
+        if last is not None:
+            self.waits[-1] = replace(last, closed_at=event.at, how="expired" if event.round > last.round else "voided")
+        self.waits.append(
+            Wait(
+                step=self._number, waits_for=event.waits_for, name=event.name, to=event.to, opened_at=event.at,
+                deadline=event.deadline, need=event.need, rule=event.rule, round=event.round, digest=event.digest,
+                opened=values,
+            )
+        )  # fmt: skip
 
     def _tries(self, seq: int, event: e.Event, values: Values) -> None:
         if isinstance(event, e.AttemptStarted):

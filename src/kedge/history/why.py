@@ -68,6 +68,8 @@ class _Why(Course):
         self.timeline = timeline
         self.orphaned = orphaned
         self.steps = list(timeline.steps())
+        bound = (moment.event for moment in self.moments(e.ContractBound))
+        self.contracts = {event.digest: event.name for event in bound if isinstance(event, e.ContractBound)}
 
     # the run ----------------------------------------------------------------------------------
 
@@ -107,7 +109,8 @@ class _Why(Course):
         tl = self.timeline
         held = tl.held_back
         if held is not None and isinstance(held.event, e.RunPaused):
-            said = f", who said {self.whole(held.data['because'])}" if held.data.get("because") else ""
+            words = ", because" if held.event.by == "contract" else ", who said"
+            said = f"{words} {self.whole(held.data['because'])}" if held.data.get("because") else ""
             paused = f"The run was paused {self.when(held.at)} by {who(held.event.by)}{said}."
             return [paused, "Nothing happens until somebody resumes it."]
         if held is not None and isinstance(held.event, e.RunDiverged):
@@ -133,7 +136,7 @@ class _Why(Course):
         """What it was, what was known, why, how it went, what comes next."""
         what = self.what(step)
         known = self.known(step, with_input=with_input)
-        return _paragraphs(what, known, self.reason(step), self.course(step), self.next(step))
+        return _paragraphs(what, known, self.reason(step), self.judged(step), self.course(step), self.next(step))
 
     def what(self, step: Step) -> list[str]:
         when, given = self.when(step.intended_at), self.given(step.arguments)
@@ -157,9 +160,15 @@ class _Why(Course):
             case _ if step.name == "send" and step.effect is None:
                 told = f"sent a message {when},{given}."
             case _:
-                told = f"called {step.name} {when}{',' * bool(given)}{given}."
+                is_its_own = not step.edits and (step.attempts or not self.judged_first(step))
+                called = "called" if is_its_own else "was to call"
+                told = f"{called} {step.name} {when}{',' * bool(given)}{given}."
         stage = f"It belongs to the stage {step.stage} of the plan." if step.stage else ""
         return [f"Step {step.number} {told}", stage, _EFFECTS.get(step.effect or "", "") * (step.sort == "tool")]
+
+    def judged_first(self, step: Step) -> bool:
+        """Whether somebody or something had to be asked before it could be begun, or did not let it."""
+        return step.ended_by is not None or step.rejected is not None or any(wait.rule for wait in step.waits)
 
     def sent(self, step: Step) -> str:
         """What a model was sent, by its last message."""
@@ -291,7 +300,8 @@ class _Why(Course):
     def next(self, step: Step) -> list[str]:
         if step.is_over:
             over = {"done": "The step is done.", "failed": "The step failed.", "cancelled": "The step was given up."}
-            told = [over[step.status], *self.after(step)]
+            nothing = step.status == "failed" and not step.attempts and self.judged_first(step)
+            told = ["Nothing was done." if nothing else over[step.status], *self.after(step)]
             undoing = self.timeline.step(step.undone_by) if step.undone_by is not None else None
             if undoing is not None and undoing.ended_at is not None:
                 told.insert(1, f"It was undone by step {undoing.number}, {self.when(undoing.ended_at)}.")
@@ -309,6 +319,8 @@ class _Why(Course):
         wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
         if wait is None or wait.waits_for == "settlement":
             return ["Nothing happens until somebody says whether it happened."]
+        if wait.rule is not None:
+            return [self.lacking(wait)]
         match wait.waits_for:
             case "time":
                 return [f"It continues {self.when(wait.deadline or 0)}."]

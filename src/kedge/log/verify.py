@@ -262,7 +262,7 @@ class _RunCheck:
         match event:
             case e.MessageTaken():
                 self.taken[event.message] = seq
-            case e.WaitClosed() if event.message is not None:
+            case e.WaitClosed() | e.WaitVoted() if event.message is not None:
                 self.taken[event.message] = seq
             case e.RunRewound():
                 for message in event.returned:

@@ -26,7 +26,7 @@ Outcome = Literal["returned", "refused", "unknown"]
 Ruling = Literal["accept", "reject", "ask"]
 Settlement = Literal["happened", "did_not_happen", "stopped"]
 WaitFor = Literal["answer", "event", "time", "child", "settlement", "mend"]
-WaitEnd = Literal["answered", "expired", "cancelled", "voided"]
+WaitEnd = Literal["answered", "expired", "skipped", "cancelled", "voided"]
 ForkEffects = Literal["recorded", "live", "none"]
 
 
@@ -137,7 +137,7 @@ class RunResumed(Event, frozen=True, tag="run.resumed"):
 
 
 class RunPrioritized(Event, frozen=True, tag="run.prioritized"):
-    """The run's priority changed."""
+    """The run's priority changed. Data: `because`."""
 
     priority: int
     by: str | None = None
@@ -212,7 +212,9 @@ class RunCancelled(Event, frozen=True, tag="run.cancelled"):
 
 class StepIntended(Event, frozen=True, tag="step.intended"):
     """What the agent wants to do next, judged. `digest` is of all arguments, `identity` of those that name the action;
-    `undoes_seq` is where the effect that it undoes first started. Data: `arguments`, `because`."""
+    `undoes_seq` is where the effect that it undoes first started; `claims` are rights that a child or a message takes.
+    Data: `arguments`, `because`; what the verdict rests on: `paths`, `others`, `since`, `adopts`; `failure` of what was
+    rejected."""
 
     step: StepId
     sort: Sort
@@ -223,14 +225,30 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     verdict: Verdict | None = None
     undoes: StepId | None = None
     undoes_seq: int = 0
+    claims: tuple[str, ...] = ()
+
+
+class StepEdited(Event, frozen=True, tag="step.edited"):
+    """A person changed what a step is to do before it was done: the intention is theirs from now on, judged anew. One
+    that is rejected changes nothing. Data: `arguments`, `changed`, `comment`; `paths`, `others` and `failure` as of an
+    intention."""
+
+    step: StepId
+    by: str
+    digest: Digest | None = None
+    identity: Digest | None = None
+    effect: EffectClass | None = None
+    verdict: Verdict | None = None
 
 
 class StepDelayed(Event, frozen=True, tag="step.delayed"):
-    """The step goes on at a later time, for backoff or a rate limit; this is not an attempt."""
+    """The step goes on at a later time, for backoff or a rate limit, or now, because somebody said so; this is not an
+    attempt."""
 
     step: StepId
     until: int
     because: str = "backoff"
+    by: str | None = None
 
 
 class StepAdopted(Event, frozen=True, tag="step.adopted"):
@@ -260,11 +278,14 @@ class StepOverridden(Event, frozen=True, tag="step.overridden"):
 
 
 class StepEnded(Event, frozen=True, tag="step.ended"):
-    """A step without attempts of its own ended: a scope, a rejection. Data: `output` or `failure`; `winner` of a
-    `first`."""
+    """A step without attempts of its own ended: a scope, a rejection by a person or by a verdict that came later than
+    the intention, a step that somebody skipped. Data: `output` or `failure`; `winner` of a `first`; `others`, `paths`
+    of a verdict."""
 
     step: StepId
     outcome: Literal["returned", "failed", "cancelled"] = "returned"
+    verdict: Verdict | None = None
+    by: str | None = None
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt.started"):
@@ -332,8 +353,9 @@ class DecisionMade(Event, frozen=True, tag="decision.made"):
 
 
 class WaitOpened(Event, frozen=True, tag="wait.opened"):
-    """A step now waits. `digest` binds what is asked, so that an answer authorises nothing else.
-    Data: `prompt`, `schema`, `default`, `intention`."""
+    """A step now waits. `digest` binds what is asked, so that an answer authorises nothing else. `need` people have to
+    agree; `round` counts how often it was passed on to others. Data: `prompt`, `schema`, `default`, `intention`,
+    `verbs`, `options`; `may`, who may answer, by name, where that is known."""
 
     step: StepId
     waits_for: WaitFor
@@ -341,13 +363,17 @@ class WaitOpened(Event, frozen=True, tag="wait.opened"):
     to: tuple[str, ...] = ()
     deadline: int | None = None
     digest: Digest | None = None
+    need: int = 1
+    rule: str | None = None
+    round: int = 0
 
 
 class WaitVoted(Event, frozen=True, tag="wait.voted"):
-    """One of several people answered. Data: `answer`, `comment`."""
+    """One of several people agreed. Data: `answer`, `comment`."""
 
     step: StepId
     by: str
+    message: int | None = None
 
 
 class WaitClosed(Event, frozen=True, tag="wait.closed"):
@@ -400,13 +426,35 @@ class ChildEnded(Event, frozen=True, tag="child.ended"):
 
 class ContextChanged(Event, frozen=True, tag="context.changed"):
     """The agent's document changed from the version that was seen. Data: `document` and its `form` when whole,
-    otherwise `set` and `unset`."""
+    otherwise `set` and `unset`; `because`."""
 
     version: int
     saw: int = 0
     whole: bool = False
     by: str = "agent"
     step: StepId | None = None
+    verdict: Verdict | None = None
+
+
+class ContextRefused(Event, frozen=True, tag="context.refused"):
+    """A change of the agent's document was refused: by the contract, or because somebody saw an older version.
+    Data: `set`, `unset`, `failure`."""
+
+    version: int
+    saw: int = 0
+    by: str = "agent"
+    step: StepId | None = None
+    verdict: Verdict | None = None
+    message: int | None = None
+
+
+class ContractBound(Event, frozen=True, tag="contract.bound"):
+    """From now on intentions are judged by this contract: the agent's own, or that of a run above, `of`; without a
+    digest, by none any more. Data: `contract`."""
+
+    digest: Digest
+    name: str
+    of: str | None = None
 
 
 class PlanMade(Event, frozen=True, tag="plan.made"):
@@ -564,10 +612,11 @@ class StoreSealed(Event, frozen=True, tag="store.sealed"):
 AnyEvent = (
     RunStarted | RunForked | ForkMade | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
-    | StepIntended | StepDelayed | StepAdopted | StepDrifted | StepOverridden | StepEnded
+    | StepIntended | StepEdited | StepDelayed | StepAdopted | StepDrifted | StepOverridden | StepEnded
     | AttemptStarted | AttemptProgressed | AttemptEnded | AttemptSettled | EffectConfirmed | DecisionMade
     | WaitOpened | WaitVoted | WaitClosed | MessageTaken | MessageSent | ChildSpawned | ChildEnded
-    | ContextChanged | PlanMade | PlanReached | NoteMade | FactDrawn | ValueErasedOnPurpose
+    | ContextChanged | ContextRefused | ContractBound | PlanMade | PlanReached | NoteMade | FactDrawn
+    | ValueErasedOnPurpose
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
     | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
 )  # fmt: skip

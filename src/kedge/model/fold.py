@@ -18,7 +18,7 @@ from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
-FOLD: Final = 3
+FOLD: Final = 4
 """The version of this fold; snapshots of another version are ignored."""
 
 Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
@@ -65,6 +65,7 @@ class Step(msgspec.Struct, array_like=True):
     undoes: e.StepId | None = None
     undone: bool = False
     undoes_seq: int = 0
+    edited: int = 0
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -77,6 +78,19 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     deadline: int | None
     opened: int
     at: int
+    need: int = 1
+    votes: tuple[str, ...] = ()
+    """Who agreed so far, where several have to."""
+    rule: str | None = None
+    round: int = 0
+
+
+class Bound(msgspec.Struct, array_like=True, frozen=True):
+    """A contract that is in force: its hash, the seq that says so, and whose it is where it is not the agent's own."""
+
+    digest: e.Digest
+    seq: int
+    of: str | None = None
 
 
 class Kept(msgspec.Struct, array_like=True, frozen=True):
@@ -162,6 +176,12 @@ class Facts(msgspec.Struct, omit_defaults=True):
     context_version: int = 0
     context_parts: list[int] = []
     kept: tuple[Kept, ...] = ()
+    contracts: tuple[Bound, ...] = ()
+    """What intentions are judged by: the agent's own contract, and those of the runs above it."""
+    rejected: int = 0
+    """How many intentions in a row were rejected by a contract."""
+    done: dict[str, int] = {}
+    """How often each tool returned, less what was undone."""
     adopted: list[tuple[str, int]] = []
     """The effects whose results steps took instead of acting: the run that has each, and where it first started."""
     beside: list[int] = []
@@ -342,11 +362,21 @@ class Fold:
             facts.pending.pop(step.id, None)
             facts.waits.pop(step.id, None)
             facts.committed += status == "done"
+            if status == "done" and step.sort in ("tool", "child"):
+                name = intended_name(step.sort, step.name)
+                facts.done[name] = facts.done.get(name, 0) + 1
             if step.undoes is not None and status == "done":
                 index = self.find(step.undoes)
                 # What is undone may have been done under the same number by a timeline that was left.
                 if index is not None and _started(self.steps[index], step.undoes_seq):
-                    self.steps.changing(index).undone = True
+                    undone = self.steps.changing(index)
+                    undone.undone = True
+                    facts.done[undone.name] = facts.done.get(undone.name, 1) - 1
+
+
+def intended_name(sort: e.Sort, name: str) -> str:
+    """The name by which rules know what is intended: a tool's own, or what is done with an agent or a model."""
+    return name if sort == "tool" else f"{'spawn' if sort == 'child' else sort}:{name}"
 
 
 def _started(step: Step, seq: int) -> bool:
@@ -375,7 +405,7 @@ def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
     """After a rewind, in a fork, or when a person resumes: nothing holds the run back, and nobody holds it."""
     facts = fold.facts
     facts.paused = facts.cancelling = False
-    facts.mend = facts.ended = 0
+    facts.mend = facts.ended = facts.rejected = 0
     facts.ended_as = None
 
 
@@ -468,8 +498,26 @@ def _run_cancelled(fold: Fold, seq: int, event: e.RunCancelled) -> None:
 
 def _step_intended(fold: Fold, seq: int, event: e.StepIntended) -> None:
     step = fold.open_step(seq, event)
-    if event.verdict is not None and event.verdict.ruling == "reject":
+    if event.verdict is not None:
+        _judged(fold, step, event, seq, event.verdict)
+
+
+def _judged(fold: Fold, step: Step, event: e.Event, seq: int, verdict: e.Verdict) -> None:
+    """A rejection ends the step; how many come in a row is counted, for a model that does not learn from them."""
+    if verdict.ruling == "reject":
+        fold.facts.rejected += 1
+        step.output = seq
+        fold.failures.append(seq)
         fold.move(step, "failed", event, seq)
+    elif step.sort != "model":
+        fold.facts.rejected = 0
+
+
+def _step_edited(fold: Fold, seq: int, event: e.StepEdited) -> None:
+    """Somebody's edit stands unless the contract rejects it; then the step is what it was."""
+    step = fold.changing(event.step)
+    if step is not None and (event.verdict is None or event.verdict.ruling != "reject"):
+        step.edited, step.effect = seq, event.effect
 
 
 def _step_delayed(fold: Fold, seq: int, event: e.StepDelayed) -> None:
@@ -490,7 +538,9 @@ def _step_settled(fold: Fold, seq: int, event: e.StepAdopted | e.StepOverridden)
 
 def _step_ended(fold: Fold, seq: int, event: e.StepEnded) -> None:
     step = fold.changing(event.step)
-    if step is not None:
+    if step is not None and event.verdict is not None:
+        _judged(fold, step, event, seq, event.verdict)
+    elif step is not None:
         step.output = seq
         fold.move(step, "done" if event.outcome == "returned" else event.outcome, event, seq)
         if event.outcome == "failed":
@@ -553,11 +603,20 @@ def _decision_made(fold: Fold, seq: int, event: e.DecisionMade) -> None:
 
 def _wait_opened(fold: Fold, seq: int, event: e.WaitOpened) -> None:
     facts = fold.facts
-    facts.waits[event.step] = Wait(event.step, event.waits_for, event.name, event.to, event.deadline, seq, event.at)
+    facts.waits[event.step] = Wait(
+        event.step, event.waits_for, event.name, event.to, event.deadline, seq, event.at, event.need,
+        rule=event.rule, round=event.round,
+    )  # fmt: skip
     step = fold.changing(event.step)
     if step is not None:
         step.delayed_until = None
         fold.move(step, "waiting", event, seq)
+
+
+def _wait_voted(fold: Fold, seq: int, event: e.WaitVoted) -> None:
+    wait = fold.facts.waits.get(event.step)
+    if wait is not None and event.by not in wait.votes:
+        fold.facts.waits[event.step] = replace(wait, votes=(*wait.votes, event.by))
 
 
 def _wait_closed(fold: Fold, seq: int, event: e.WaitClosed) -> None:
@@ -589,9 +648,21 @@ def _message_sent(fold: Fold, seq: int, event: e.MessageSent) -> None:
 def _context_changed(fold: Fold, seq: int, event: e.ContextChanged) -> None:
     facts = fold.facts
     facts.context_version = event.version
+    if event.verdict is not None and event.by == "agent":
+        facts.rejected = 0
     if event.whole:
         facts.context_parts = []
     facts.context_parts.append(seq)
+
+
+def _context_refused(fold: Fold, seq: int, event: e.ContextRefused) -> None:
+    fold.facts.rejected += event.verdict is not None and event.by == "agent"
+
+
+def _contract_bound(fold: Fold, seq: int, event: e.ContractBound) -> None:
+    facts = fold.facts
+    others = tuple(bound for bound in facts.contracts if bound.of != event.of)
+    facts.contracts = (*others, Bound(event.digest, seq, event.of)) if event.digest else others
 
 
 def _plan_made(fold: Fold, seq: int, event: e.PlanMade) -> None:
@@ -689,6 +760,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunFailed: _run_failed,
     e.RunCancelled: _run_cancelled,
     e.StepIntended: _step_intended,
+    e.StepEdited: _step_edited,
     e.StepDelayed: _step_delayed,
     e.StepAdopted: _step_settled,
     e.StepOverridden: _step_settled,
@@ -698,10 +770,13 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.AttemptSettled: _attempt_settled,
     e.DecisionMade: _decision_made,
     e.WaitOpened: _wait_opened,
+    e.WaitVoted: _wait_voted,
     e.WaitClosed: _wait_closed,
     e.ChildSpawned: _child_spawned,
     e.MessageSent: _message_sent,
     e.ContextChanged: _context_changed,
+    e.ContextRefused: _context_refused,
+    e.ContractBound: _contract_bound,
     e.PlanMade: _plan_made,
     e.PlanReached: _plan_reached,
     e.NoteMade: _note_made,
@@ -721,6 +796,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
 
 _QUIET: Final = frozenset(
     {
+        e.ContractBound,
         e.StepIntended,
         e.AttemptStarted,
         e.AttemptProgressed,

@@ -12,10 +12,17 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kedge.model import events as e
+from kedge.model.fold import intended_name
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
+
+_NOT_THERE: Final = ("did_not_happen", "undone")
+
+BUDGET: Final = "kedge.budget"
+"""The space of the rights to act next in a family of runs whose contract counts what they do."""
+_BUDGETED: Final = f"{BUDGET}:"
 
 SENDING: Final = "kedge.send"
 """The name under which a message to another run is on the ledger."""
@@ -70,6 +77,18 @@ class Spend(msgspec.Struct, omit_defaults=True):
     cost_micros: int = 0
 
 
+class Counts(msgspec.Struct, omit_defaults=True):
+    """How much was done, for rules that say how much may be."""
+
+    calls: dict[str, int] = {}
+    """By name, how often something was begun, whatever came of it."""
+    effects: dict[str, int] = {}
+    """By tool, the effects that happened or may have, less what was undone."""
+    spend: Spend = msgspec.field(default_factory=Spend)
+    governed: int = 0
+    """How many effects began in the order that a family of runs keeps among itself."""
+
+
 class _Intention(msgspec.Struct, array_like=True, frozen=True):
     tool: str
     effect: e.EffectClass
@@ -83,7 +102,13 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
 
     seq: int = 0
     generation: int = 0
-    spend: Spend = msgspec.field(default_factory=Spend)
+    counts: Counts = msgspec.field(default_factory=Counts)
+    before: Counts | None = None
+    """In a fork, what its parent had done up to there: that is the parent's."""
+    tells: dict[e.StepId, str] = {}
+    """Children and messages that are intended, and counted already."""
+    begins: dict[e.StepId, str] = {}
+    """What is intended and was not begun yet, by the name that rules know it by."""
     intentions: dict[e.StepId, _Intention] = {}
     open: dict[str, int] = {}
     keys: dict[e.StepId, str] = {}
@@ -119,7 +144,7 @@ class Ledger:
 
     @property
     def spend(self) -> Spend:
-        return self.facts.spend
+        return self.facts.counts.spend
 
     def claims(self) -> dict[str, int]:
         """The rights this run has consumed and not given back, as `space:digest`, with the seqs that took them."""
@@ -146,8 +171,27 @@ class Ledger:
             return None
         return self.effects.changing(index)
 
+    def turn(self, effect: Effect, status: EffectStatus, seq: int = 0) -> None:
+        """What is known of an effect changes, and with it how many there are."""
+        counts = self.facts.counts.effects
+        if not effect.undoes:
+            change = (effect.status in _NOT_THERE) - (status in _NOT_THERE)
+            counts[effect.tool] = counts.get(effect.tool, 0) + change
+        effect.status, effect.ended = status, seq or effect.ended
+
+    def begin(self, effect: Effect) -> None:
+        """One more effect."""
+        if not effect.undoes:
+            counts = self.facts.counts.effects
+            counts[effect.tool] = counts.get(effect.tool, 0) + (effect.status not in _NOT_THERE)
+        self.facts.open[effect.key] = self.effects.append(effect)
+
+    def called(self, name: str, count: int = 1) -> None:
+        calls = self.facts.counts.calls
+        calls[name] = calls.get(name, 0) + count
+
     def close(self, effect: Effect, status: EffectStatus, seq: int) -> None:
-        effect.status, effect.ended = status, seq
+        self.turn(effect, status, seq)
         facts = self.facts
         facts.open.pop(effect.key, None)
         # A step of the current timeline may have the number of one that was left.
@@ -161,7 +205,7 @@ class Ledger:
         if status == "happened" and effect.undoes:
             undone = self.started_at(effect.undoes)
             if undone is not None:
-                undone.status = "undone"
+                self.turn(undone, "undone")
 
     def started_at(self, seq: int) -> Effect | None:
         """The effect whose first attempt started at a seq, about to change."""
@@ -181,9 +225,13 @@ class Ledger:
 
 
 def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
-    ledger.facts.generation = event.generation
-    ledger.facts.intentions.clear()
-    ledger.facts.forks = ()
+    facts = ledger.facts
+    facts.generation = event.generation
+    facts.intentions.clear()
+    facts.begins.clear()
+    facts.tells.clear()
+    facts.forks = ()
+    facts.before = msgspec.convert(msgspec.to_builtins(facts.counts), Counts)
 
 
 def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
@@ -194,6 +242,8 @@ def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
 def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
     ledger.facts.generation = event.generation
     ledger.facts.intentions.clear()
+    ledger.facts.begins.clear()
+    ledger.facts.tells.clear()
 
 
 def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
@@ -201,8 +251,7 @@ def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
     for index in ledger.facts.open.values():
         effect = ledger.effects[index]
         if effect.effect == "transaction" and effect.status == "open":
-            effect = ledger.effects.changing(index)
-            effect.status, effect.ended = "did_not_happen", seq
+            ledger.turn(ledger.effects.changing(index), "did_not_happen", seq)
 
 
 def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
@@ -219,14 +268,26 @@ def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
                 seq,
                 doubt.attempt,
             )
-            ledger.facts.open[doubt.key] = ledger.effects.append(effect)
+            ledger.begin(effect)
             ledger.facts.keys[doubt.step] = doubt.key
         changed = ledger.changing(doubt.key)
         if changed is not None:
-            changed.status = "in_doubt"
+            ledger.turn(changed, "in_doubt")
 
 
 def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
+    if event.verdict is not None and event.verdict.ruling == "reject":
+        return
+    name = intended_name(event.sort, event.name)
+    if event.sort == "child" or (event.sort == "tool" and event.effect is None):
+        # They are counted as soon as they are intended, for nothing else says that they begin.
+        ledger.facts.tells[event.step] = name
+        ledger.called(name)
+    elif event.sort in ("tool", "model"):
+        ledger.facts.begins[event.step] = name
+    ledger.facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
+    for claim in event.claims:
+        ledger.consumed.append(Consumed(claim, seq))
     if event.effect is None and event.sort == "tool":
         ledger.facts.intentions[event.step] = _Intention(SENDING, "idempotent", event.digest, seq, 0)
     elif event.effect is not None and event.effect != "reads":
@@ -235,14 +296,29 @@ def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
         ledger.facts.intentions[event.step] = intention
 
 
+def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
+    """What is done is what the person made of it, and its values lie there."""
+    if event.verdict is not None and event.verdict.ruling == "reject":
+        return
+    ledger.facts.intentions.pop(event.step, None)
+    if event.effect is not None and event.effect != "reads":
+        tool, identity = ledger.facts.begins.get(event.step, ""), event.identity or event.digest
+        ledger.facts.intentions[event.step] = _Intention(tool, event.effect, identity, seq, 0)
+
+
 def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
     facts = ledger.facts
-    facts.spend.attempts += 1
+    facts.counts.spend.attempts += 1
+    if (name := facts.begins.pop(event.step, None)) is not None:
+        ledger.called(name)
+    if event.claims:
+        facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
     for claim in event.claims:
         facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
     effect = ledger.changing(event.key)
     if effect is not None:
-        effect.attempts, effect.status, effect.claims = event.attempt, "open", event.claims or effect.claims
+        ledger.turn(effect, "open")
+        effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
         if effect.generation != facts.generation:
             effect.adopted_at = seq
         return
@@ -252,18 +328,19 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
             event.key, event.step, facts.generation, intention.tool, intention.effect, intention.identity,
             intention.intended, seq, event.attempt, undoes=intention.undoes, claims=event.claims,
         )  # fmt: skip
-        facts.open[event.key] = ledger.effects.append(effect)
+        ledger.begin(effect)
         facts.keys[event.step] = event.key
 
 
 def _attempt_ended(ledger: Ledger, seq: int, event: e.AttemptEnded) -> None:
     facts = ledger.facts
     if event.usage is not None:
-        facts.spend.model_calls += 1
-        facts.spend.tokens_in += event.usage.tokens_in
-        facts.spend.tokens_out += event.usage.tokens_out
-        facts.spend.tokens_cached += event.usage.tokens_cached
-        facts.spend.cost_micros += event.usage.cost_micros
+        spend = facts.counts.spend
+        spend.model_calls += 1
+        spend.tokens_in += event.usage.tokens_in
+        spend.tokens_out += event.usage.tokens_out
+        spend.tokens_cached += event.usage.tokens_cached
+        spend.cost_micros += event.usage.cost_micros
     ledger.release(event.released)
     effect = ledger.changing(event.key or facts.keys.get(event.step))
     if effect is None:
@@ -273,7 +350,7 @@ def _attempt_ended(ledger: Ledger, seq: int, event: e.AttemptEnded) -> None:
     elif event.outcome == "refused" and event.retry_at is None:
         ledger.close(effect, "did_not_happen", seq)
     else:
-        effect.status, effect.ended = "in_doubt" if event.outcome == "unknown" else "did_not_happen", seq
+        ledger.turn(effect, "in_doubt" if event.outcome == "unknown" else "did_not_happen", seq)
 
 
 def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
@@ -283,7 +360,7 @@ def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
         ledger.close(effect, "happened", seq)
     elif effect is not None and event.settlement == "did_not_happen":
         # It may be tried again under the same key, so it stays within reach.
-        effect.status, effect.ended = "did_not_happen", seq
+        ledger.turn(effect, "did_not_happen", seq)
 
 
 def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
@@ -292,24 +369,29 @@ def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
     effect = ledger.started_at(event.seq)
     if effect is not None and effect.key == event.key:
         effect.adopted_at = seq
-    ledger.facts.intentions.pop(event.step, None)
+    _step_over(ledger, seq, event)
 
 
-def _step_over(ledger: Ledger, seq: int, event: e.StepEnded) -> None:
+def _step_over(ledger: Ledger, seq: int, event: e.StepEnded | e.StepAdopted) -> None:
     ledger.facts.intentions.pop(event.step, None)
+    ledger.facts.begins.pop(event.step, None)
+    if (name := ledger.facts.tells.pop(event.step, None)) is not None:
+        ledger.called(name, -1)
 
 
 def _step_overridden(ledger: Ledger, seq: int, event: e.StepOverridden) -> None:
     """Somebody says what a step came to; of one that undoes, that it is undone."""
+    ledger.facts.begins.pop(event.step, None)
     intention = ledger.facts.intentions.pop(event.step, None)
     if intention is not None and intention.undoes:
         undone = ledger.started_at(intention.undoes)
         if undone is not None:
-            undone.status = "undone"
+            ledger.turn(undone, "undone")
 
 
 def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
     """What other runs were told is done, as any effect is."""
+    ledger.facts.tells.pop(event.step, None)
     intention = ledger.facts.intentions.pop(event.step, None)
     if intention is not None:
         effect = Effect(
@@ -320,6 +402,9 @@ def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
 
 
 def _child_spawned(ledger: Ledger, seq: int, event: e.ChildSpawned) -> None:
+    name = ledger.facts.tells.pop(event.step, None)
+    if name is not None and any(child.run == event.run for child in ledger.children):
+        ledger.called(name, -1)  # it is one that was there already
     child = Child(event.run, event.agent, event.step, seq, event.on_parent_end)
     ledger.facts.children_open[event.run] = ledger.children.append(child)
 
@@ -337,6 +422,7 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.RunRewound: _run_rewound,
     e.RunRepaired: _run_repaired,
     e.StepIntended: _step_intended,
+    e.StepEdited: _step_edited,
     e.AttemptStarted: _attempt_started,
     e.AttemptEnded: _attempt_ended,
     e.AttemptSettled: _attempt_settled,

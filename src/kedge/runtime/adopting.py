@@ -143,19 +143,46 @@ async def sent_before(wanted: Wanted) -> bool:
     return False
 
 
+def is_sent(wanted: Wanted) -> bool:
+    """Whether a message was sent before, so that it is not sent again."""
+    return any(done.effect.identity == wanted.identity for done in wanted.ex.lineage.left(SENDING))
+
+
+def is_spawned(wanted: Wanted) -> bool:
+    """Whether a child was spawned before, so that it is taken rather than another."""
+    return _spawned(wanted) is not None
+
+
+def _spawned(wanted: Wanted) -> tuple[str, ledger.Child] | None:
+    asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
+    for run, child in wanted.ex.lineage.children(wanted.name):
+        if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
+            return run, child
+    return None
+
+
 async def spawned_before(wanted: Wanted) -> ledger.Child | None:
     """A run of the same agent on the same input that was spawned by a timeline that was left, or in the lineage."""
     ex = wanted.ex
     await ex.lineage.known(wanted.branch)
-    asked = digest(dict(wanted.recording), at="input")
+    found = _spawned(wanted)
+    if found is not None:
+        run, child = found
+        ex.lineage.has_child(child.run)
+        # Another run's child does not end with this one.
+        return child if run == ex.run_id else replace(child, on_parent_end="abandon")
     left = ex.lineage.children(wanted.name)
-    for run, child in left:
-        if digest({"input": ex.engine.log.data(run, child.spawned).get("input")}, at="input") == asked:
-            ex.lineage.has_child(child.run)
-            # Another run's child does not end with this one.
-            return child if run == ex.run_id else replace(child, on_parent_end="abandon")
     await _may_go_on(wanted, [f"{child.run} at step {child.step}" for run, child in left if run == ex.run_id])
     return None
+
+
+def is_left(a: Attempting) -> bool:
+    """Whether the same action was done before, so that it is adopted rather than done again."""
+    intent = a.intent
+    if intent.effect in ("reads", None):
+        return False
+    identity = e.to_text(intent.identity or intent.digest)
+    return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name))
 
 
 async def _adopted(a: Attempting) -> Found | None:

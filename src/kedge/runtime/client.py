@@ -8,18 +8,20 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import (
+    AlreadyAgreed,
     AlreadyAnswered,
     AnswerRefused,
     KedgeError,
+    NotAsked,
     RunCancelled,
     RunDiverged,
     RunFailed,
@@ -32,32 +34,31 @@ from kedge.history import archive, sealed, sealing
 from kedge.history.diff import Diff, across, between
 from kedge.history.export import export
 from kedge.history.find import Finder
-from kedge.history.fork import UNCHANGED, Conditions
 from kedge.history.proof import Proof, prove
 from kedge.history.pruning import Pruned, choose, prune
 from kedge.history.redacting import Redaction
-from kedge.history.used import Undoing, undoing
 from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report
 from kedge.log.verify import Progress
 from kedge.model import events as e
+from kedge.model import fold
 from kedge.model.codec import Erased
 from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.runtime import firing, travel, waits
+from kedge.runtime import approving, firing, waits
+from kedge.runtime.acting import Acting
 from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
 from kedge.runtime.calls import Both, OnLoop, OwnLoop
-from kedge.runtime.commands import command
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Engine
 from kedge.runtime.executor import Executor, Start
 from kedge.runtime.here import mark_log_records
 from kedge.runtime.leases import LEASE_SECONDS
-from kedge.runtime.registry import AGENTS, TOOLS, AnyAgent
-from kedge.runtime.standing import Advanced, ended
-from kedge.runtime.starting import Handle, RunMethod, StartMethod
+from kedge.runtime.registry import AGENTS, AnyAgent
+from kedge.runtime.standing import Advanced, ended, paused_because
+from kedge.runtime.starting import RunMethod, StartMethod
 from kedge.runtime.steps import delivery
 from kedge.runtime.transacting import joining
 from kedge.runtime.triggers import TriggerInfo
@@ -68,7 +69,9 @@ from kedge.store import Store, open_store
 from kedge.store.base import ENDED, Delivered, Head, RunQuery
 
 if TYPE_CHECKING:
+    from kedge.history.rejudging import Rejudged
     from kedge.history.replayed import Replayed
+    from kedge.model.contract import Contract
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +83,7 @@ logger: Final = logging.getLogger("kedge")
 _FOLLOW_SECONDS: Final = 0.1
 
 
-class Client:
+class Client(Acting):
     """A store with its runs. Close it, or use it in a `with` block."""
 
     def __init__(
@@ -94,6 +97,7 @@ class Client:
         grace_seconds: float = 5.0,
         behind: bool = True,
         stand_in: StandIn | None = None,
+        roles: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
         self.store = store
         self.clock = clock or SystemClock()
@@ -108,6 +112,7 @@ class Client:
             lease_seconds=_lease_seconds(store) if lease_seconds is None else lease_seconds,
             grace_seconds=grace_seconds,
             stand_in=stand_in,
+            roles=roles,
         )
         self._own: OwnLoop | None = None
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
@@ -309,8 +314,9 @@ class Client:
             found += [
                 wait
                 for wait in asked
-                if (to is None or to in wait.to)
-                and (waits.answer_id(row.run, wait.step, opened[wait.step].opened) in there) == answered
+                if (to is None or to in wait.to or to in (wait.may or ()))
+                and (waits.answer_id(row.run, wait.step, opened[wait.step].opened) in there or wait.is_agreed)
+                == answered
             ]
         return found[:limit]
 
@@ -355,6 +361,14 @@ class Client:
         from kedge.history.replaying import replayed
 
         return replayed(self, run, agent, Asked(to=to, seconds=seconds), check=check)
+
+    @Both
+    def rejudge(self, run: str, contract: Contract | None = None) -> Rejudged:
+        """Judge what a run intended once more: by the contracts on record, as an audit; or by another one, to see what
+        that would have stopped. Calls nothing and changes nothing."""
+        from kedge.history.rejudging import rejudge
+
+        return rejudge(self.log, run, contract)
 
     @Both
     def verify(
@@ -417,7 +431,22 @@ class Client:
                 options=() if erased else tuple(data.get("options") or ()),
                 schema=None if erased else data.get("schema"),
                 intention=None if erased else data.get("intention"),
+                need=wait.need,
+                votes=self._votes(state.run, wait),
+                may=None if erased or data.get("may") is None else tuple(data["may"]),
+                rule=wait.rule,
+                reason=None if erased else data.get("reason"),
+                round=wait.round,
             )
+
+    def _votes(self, run: str, wait: fold.Wait) -> tuple[str, ...]:
+        """Who agreed, also those whose word the run has not taken yet."""
+        if wait.need <= 1:
+            return wait.votes
+        answer = waits.answer_id(run, wait.step, wait.opened)
+        there = self.store.inbox(run, name=waits.ANSWER)
+        late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
+        return tuple(dict.fromkeys((*wait.votes, *late)))
 
     # people -----------------------------------------------------------------------------------
 
@@ -448,13 +477,23 @@ class Client:
             raise AnswerRefused(found.id, f"{verb!r} is no answer to this; it takes {', '.join(found.verbs)}")
         if verb in ("edit", "respond") and value is None:
             raise AnswerRefused(found.id, f"{verb!r} needs a value")
-        if verb in ("edit", "respond") and (misfit := waits.misfit(found.schema, value)) is not None:
+        if not waits.may_answer(by, found.to, found.may, self.engine.roles) or (found.need > 1 and by is None):
+            raise NotAsked(found.id, by=by, may=found.may if found.may is not None else found.to)
+        if found.rule is not None and verb == "edit":
+            approving.refuse_misfit(found, value)
+        elif found.rule is None and verb in ("edit", "respond") and (misfit := waits.misfit(found.schema, value)):
             raise AnswerRefused(found.id, misfit)
         if verb == "respond" and found.options and value not in found.options:
             raise AnswerRefused(found.id, f"{value!r} is not one of {', '.join(map(repr, found.options))}")
         event: Any = self.log.event(run, opened)
         body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
         message_id = waits.answer_id(run, found.step, opened)
+        if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
+            self._refuse_closed(found.id, run, found.step, only=message_id)
+            raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
+        if verb == "approve" and len(found.votes) + 1 < found.need:
+            self._refuse_closed(found.id, run, found.step, only=message_id)
+            message_id = waits.vote_id(message_id, str(by))
         delivered = self._deliver(run, waits.ANSWER, body, id=message_id, by=by, tx=tx)
         if not delivered.fresh:
             first = delivered.message
@@ -478,10 +517,12 @@ class Client:
         self._refuse_closed(wait, run, step)
         raise AnswerRefused(wait, f"nothing to answer here; the run is {state.status}")
 
-    def _refuse_closed(self, wait: str, run: str, step: str) -> None:
+    def _refuse_closed(self, wait: str, run: str, step: str, *, only: str | None = None) -> None:
         """Tell who answered first, if somebody did."""
         for message in reversed(self.store.messages(run)):
-            if message.name == waits.ANSWER and (not step or f":{step}@" in message.id):
+            ends = "#" not in message.id and (not step or f":{step}@" in message.id)
+            meant = message.id == only if only is not None else ends
+            if message.name == waits.ANSWER and meant:
                 raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
 
     @Both
@@ -548,107 +589,6 @@ class Client:
     async def fire(self, trigger: str, *, by: str | None = None, input: Any = msgspec.UNSET) -> str:  # noqa: A002
         """Fire a trigger by hand, whatever its policies say; returns the id of the run that it starts."""
         return await firing.fire(self, trigger, by=by, given=input)
-
-    # acting -----------------------------------------------------------------------------------
-
-    @Both
-    def pause(self, run: str, *, by: str | None = None, because: str | None = None) -> None:
-        """Stop a run at its next step, until somebody resumes it."""
-        self._command(run, {"command": "pause", "because": because}, by)
-
-    @Both
-    def cancel(self, run: str, *, compensate: bool = False, by: str | None = None, because: str | None = None) -> None:
-        """End a run; with `compensate`, undo what it did. It ends when it is advanced next."""
-        self._command(run, {"command": "cancel", "compensate": compensate, "because": because}, by)
-
-    @Both
-    def set(self, run: str, /, *, by: str | None = None, unset: Sequence[str] = (), **changes: Any) -> None:
-        """Change entries of a run's context; its code sees that when its next step returns."""
-        travel.refuse_misfit(self.log, run, changes)
-        self._command(run, {"command": "set", "set": changes, "unset": list(unset)}, by)
-
-    @Both
-    def prioritize(self, run: str, priority: int, *, by: str | None = None) -> None:
-        """Give a run another priority."""
-        self._command(run, {"command": "prioritize", "priority": priority}, by)
-
-    def _command(self, run: str, body: dict[str, Any], by: str | None) -> None:
-        run = waits.latest(self.log, run)
-        row = self.store.index(run)
-        if row is None:
-            raise RunUnknown(run)
-        if row.status in ENDED:
-            raise AnswerRefused(run, f"the run is over ({row.status}); {body['command']} does nothing to it")
-        command(self.engine, run, body, by=by)
-        self._notify(run)
-
-    @Both
-    def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Let a paused, failed or orphaned run go on; says what it did. It is due then: advance it to see it go."""
-        return travel.resumed(self, run, by=by, because=because)
-
-    @Both
-    def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
-        """Take a run back to a place, such as `4:before`; says what it did. What it did to the world stays on its
-        ledger: the same action is not done again, whatever its new wording."""
-        told = travel.rewound(self, run, to, by=by, because=because)
-        self._notify(run)
-        return told
-
-    @Both
-    def fork(
-        self,
-        run: str,
-        at: str = "now",
-        *,
-        id: str | None = None,  # noqa: A002
-        output: Mapping[str, Any] | None = None,
-        set: Mapping[str, Any] | None = None,  # noqa: A002
-        unset: Sequence[str] = (),
-        input: Any = UNCHANGED,  # noqa: A002
-        model: str | None = None,
-        effects: e.ForkEffects = "recorded",
-        by: str | None = None,
-        because: str | None = None,
-    ) -> Handle[Any]:
-        """A new run that shares another one's time up to a place, and goes on from there under other conditions.
-
-        `output` gives steps that had just ended another output, `set` and `unset` change the context, `input` is
-        another input, `model` is asked instead of others. Models and reads are real in a fork; what it would do to the
-        world is adopted from what was done, else asked ("recorded"), done ("live") or refused ("none").
-        """
-        conditions = Conditions(
-            output=dict(output or {}),
-            set=dict(set or {}),
-            unset=tuple(unset),
-            input=input,
-            model=model,
-            effects=effects,
-        )
-        handle = travel.forked(self, run, at, conditions, id=id, by=by, because=because)
-        self._notify(handle.id)
-        return handle
-
-    @Both
-    def undoing(self, run: str, step: str) -> Undoing:
-        """What undoing the effect of one step would mean: how it can be undone, and who used what it returned."""
-        return undoing(self.log, run, step, TOOLS)
-
-    @OnLoop
-    async def undo(
-        self,
-        run: str,
-        step: str,
-        *,
-        by: str | None = None,
-        because: str | None = None,
-        settled: Literal["happened", "not"] | None = None,
-    ) -> str:
-        """Undo the effect of one step by its compensation, and nothing else; says what it did.
-
-        `settled` is for an undoing that began and whose outcome is not known, and for what was undone by hand.
-        """
-        return await self.executor().undo(run, step, by=by, because=because, settled=settled)
 
     # inside -----------------------------------------------------------------------------------
 
@@ -727,7 +667,7 @@ class Client:
         if advanced.status == "cancelled":
             raise RunCancelled(run, not_undone=advanced.not_undone)
         if advanced.status == "paused":
-            raise RunPaused(run)
+            raise RunPaused(run, because=paused_because(self.log, run))
         if advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
@@ -746,9 +686,11 @@ def open(url: str = "kedge.db", *, clock: Clock | None = None, ids: Ids | None =
     """Open a store for runs: a path, `sqlite:///path` or `memory:`. Made if it is not there.
 
     durability   "power" (the default) or "process": what a commit survives
+    roles        a function from a person's name to the roles that they have: who may answer what is asked of a role
     """
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
-    own = {name: options.pop(name) for name in ("build", "lease_seconds", "grace_seconds", "behind") if name in options}
+    ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")
+    own = {name: options.pop(name) for name in ours if name in options}
     return Client(open_store(str(url), **given, **options), clock=clock, ids=ids, **own)
 
 

@@ -1,4 +1,5 @@
-"""The agent's own document, as its code sees it: typed, versioned, and changed from outside only between steps."""
+"""The agent's own document, as its code sees it: typed, versioned, read-only, and changed from outside only between
+steps."""
 
 from __future__ import annotations
 
@@ -11,20 +12,12 @@ from kedge.errors import ValueRefused
 from kedge.model.codec import plain
 from kedge.model.typed import convert
 from kedge.model.values import pack, unpack
+from kedge.runtime.readonly import document as read_only_document
+from kedge.runtime.readonly import read_only
 from kedge.runtime.registry import AnyAgent
 from kedge.runtime.replay import Record
 
 _SCALARS: Final = frozenset({str, int, bool, float, type(None)})
-
-
-class Document(dict[str, Any]):
-    """A context without a declared type: a dict whose entries are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the context has no {name!r}; set it with run.update({name}=…)") from None
 
 
 class Change(NamedTuple):
@@ -47,8 +40,18 @@ class Context:
         """The document in the form in which it is on record, and in which people edit it."""
         self._document = self._migrated(self._recorded, form)
         self.version = version
-        self.value = self._typed()
+        self._value = self._typed()
+        self._is_read_only = False
         self._outside: deque[Change] = deque()
+
+    @property
+    def value(self) -> Any:
+        """The document as its declared type, read-only throughout; made so when somebody looks at it."""
+        if not self._is_read_only:
+            kind = self._agent.options.context
+            self._value = read_only_document(self._document) if kind is None else read_only(self._value)
+            self._is_read_only = True
+        return self._value
 
     def _migrated(self, document: dict[str, Any], form: int | None) -> dict[str, Any]:
         options = self._agent.options
@@ -57,8 +60,12 @@ class Context:
         return document
 
     def _typed(self) -> Any:
+        """As the declared type, which refuses what does not fit; without one there is nothing to be refused."""
         kind = self._agent.options.context
-        return Document(self._document) if kind is None else convert(self._document, kind, at="context")
+        return None if kind is None else convert(self._document, kind, at="context")
+
+    def _becomes(self, value: Any, version: int) -> None:
+        self._value, self._is_read_only, self.version = value, False, version
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Set some entries; they come back through the codec, like every value."""
@@ -66,19 +73,25 @@ class Context:
         before, self._document = self._document, {**self._document, **kept}
         try:
             value = self._typed()
-            lost = set(changes) - set(plain_names(value))
-            if lost:
+            if value is not None and (lost := set(changes) - set(plain_names(value))):
                 raise ValueRefused(f"context.{min(lost)}", f"is no field of {type(value).__name__}")
         except ValueRefused:
             self._document = before
             raise
-        self.value = value
-        self.version += 1
+        self._becomes(value, self.version + 1)
         return kept
 
     def from_outside(self, change: Change) -> None:
         """Somebody changed it; the code sees that when its next step returns."""
         self._outside.append(change)
+
+    def latest(self) -> Mapping[str, Any]:
+        """The document with everything that is on record, also what the code does not see yet."""
+        if not self._outside:
+            return self._document
+        twin = Context(self._agent, self._recorded, self.version, self._form)
+        twin._document, twin._outside = dict(self._document), deque(self._outside)
+        return twin.saved() or {}
 
     def saved(self) -> dict[str, Any] | None:
         """The document as another run may begin with it; None where there is none."""
@@ -93,8 +106,7 @@ class Context:
                 self._document = self._migrated(dict(change.data["document"] or {}), change.data.get("form"))
             else:
                 self._edit(change.data.get("set", {}), set(change.data.get("unset", ())))
-            self.version = change.version
-            self.value = self._typed()
+            self._becomes(self._typed(), change.version)
 
     def _edit(self, changes: Mapping[str, Any], gone: set[str]) -> None:
         """Somebody's edit: where the form has changed since, what it comes to in the form of today."""

@@ -20,11 +20,11 @@ from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient
 from kedge.runtime.here import HERE
-from kedge.runtime.intent import Intent, is_async, restored
+from kedge.runtime.intent import Intent, claim_text, is_async, restored
 from kedge.runtime.registry import DidNotHappen, Effect, Happened, Key, Tool, ToolStep, Unknown
 from kedge.runtime.replay import short
 from kedge.runtime.threads import Work
-from kedge.runtime.waits import SETTLEMENT_VERBS, Closed, Then, Waiter, binding, until
+from kedge.runtime.waits import SETTLEMENT_VERBS, Closed, Then, Waiter, binding, met, until
 from kedge.store.base import Claim
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _settlement(a: Attempting, found: Happened | DidNotHappen | None, by: str | 
         key=str(a.key),
         settlement=how,
         by=by,
-        released=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in released),
+        released=tuple(map(claim_text, released)),
     )
     values: dict[str, Any] = {"output": found.result} if isinstance(found, Happened) else {}
     return Entry(event, values | ({"because": because} if because else {}))
@@ -164,7 +164,7 @@ async def _ask(a: Attempting) -> Found | None:
         ex.consuming.difference_update(released)
         return [entry], {"releases": released} if released else {}
 
-    def fits(value: Any) -> Any:
+    def fits(kind: str, value: Any) -> Any:
         return restored(intent, value, None, a.step)
 
     closed = await ask_person(
@@ -193,9 +193,10 @@ async def ask_person(
     verbs: tuple[str, ...],
     before: list[Entry] | None = None,
     then: Then | None = None,
-    fits: Callable[[Any], Any] | None = None,
+    fits: Callable[[str, Any], Any] | None = None,
 ) -> Closed:
     """Ask within a step that is not itself a wait."""
+    met(ex, step)
     facts = ex.log.fold.facts
     told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
     bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)

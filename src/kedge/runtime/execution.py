@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
@@ -35,9 +35,11 @@ from kedge.runtime.threads import Threads, Work
 from kedge.store.base import Claim
 
 if TYPE_CHECKING:
+    from kedge.runtime.approving import Told
     from kedge.runtime.context import Context
+    from kedge.runtime.judge import Judge
     from kedge.runtime.lineage import Lineage
-    from kedge.runtime.waits import Waiter
+    from kedge.runtime.waits import Intervened, Waiter
 
 logger: Final = logging.getLogger("kedge")
 
@@ -61,6 +63,7 @@ class Engine:
         lease_seconds: float = math.inf,
         grace_seconds: float = 5.0,
         stand_in: StandIn | None = None,
+        roles: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
         self.log = log
         self.clock = clock
@@ -70,6 +73,8 @@ class Engine:
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
         self.stand_in = stand_in
+        self.roles = roles
+        """The roles that a person has, where somebody can tell."""
         self.works: dict[tuple[str, e.StepId], Work] = {}
         """Blocking calls by run and step, so that no other execution begins one while its thread lives."""
         self.buckets = Buckets(clock)
@@ -133,7 +138,7 @@ class Written(NamedTuple):
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
-    __slots__ = ("applying", "count", "execution", "path", "scope", "stopped", "streaming", "task", "thread")
+    __slots__ = ("applying", "count", "execution", "path", "scope", "stopped", "streaming", "task", "thread", "told")
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
         self.execution = execution
@@ -145,6 +150,8 @@ class Branch:
         self.applying: asyncio.Task[Any] | None = None
         self.stopped: Stopped | None = None
         self.streaming = False
+        self.told: Told | None = None
+        """What a person said of the last call, and changed in it."""
 
     def number(self) -> str:
         self.count += 1
@@ -200,6 +207,8 @@ class Execution:
         self.signal: Signal | None = None
         self.stirred = asyncio.Event()
         self.waiters: dict[e.StepId, Waiter] = {}
+        self.interventions: dict[e.StepId, Intervened] = {}
+        """Steps that somebody ended since this execution began."""
         self.main: asyncio.Future[Any] | None = None
         self.busy = 0
         self.computing = 0
@@ -238,6 +247,13 @@ class Execution:
         """Rights that attempts of this execution took, of which the store may not know yet."""
         self.transacting = asyncio.Lock()
         self._ahead: tuple[Hold, asyncio.Event] | None = None
+
+    @cached_property
+    def judge(self) -> Judge:
+        """What its intentions are judged by."""
+        from kedge.runtime.judge import Judge
+
+        return Judge(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
 
     @cached_property
     def lineage(self) -> Lineage:

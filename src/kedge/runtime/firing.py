@@ -37,6 +37,7 @@ from kedge.runtime.commands import command
 from kedge.runtime.context import through_codec
 from kedge.runtime.duties import Duty
 from kedge.runtime.failures import describe
+from kedge.runtime.intervening import entries_of
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.schedules import decide, moment, stamp
 from kedge.runtime.standing import ended
@@ -223,8 +224,7 @@ class _AtWork:
         else:
             entries: list[Entry] = []
             if message.name == waits.COMMAND and not self.log.fold.facts.ended:
-                version = self.log.fold.facts.context_version
-                entries = waits.command_entries(body, by=message.by, at=at, version=version)
+                entries = entries_of(self.log.fold, body, by=message.by, at=at)
             await self._append(_Cause(at, due, message=message), *entries)
 
     async def do_due(self) -> None:

@@ -26,22 +26,25 @@ from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
-from kedge.runtime import adopting, effects
+from kedge.runtime import adopting, approving, effects
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, is_any, waited_for
+from kedge.runtime.commands import given
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
 from kedge.runtime.here import HERE
-from kedge.runtime.intent import Intent, called, restored
+from kedge.runtime.intent import Intent, called, claim_text, restored
 from kedge.runtime.isolated import IsolatedError, run_isolated
+from kedge.runtime.judge import with_paths
+from kedge.runtime.judging import Judged, failed, model_of
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
 from kedge.runtime.registry import KEY, STEP, Happened, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
 from kedge.runtime.signals import Interrupted, Stopped
 from kedge.runtime.threads import Work
 from kedge.runtime.transacting import Transacting
-from kedge.runtime.waits import until_time
+from kedge.runtime.waits import Intervened, met, until_time
 from kedge.store.base import Claim
 
 SAFE: Final = frozenset({"reads", "idempotent", None})
@@ -79,12 +82,16 @@ async def perform(ex: Execution, branch: Branch, intent: Intent, step: e.StepId 
     except Stopped:
         attempting.stopped()
         raise
+    except Intervened as done:
+        return restored(intent, await given(ex, intent.name, done), None, step)
     finally:
+        branch.told = attempting.told
         attempting.over()
 
 
 async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) -> Any:
     """The recorded outcome of a step that is over, in its recorded order."""
+    approving.replayed(ex, branch, past)
     data = ex.record.data(past.output) if past.output else {}
     failure = _failure_of(ex, past, data)
     await ex.turn(past.ended)
@@ -96,10 +103,11 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     ex.played(past.ended)
     if past.status == "done":
         value = restored(intent, data.get("output"), data.get("reply"), past.id)
-        if not await effects.stays_confirmed(ex, branch, past, intent, value):
+        by_hand = past.output and isinstance(ex.record.event(past.output), e.StepOverridden)
+        if not by_hand and not await effects.stays_confirmed(ex, branch, past, intent, value):
             raise StepFailed(past.id, past.name, effects.NOT_CONFIRMED)
         return value
-    raise StepFailed(past.id, past.name, failure)
+    raise failed(past.id, past.name, failure)
 
 
 def _failure_of(ex: Execution, past: Step, data: Mapping[str, Any]) -> Failure | None:
@@ -121,24 +129,18 @@ class _TooLate(NotDone):
     """The run was lost before a thread of ours began with the tool."""
 
 
-class Attempting:
+class Attempting(Judged):
     """A step that is not over: its attempts so far, and those to come."""
 
     def __init__(self, ex: Execution, branch: Branch, step: e.StepId, intent: Intent, past: Step | None) -> None:
-        self.ex = ex
-        self.branch = branch
-        self.step = step
-        self.intent = intent
+        super().__init__(ex, branch, step, intent)
         self.past = past
         self.key: str | None = None
         self.failure: Failure | None = None
-        self.unwritten: list[Entry] = []
-        self.made = 0
         self.counted = 0
         self.limited_since: int | None = None
         self.limited = 0
         self.until_us = 0
-        self.is_open = False
         self.holds = False
         self.granted = False
         self.cancelled = False
@@ -150,31 +152,9 @@ class Attempting:
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
         if past is None:
-            self._intend()
+            self.intended()
         else:
             self._go_on(past)
-
-    def _intend(self) -> None:
-        intent = self.intent
-        undoes, undoes_seq = intent.undoes or (None, 0)
-        event = e.StepIntended(
-            at=self.ex.now_us(),
-            step=self.step,
-            sort=intent.sort,
-            name=intent.name,
-            digest=e.to_text(intent.digest),
-            identity=e.to_text(intent.identity) if intent.identity is not None else None,
-            effect=intent.effect,
-            undoes=undoes,
-            undoes_seq=undoes_seq,
-        )
-        because = intent.policy.because
-        self.unwritten.append(
-            Entry(
-                event,
-                {"arguments": intent.recording, "because": because} if because else {"arguments": intent.recording},
-            )
-        )
 
     def _go_on(self, past: Step) -> None:
         """Take up a step that another execution left: what is on record of it counts, not what code says now."""
@@ -183,7 +163,10 @@ class Attempting:
         self.intent.effect = intended.effect
         if self.intent.shape is not None and self.intent.undoes is None:
             recorded = record.data(past.intended)["arguments"]
-            self.intent.arguments = self.intent.shape.restore(recorded, self.intent.arguments)
+            self.intent.take_up(recorded, intended, self.step, self.ex.engine.secret_key)
+            approving.taken_up(self, past)
+            self.paths = record.data(past.edited or past.intended).get("paths") or {}
+            self.intent.arguments = with_paths(self.intent.arguments, self.paths)
         self.made = len(past.attempts)
         self.granted = bool(past.attempts) and past.status == "intended"
         self.until_us = past.delayed_until or 0
@@ -223,18 +206,19 @@ class Attempting:
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)
 
-    def written(self) -> list[Entry]:
-        """What is still to be written of the intention, from now on in somebody else's hands."""
-        entries, self.unwritten = self.unwritten, []
-        return entries
-
     # the loop ---------------------------------------------------------------------------------
 
     async def go(self) -> Any:
         """Attempts until one returns, or none is left."""
         ex = self.ex
+        met(ex, self.step)
         policy = self.intent.policy
         looked = not self.made
+        judged = self.concerns_rules
+        if judged and not self.made:
+            await approving.agreed(self, adopts=ex.left_behind and adopting.is_left(self))
+        elif self.past is not None and not self.made:
+            approving.void(self)
         if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):
             found = await self._done_before()
             if found is not None:
@@ -273,6 +257,8 @@ class Attempting:
             if self.intent.claims and not self.holds and (taken := ex.consuming.intersection(self.intent.claims)):
                 self.failure = describe(AlreadyClaimed(ex.run_id, space=taken.pop().space, owner=ex.run_id, seq=0))
                 return await self._give_up()
+            if judged and (self.paths or not self.is_open) and not self.is_judged:
+                await approving.agreed(self)
             applied = await self._attempt()
             work, looked = applied.work, False
             if work is not None and self.intent.effect in SAFE and self.counted + 1 < self.allowed:
@@ -304,6 +290,8 @@ class Attempting:
             if self.counted >= self.allowed:
                 return await self._give_up()
             await until_time(self.ex, self.branch, self.step, self.until_us)
+            if self.concerns_rules and not self.is_open and not self.is_judged:
+                await approving.agreed(self)
             applied = await self._attempt()
             if applied.error is None:
                 return applied.value
@@ -342,7 +330,7 @@ class Attempting:
 
     def stopped(self) -> None:
         """A sibling ended while this step waited for its next attempt: it makes none any more."""
-        if not self.unwritten and self.ex.signal is None:
+        if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
             self.ex.behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
 
     async def _refuse_consumed(self) -> None:
@@ -380,6 +368,7 @@ class Attempting:
     async def _attempt(self) -> Applied:
         ex, intent = self.ex, self.intent
         ex.refuse(self.branch)
+        met(ex, self.step)
         ex.check_lease()
         now = ex.now_us()
         timeout = intent.policy.timeout
@@ -392,6 +381,8 @@ class Attempting:
         ex.consuming.update(claims)
         if self.slot is not None:
             claims, self.slot = (*claims, self.slot), None
+        if self.slots:
+            claims, self.slots = (*claims, *self.slots), ()
         self.holds = bool(intent.claims)
         started = e.AttemptStarted(
             at=now,
@@ -400,7 +391,7 @@ class Attempting:
             key=self.key,
             epoch=ex.log.epoch,
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
-            claims=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in claims),
+            claims=tuple(map(claim_text, claims)),
         )
         entries = [*self.written(), Entry(started)]
         first = ex.is_first_live()
@@ -499,7 +490,7 @@ class Attempting:
         try:
             if intent.sort == "model":
                 reply = reply_kind(value)
-                usage = usage_of(value)
+                usage = ex.judge.priced(usage_of(value), model_of(intent))
                 reasoning = reasoning_of(value)
                 values |= {"output": wire(value), "reply": reply} if reply else {}
                 values |= {"reasoning": reasoning} if reasoning else {}
@@ -579,7 +570,7 @@ class Attempting:
             outcome=outcome,
             retry_at=retry_at,
             limited=limited,
-            released=tuple(f"{claim.space}:{e.to_text(claim.key)}" for claim in released),
+            released=tuple(map(claim_text, released)),
         )
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
         seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))

@@ -36,6 +36,7 @@ from kedge.runtime import waits
 from kedge.runtime.applying import waited_for
 from kedge.runtime.duties import Duty
 from kedge.runtime.failures import describe, rate_limit_seconds
+from kedge.runtime.intervening import entries_of
 from kedge.runtime.registry import AnyAgent
 from kedge.store.base import ENDED, RunQuery, Told
 
@@ -342,7 +343,7 @@ class _Following:
         for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=waits.COMMAND):
             body = waits.body_of(self.client.log, message)
             taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
-            entries = waits.command_entries(body, by=message.by, at=self.now, version=0)
+            entries = entries_of(self.log.fold, body, by=message.by, at=self.now)
             await self.log.append_soon(Entry(taken), *entries, takes=(message.number,))
         facts = self.log.fold.facts
         return not (facts.paused or facts.ended)

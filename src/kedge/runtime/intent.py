@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from hashlib import sha256
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from kedge.model.codec import canonical
 from kedge.model.keys import arguments_digest
 from kedge.model.retry import Retry
 from kedge.model.typed import convert
+from kedge.runtime.context import through_codec
 from kedge.runtime.models import rebuild
 from kedge.runtime.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape, refuse_tx_misfit
 from kedge.runtime.replay import Asked
@@ -21,11 +23,15 @@ from kedge.store.base import Claim
 _NONE: Final[Mapping[str, Any]] = {}
 
 
+def _nothing() -> None:
+    """There is nothing to call."""
+
+
 class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
     __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name", "policy",
-                 "recording", "returns", "shape", "sort", "told", "undoes")  # fmt: skip
+                 "proposed", "recording", "returns", "settled", "shape", "sort", "told", "undoes")  # fmt: skip
 
     def __init__(
         self,
@@ -51,12 +57,23 @@ class Intent:
         self.told: Mapping[str, Any] = arguments if told is None else told
         self.undoes = undoes
         self.recording = arguments if recording is None else recording
+        self.proposed = False
+        """Whether a person is to be asked, whatever the rules say."""
+        self.settled = False
+        """Whether its values are those on record, which nobody else can change."""
         self.effect: e.EffectClass | None = None
         self.digest: bytes = b""
         self.identity: bytes | None = None
         self.claims: tuple[Claim, ...] = ()
         self.injected: Mapping[str, Any] = shape.injected if shape is not None else _NONE
         self.is_async = shape.is_async if shape is not None else is_async(fn)
+
+    @classmethod
+    def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: e.Digest) -> Intent:
+        """What is intended by a step that is no call: a child, a message."""
+        intent = cls(sort, name, _nothing, None, arguments, Policy())
+        intent.digest = e.from_text(digest)
+        return intent
 
     def weigh(self, step: e.StepId, secret_key: bytes) -> None:
         """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
@@ -80,6 +97,39 @@ class Intent:
                 raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
             refuse_tx_misfit(self.name, self.effect, self.shape)
 
+    def take_up(self, recorded: dict[str, Any], intended: e.StepIntended, step: e.StepId, secret_key: bytes) -> None:
+        """Intend what is on record, whatever code says now."""
+        assert self.shape is not None
+        effect = self.effect
+        self.arguments = self.shape.restore(recorded, self.arguments)
+        self.recording, self.settled = recorded, True
+        self.weigh(step, secret_key)
+        self.effect = effect
+        if intended.digest is not None:
+            self.digest = e.from_text(intended.digest)
+        self.identity = None if intended.identity is None else e.from_text(intended.identity)
+
+    def edit(self, arguments: dict[str, Any], step: e.StepId, secret_key: bytes) -> dict[str, tuple[Any, Any]]:
+        """Intend it with other arguments; returns what changed, by name."""
+        before = through_codec(self.recording, at="arguments", secret_key=secret_key)
+        self.arguments = self.told = arguments
+        self.recording = through_codec(arguments, at="arguments", secret_key=secret_key)
+        self.settled = True
+        self.weigh(step, secret_key)
+        return {
+            name: (before.get(name), new)
+            for name, new in self.recording.items()
+            if name not in before or canonical(before[name]) != canonical(new)
+        }
+
+    def copy(self) -> Intent:
+        return copy(self)
+
+    def restore(self, before: Intent) -> None:
+        """Intend again what was intended before an edit."""
+        for name in ("arguments", "told", "recording", "settled", "digest", "identity", "claims", "effect"):
+            setattr(self, name, getattr(before, name))
+
     def ask_instead(self, model: str) -> None:
         """In a fork that asks another model: whoever names one is given that."""
         if self.sort == "model" and "model" in self.arguments:
@@ -98,6 +148,11 @@ class Intent:
             identity=e.to_text(self.identity) if self.identity is not None else None,
             binding=self.effect not in ("reads", None),
         )
+
+
+def claim_text(claim: Claim) -> str:
+    """A right as events name it."""
+    return f"{claim.space}:{e.to_text(claim.key)}"
 
 
 def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:

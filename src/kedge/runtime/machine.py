@@ -19,7 +19,6 @@ from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.registry import Agent, AnyAgent, Duration
 from kedge.runtime.replay import Asked
-from kedge.runtime.steps import MISSING
 
 S = TypeVar("S")
 
@@ -121,8 +120,7 @@ def _going_on(outcome: Any) -> tuple[Any, dict[str, Any] | None]:
     """The state a transition leads to, and what is waited for before the next."""
     if isinstance(outcome, Next):
         return outcome.state, None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    default = MISSING if outcome.timeout is None else outcome.default
-    return outcome.state, {"name": outcome.name, "timeout": outcome.timeout, "default": default}
+    return outcome.state, {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
 
 
 async def _transition(
@@ -148,16 +146,10 @@ async def _transition(
         diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
     if isinstance(outcome, Next | WaitFor):
         state, waits = _going_on(outcome)
-        output = through_codec({"state": state, "waits": _stored(waits)})
+        output = through_codec({"state": state, "waits": waits})
         ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     elif isinstance(outcome, Done):
         output = through_codec({"done": outcome.result})
         ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
     ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
     return ended
-
-
-def _stored(waits: dict[str, Any] | None) -> dict[str, Any] | None:
-    if waits is None or waits["default"] is not MISSING:
-        return waits
-    return {**waits, "default": None}

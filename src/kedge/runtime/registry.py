@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
-from kedge.errors import AgentUnknown, CalledDirectly, DeclarationRefused, NotDone
+from kedge.errors import AgentUnknown, CalledDirectly, ContractRefused, DeclarationRefused, NotDone
 from kedge.model.codec import Secret, digest
+from kedge.model.contract import Approval, Contract
 from kedge.model.events import EffectClass
 from kedge.model.retry import Retry, seconds
 from kedge.model.typed import convert
@@ -170,6 +173,10 @@ Reconciled: TypeAlias = Happened | DidNotHappen | Unknown
 Reconciler: TypeAlias = Callable[[Effect], Any]
 
 
+Approve: TypeAlias = str | Sequence[str] | Approval | Callable[..., Any]
+"""Whom to ask before something is done: names or roles, how, or a function of the arguments that says so."""
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How a step is carried out."""
 
@@ -185,6 +192,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     confirm: Callable[[Effect], Any] | None = None
     isolate: Isolation = "thread"
     patience: float = 3600.0
+    approve: Approve | None = None
     because: str | None = None
     says_effect: bool = True
     """False where nothing was said of the effect, and the default holds."""
@@ -231,13 +239,16 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<kedge tool {self.name}>"
 
-    def _options(self, because: str | None, retry: Retry | None, timeout: Duration | None) -> Any:
+    def _options(
+        self, because: str | None, retry: Retry | None, timeout: Duration | None, approve: Approve | None
+    ) -> Any:
         policy = self.policy
         changed = msgspec.structs.replace(
             policy,
             because=because if because is not None else policy.because,
             retry=retry or policy.retry,
             timeout=seconds(timeout) if timeout is not None else policy.timeout,
+            approve=approve if approve is not None else policy.approve,
         )
         return type(self)(self.fn, self.name, changed, self.shape)
 
@@ -255,10 +266,11 @@ class AsyncTool(Tool[P, R]):
         return called
 
     def options(
-        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None
-    ) -> AsyncTool[P, R]:
+        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None,
+        approve: Approve | None = None,
+    ) -> AsyncTool[P, R]:  # fmt: skip
         """The same tool, for one call, with a reason or another policy."""
-        changed: AsyncTool[P, R] = self._options(because, retry, timeout)
+        changed: AsyncTool[P, R] = self._options(because, retry, timeout, approve)
         return changed
 
 
@@ -271,10 +283,11 @@ class SyncTool(Tool[P, R]):
         return result
 
     def options(
-        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None
-    ) -> SyncTool[P, R]:
+        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None,
+        approve: Approve | None = None,
+    ) -> SyncTool[P, R]:  # fmt: skip
         """The same tool, for one call, with a reason or another policy."""
-        changed: SyncTool[P, R] = self._options(because, retry, timeout)
+        changed: SyncTool[P, R] = self._options(because, retry, timeout, approve)
         return changed
 
 
@@ -406,6 +419,7 @@ def tool(
     confirm: Callable[[Effect], Any] | None = None,
     isolate: Isolation = "thread",
     patience: Duration = "1h",
+    approve: Approve | None = None,
 ) -> _ToolDecorator: ...
 
 
@@ -422,6 +436,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
     isolate     "process" runs it where it can be killed when its time is up
     patience    how long rate limits may hold it up, in all
+    approve     whom to ask before it is done: a name, names, Approval(…), or a function of the arguments giving one
     """
 
     def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
@@ -536,6 +551,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_failure: OnFailure = "stop"
     aliases: tuple[str, ...] = ()
     priority: int = 0
+    contract: Contract | None = None
 
     @property
     def form(self) -> int:
@@ -571,6 +587,7 @@ def agent(
     on_failure: OnFailure = "stop",
     aliases: Sequence[str] = (),
     priority: int = 0,
+    contract: Contract | str | os.PathLike[str] | None = None,
 ) -> _AgentDecorator: ...
 
 
@@ -581,6 +598,7 @@ def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     context        the type of its document; migrations bring older documents up to date, one function a version
     on_failure     "compensate" undoes what was done when it fails
     priority       of its runs, unless they are given another
+    contract       what everything that it intends is judged by: a Contract, or a TOML file beside the agent's own
     """
     return declared(fn, options, is_machine=False)
 
@@ -593,11 +611,23 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
 
     def declare(fn: Callable[..., Any]) -> Agent[Any, Any]:
         called = name or getattr(fn, "__name__", "agent")
+        if isinstance(options.get("contract"), str | os.PathLike):
+            beside = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
+            options["contract"] = read_contract(os.path.join(beside, options["contract"]))
         made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)
         AGENTS.add(made)
         return made
 
     return declare if fn is None else declare(fn)
+
+
+def read_contract(path: str | os.PathLike[str]) -> Contract:
+    """A contract from a TOML file. ContractRefused, naming the rule, where it does not hold together."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractRefused(os.fspath(path), f"cannot be read ({error})") from None
+    return Contract.parse(text)
 
 
 class Registry:

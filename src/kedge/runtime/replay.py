@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kedge.errors import ValueErased
 from kedge.log.log import Log
@@ -19,10 +21,10 @@ from kedge.model.values import unpack
 from kedge.store.base import Row
 
 _BETWEEN: Final = frozenset(
-    {"fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed"}
+    {"fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed", "context.refused"}
 )
 _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
-                              "attempt.progressed"})  # fmt: skip
+                              "attempt.progressed", "step.edited", "wait.voted"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
 
 OVER: Final = frozenset({"done", "failed", "cancelled"})
@@ -50,7 +52,7 @@ class Record:
             step = fold.steps[index]
             if step.intended <= after:
                 break
-            self.steps[step.id] = step
+            self.steps[step.id] = step if step.status in OVER else _as_it_is(step)
         self.last: dict[str, int] = {}
         for name in self.steps:
             path, _, number = name.rpartition(".")
@@ -128,6 +130,10 @@ class Record:
         """The events of a kind that belong to a step."""
         return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
 
+    def of_all(self, step: e.StepId) -> list[tuple[int, e.Event]]:
+        """What is on record of a step between its intention and its end, in order."""
+        return self._of_step.get(step, [])
+
     def holder_of(self, epoch: int) -> str | None:
         """Who held the run at an epoch."""
         for row in self._rows.values():
@@ -142,6 +148,11 @@ class Record:
         queue = self._between.get((position, f"{kind}:{name}"))
         return queue.popleft() if queue else None
 
+    def take_first(self, position: str, *kinds: str) -> int | None:
+        """The same, of whichever of these kinds comes first."""
+        queues = [queue for kind in kinds if (queue := self._between.get((position, f"{kind}:")))]
+        return min(queues, key=lambda queue: queue[0]).popleft() if queues else None
+
     def branches_beyond(self, step: e.StepId, count: int) -> int | None:
         """A branch of a gather that has steps on record and that the code does not have any more."""
         for path in self.last:
@@ -153,6 +164,11 @@ class Record:
     def goes_on(self, path: str, count: int) -> bool:
         """Whether more steps are on record in a scope after this many."""
         return self.last.get(path, 0) > count
+
+
+def _as_it_is(step: Step) -> Step:
+    """A step that is not over, as it is on record now: the fold goes on changing its own."""
+    return replace(step, attempts=list(map(copy, step.attempts)))
 
 
 def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Sequence[Row]:

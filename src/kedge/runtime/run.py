@@ -19,14 +19,16 @@ from collections.abc import (
 )
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, cast, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from kedge.errors import LogError, OutsideBranch, StoreError
+from kedge.errors import LogError, OutsideBranch, Rejected, StoreError
 from kedge.model.retry import seconds
 from kedge.runtime import ending, scopes, steps, streams
+from kedge.runtime.approving import Proposed, Told, declined, proposed
+from kedge.runtime.commands import given
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.gate import perform
 from kedge.runtime.intent import Intent
@@ -36,7 +38,7 @@ from kedge.runtime.scopes import First
 from kedge.runtime.signals import Signal
 from kedge.runtime.steps import MISSING, Child
 from kedge.runtime.toolset import Toolset, dispatch, dispatch_sync
-from kedge.runtime.waits import Answer
+from kedge.runtime.waits import Answer, Intervened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +53,7 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 """A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
+Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
 _MODEL: Final = Policy(effect="reads")
 
 
@@ -70,6 +73,8 @@ async def taken(
         return await do(ex, branch, *args, **kwargs)
     except (StoreError, LogError) as error:
         raise ex.interrupted(error) from error
+    except Intervened as done:
+        return cast("T", await given(ex, "step", done))
     finally:
         branch.applying = None
         ex.leave(branch)
@@ -108,6 +113,11 @@ class _Common(Generic[C]):
         return self._execution.branch_here().replaying
 
     @property
+    def told(self) -> Told | None:
+        """What a person said of the last call, and what they changed in it; None where nobody was asked."""
+        return self._execution.branch_here().told
+
+    @property
     def received(self) -> Any:
         """In a state machine: what the wait before this transition ended with."""
         return self._execution.received
@@ -123,6 +133,16 @@ class _Common(Generic[C]):
 
     def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
         return taken(self._execution, do, *args, **kwargs)
+
+
+async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[Any]:
+    """A step that a person is asked about, whatever the rules say."""
+    intent.proposed = True
+    try:
+        result = await perform(ex, branch, intent)
+    except Rejected as rejected:
+        return declined(rejected)
+    return proposed(result, branch.told)
 
 
 def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
@@ -143,6 +163,10 @@ class Run(_Common[C]):
     def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
         """Call a tool through the gate."""
         return taken(self._execution, perform, self._call(tool, args, kwargs))
+
+    def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
+        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        return taken(self._execution, _proposed, self._call(tool, args, kwargs))
 
     @overload
     def model(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Step[T]: ...
@@ -185,10 +209,13 @@ class Run(_Common[C]):
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
-        options: Sequence[Any] | None = None, returns: Any = Any,
+        options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Step[Answer]:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers."""
-        return self._steps(steps.ask, prompt, to, timeout, default, options, returns)
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+
+        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        """
+        return self._steps(steps.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None) -> Step[Any]: ...
@@ -292,6 +319,11 @@ class SyncRun(_Common[C]):
         result: T = self._await(perform, self._call(tool, args, kwargs))
         return result
 
+    def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Proposed[T]:
+        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        suggested: Proposed[T] = self._await(_proposed, self._call(tool, args, kwargs))
+        return suggested
+
     def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
         result: T = self._await(perform, model_intent(fn, args, kwargs))
@@ -333,10 +365,13 @@ class SyncRun(_Common[C]):
 
     def ask(
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
-        options: Sequence[Any] | None = None, returns: Any = Any,
+        options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Answer:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers."""
-        return self._await(steps.ask, prompt, to, timeout, default, options, returns)
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+
+        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        """
+        return self._await(steps.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
     @overload
     def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...

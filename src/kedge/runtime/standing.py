@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from kedge.errors import RunBroken
+from kedge.log.log import Log
+from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.model.typed import convert
 from kedge.runtime.execution import Engine, Execution
@@ -52,6 +54,22 @@ def ended(engine: Engine, run: str) -> Advanced:
         not_undone=tuple(data.get("not_undone") or ()),
         renewed_as=facts.renewed_as,
     )
+
+
+def paused_because(log: Log, run: str) -> str | None:
+    """Why a run is paused, where whoever did it said so."""
+    state = log.state(run)
+    if not state.fold.facts.paused:
+        return None
+    found = None
+    seq = state.seq
+    while seq and found is None:
+        event = log.event(run, seq)
+        found = seq if isinstance(event, e.RunPaused) else None
+        seq -= 1
+    told = {} if found is None else log.data(run, found)
+    because = told.get("because")
+    return str(because) if because else None
 
 
 def standing(engine: Engine, ex: Execution, *, left: bool = False) -> Advanced:

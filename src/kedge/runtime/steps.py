@@ -5,30 +5,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from kedge.errors import ChildFailed, KedgeError, RunExists, RunUnknown, StepFailed, WaitExpired
+from kedge.errors import ChildFailed, KedgeError, RunExists, RunUnknown, StepFailed, ValueRefused, WaitExpired
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.codec import digest
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.retry import seconds
+from kedge.model.standing import UPDATE
 from kedge.model.typed import convert
 from kedge.model.values import pack
-from kedge.runtime import adopting
+from kedge.runtime import adopting, approving
 from kedge.runtime.adopting import Wanted
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.context import initial_context, through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
+from kedge.runtime.intent import Intent, claim_text
+from kedge.runtime.intervening import skip_failure
+from kedge.runtime.judge import judge_change, named
+from kedge.runtime.judging import Judged, failed, rejection, stop_looping
 from kedge.runtime.registry import AnyAgent, Duration
 from kedge.runtime.replay import OVER, Asked
-from kedge.runtime.waits import QUESTION_VERBS, SAID, Answer, Closed, Waiter, binding, body_of, schema_of, until
+from kedge.runtime.waits import (
+    QUESTION_VERBS,
+    SAID,
+    Answer,
+    Closed,
+    Intervened,
+    Round,
+    Waiter,
+    binding,
+    body_of,
+    met,
+    schema_of,
+    until,
+)
 from kedge.store.base import Delivery
 
 O = TypeVar("O", covariant=True)  # noqa: E741
@@ -96,16 +113,37 @@ async def note(ex: Execution, branch: Branch, note: Any) -> None:
 
 
 async def update(ex: Execution, branch: Branch, changes: Mapping[str, Any]) -> None:
-    seen = ex.record.take(branch.position, "context.changed")
+    seen = ex.record.take_first(branch.position, "context.changed", "context.refused")
     saw = ex.context.version
-    kept = ex.context.update(changes)
     if seen is not None:
-        ex.context.version = ex.record.event(seen).version
+        recorded = ex.record.event(seen)
+        if isinstance(recorded, e.ContextRefused):
+            raise _refused(branch, ex.record.data(seen))
+        ex.context.update(changes)
+        ex.context.version = recorded.version
         return
-    version = ex.log.fold.facts.context_version + 1
-    event = e.ContextChanged(at=ex.now_us(), version=version, saw=saw, step=branch.position)
-    ex.behind(Entry(event, {"set": kept, "unset": []}))
-    ex.context.version = version
+    version = ex.log.fold.facts.context_version
+    verdict = judge_change(ex.judge, through_codec(dict(changes)), (), by="agent", step=branch.position)
+    if verdict is not None and verdict.ruling.ruling == "reject":
+        told = {"set": through_codec(dict(changes)), "failure": rejection(verdict.ruling, verdict.contract)}
+        refused = e.ContextRefused(
+            at=ex.now_us(), version=version, saw=saw, step=branch.position, verdict=verdict.event
+        )
+        ex.behind(*ex.judge.unbound(), Entry(refused, {**told, **verdict.rests_on}))
+        stop_looping(ex)
+        raise _refused(branch, told)
+    kept = ex.context.update(changes)
+    event = e.ContextChanged(at=ex.now_us(), version=version + 1, saw=saw, step=branch.position)
+    if verdict is None:
+        ex.behind(Entry(event, {"set": kept, "unset": []}))
+    else:
+        event = msgspec.structs.replace(event, verdict=verdict.event)
+        ex.behind(*ex.judge.unbound(), Entry(event, {"set": kept, "unset": [], **verdict.rests_on}))
+    ex.context.version = version + 1
+
+
+def _refused(branch: Branch, data: Mapping[str, Any]) -> StepFailed:
+    return failed(branch.position, UPDATE, convert(data["failure"], Failure, at="failure"))
 
 
 async def heard(ex: Execution, branch: Branch) -> list[Any]:
@@ -181,10 +219,33 @@ class Question(msgspec.Struct, kw_only=True):
     told: dict[str, Any] = {}
     then: Any = None
     fits: Any = None
+    need: int = 1
+    rounds: tuple[Round, ...] = ()
+    may: list[str] | None = None
+
+    def values(self, turn: int = 0) -> dict[str, Any]:
+        """What is put on record of it: who may answer, after `turn` others did not, is no part of what is asked."""
+        may = self.rounds[turn - 1].may if turn else self.may
+        return self.told if may is None else {**self.told, "may": list(may)}
+
+    skippable: bool = False
+    """Whether the code can do without what it waits for."""
 
 
 async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
-    """A wait as a step: on record before anybody can answer it, and over by what is on record."""
+    """A wait as a step, and how it ended. Skipped: somebody did not want it waited for, and it has no default."""
+    try:
+        closed = await _until_over(ex, branch, asked)
+    except Intervened as done:
+        await ex.recorded(done.seq)
+        closed = done.closed
+    if closed.how == "skipped" and not asked.skippable:
+        raise failed(branch_step(branch), asked.name, skip_failure(closed.by, closed.comment))
+    return closed
+
+
+async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
+    """On record before anybody can answer it, and over by what is on record."""
     step = branch.number()
     bound = e.to_text(digest(asked.identity)) if asked.identity is not None else None
     claim = Asked(sort="wait", name=asked.name, digest=bound, binding=bound is not None)
@@ -196,6 +257,7 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
     else:
         await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
+    met(ex, step)
     facts = ex.log.fold.facts
     wait = facts.waits.get(step) if past is not None else None
     if branch.stopped is not None:
@@ -208,9 +270,10 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
         intended = e.StepIntended(at=now_us, step=step, sort="wait", name=asked.name, digest=bound)
         opened = e.WaitOpened(
             at=now_us, step=step, waits_for=asked.waits_for, name=asked.name, to=asked.to, deadline=asked.deadline,
-            digest=answer if asked.waits_for == "answer" else None,
+            digest=answer if asked.waits_for == "answer" else None, need=asked.need,
         )  # fmt: skip
-        entries = [Entry(opened, asked.told)] if past is not None else [Entry(intended), Entry(opened, asked.told)]
+        question = Entry(opened, asked.values())
+        entries = [question] if past is not None else [Entry(intended), question]
         written = await ex.durably(*entries)
         waiter = _waiter(step, asked, opened, written.seq)
         if written.cancelled:
@@ -219,7 +282,7 @@ async def _waited(ex: Execution, branch: Branch, asked: Question) -> Closed:
         if branch.stopped is not None and ex.signal is None:
             ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=step, how="cancelled")))
     else:
-        waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened)
+        waiter = _waiter(step, asked, ex.record.event(wait.opened), wait.opened, wait.votes)
     ex.refuse(branch)
     closed = await _closing(ex, branch, waiter)
     if closed.how == "cancelled":
@@ -237,10 +300,11 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         return await _cancelled(ex, waiter)
 
 
-def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int) -> Waiter:
+def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, votes: tuple[str, ...] = ()) -> Waiter:
     return Waiter(
         step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
-        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.told),
+        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need, votes=votes,
+        rounds=asked.rounds[opened.round :],
     )  # fmt: skip
 
 
@@ -284,6 +348,8 @@ async def ask(
     default: Any,
     options: Sequence[Any] | None,
     returns: Any,
+    need: int = 1,
+    escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
 ) -> Answer:
     told: dict[str, Any] = {"prompt": prompt, "verbs": list(QUESTION_VERBS)}
     if options is not None:
@@ -292,17 +358,29 @@ async def ask(
         told["default"] = default
     if returns is not Any:
         told["schema"] = schema_of(returns)
+    people = ex.judge.people(None)
+
+    def fits(kind: str, value: Any) -> Any:
+        return convert(value, returns, at="answer")
+
     question = Question(
         waits_for="answer",
         name="ask",
         identity={"prompt": prompt},
-        to=(to,) if isinstance(to, str) else tuple(to),
+        to=_names(to),
         deadline=_deadline(ex, timeout),
         told=told,
-        fits=None if returns is Any else partial(convert, kind=returns, at="answer"),
+        fits=None if returns is Any else fits,
+        need=need,
+        may=named(people, _names(to)),
+        rounds=tuple(
+            Round(_names(to), None if timeout is None else seconds(timeout), named(people, _names(to)))
+            for to, timeout in escalate
+        ),
+        skippable=default is not MISSING,
     )
     closed = await _waited(ex, branch, question)
-    if closed.how == "expired":
+    if closed.how in ("expired", "skipped"):
         if default is MISSING:
             raise WaitExpired(ex.run_id, branch_step(branch), prompt)
         kind = default if default in QUESTION_VERBS else "respond"
@@ -313,15 +391,22 @@ async def ask(
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
 
 
+def _names(to: str | Sequence[str]) -> tuple[str, ...]:
+    return (to,) if isinstance(to, str) else tuple(to)
+
+
 def branch_step(branch: Branch) -> str:
     """The step that a branch took last."""
     return f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
 
 
 async def wait(ex: Execution, branch: Branch, name: str, timeout: Duration | None, default: Any, returns: Any) -> Any:
-    question = Question(waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout))
+    question = Question(
+        waits_for="event", name=name, identity={"event": name}, deadline=_deadline(ex, timeout),
+        skippable=default is not MISSING,
+    )  # fmt: skip
     closed = await _waited(ex, branch, question)
-    if closed.how == "expired":
+    if closed.how in ("expired", "skipped"):
         if default is MISSING:
             raise WaitExpired(ex.run_id, branch_step(branch), name)
         return default
@@ -335,7 +420,7 @@ async def sleep(ex: Execution, branch: Branch, for_seconds: float | None, until_
         deadline = (until_moment - _EPOCH) // timedelta(microseconds=1)
     else:
         deadline = ex.now_us() + round((for_seconds or 0) * 1_000_000)
-    await _waited(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline))
+    await _waited(ex, branch, Question(waits_for="time", name="sleep", deadline=deadline, skippable=True))
 
 
 # children and messages ----------------------------------------------------------------------------
@@ -387,12 +472,11 @@ async def spawn(
     else:
         await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
-    if past is None:
-        intended = e.StepIntended(at=ex.now_us(), step=step, sort="child", name=agent.name, digest=bound)
-        await ex.durably(Entry(intended, {"arguments": {"input": input}}))
+    wanted = Wanted(ex, branch, step, agent.name, {"input": input}, bound)
+    adopts = ex.left_behind and adopting.is_spawned(wanted)
+    await _agreed(ex, branch, step, past, Intent.of("child", agent.name, {"input": input}, bound), adopts=adopts)
     _refuse(ex, branch, step)
     facts = ex.log.fold.facts
-    wanted = Wanted(ex, branch, step, agent.name, {"input": input}, bound)
     if ex.left_behind and (adopted := await adopting.spawned_before(wanted)) is not None:
         event = e.ChildSpawned(at=ex.now_us(), step=step, run=adopted.run, agent=agent.name,
                                on_parent_end=adopted.on_parent_end)  # fmt: skip
@@ -425,7 +509,25 @@ def _refuse(ex: Execution, branch: Branch, step: e.StepId) -> None:
 
 
 def _failed(ex: Execution, past: Step) -> StepFailed:
-    return StepFailed(past.id, past.name, convert(ex.record.data(past.output)["failure"], Failure, at="failure"))
+    return failed(past.id, past.name, convert(ex.record.data(past.output)["failure"], Failure, at="failure"))
+
+
+async def _agreed(
+    ex: Execution, branch: Branch, step: e.StepId, past: Step | None, intent: Intent, *, adopts: bool
+) -> None:
+    """The intention of a step that is no call: judged, and durable before anything is done."""
+    judged = Judged(ex, branch, step, intent)
+    if past is None:
+        judged.intended()
+    else:
+        approving.taken_up(judged, past)
+    if judged.concerns_rules:
+        await approving.agreed(judged, adopts=adopts)
+    if judged.unwritten and isinstance(judged.unwritten[-1].event, e.StepIntended):
+        *before, (event, values) = judged.written()
+        claims = () if adopts else judged.slots
+        intended = msgspec.structs.replace(event, claims=tuple(map(claim_text, claims)))
+        await ex.durably(*before, Entry(intended, values), **({"claims": claims} if claims else {}))
 
 
 def _create(ex: Execution, started: e.RunStarted, agent: AnyAgent, input: Any) -> None:  # noqa: A002
@@ -484,6 +586,8 @@ async def child_result(ex: Execution, branch: Branch, child: Child[Any]) -> Any:
 
 
 async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) -> None:
+    if name.startswith("kedge."):
+        raise ValueRefused("name", f"messages named {name!r} are Kedge's own; choose another name")
     step = branch.number()
     bound = e.to_text(digest({"run": run, "name": name, "body": body}, at="body"))
     claim = Asked(sort="tool", name="send", digest=bound, binding=True)
@@ -498,11 +602,11 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     else:
         await refuse_gap(ex, branch, step, str(claim))
     await ex.turn()
-    if past is None:
-        intended = e.StepIntended(at=ex.now_us(), step=step, sort="tool", name="send", digest=bound)
-        await ex.durably(Entry(intended, {"arguments": {"run": run, "name": name, "body": body}}))
+    told = {"run": run, "name": name, "body": body}
+    wanted = Wanted(ex, branch, step, "send", told, bound)
+    adopts = ex.left_behind and adopting.is_sent(wanted)
+    await _agreed(ex, branch, step, past, Intent.of("tool", "send", told, bound), adopts=adopts)
     _refuse(ex, branch, step)
-    wanted = Wanted(ex, branch, step, "send", {"run": run, "name": name, "body": body}, bound)
     if ex.left_behind and await adopting.sent_before(wanted):
         return
     generation = ex.log.fold.facts.generation

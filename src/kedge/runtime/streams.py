@@ -12,13 +12,16 @@ from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.runtime.agreement import agree, refuse_gap
 from kedge.runtime.applying import waited_for
+from kedge.runtime.commands import given
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
 from kedge.runtime.gate import Attempting, replayed
 from kedge.runtime.intent import Intent
+from kedge.runtime.judging import model_of
 from kedge.runtime.models import join_chunks, rebuild, reply_kind, usage_of, wire
 from kedge.runtime.replay import OVER
+from kedge.runtime.waits import Intervened
 
 END: Final[Any] = object()
 """What a blocking reader gets after the last chunk."""
@@ -40,13 +43,14 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         else:
             await agree(ex, branch, past, intent.asked(), intent.recording)
         if past is not None and past.status in OVER:
-            whole = await replayed(ex, branch, past, intent)
-            chunks = [_chunk(each) for each in whole["chunks"]]
-            source: Any = _listed(chunks)
+            source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
         else:
             await ex.turn()
             reading = _Reading(Attempting(ex, branch, step, intent, past))
-            source = await reading.open()
+            try:
+                source = await reading.open()
+            except Intervened as done:
+                source, reading = _listed(_chunks(await given(ex, intent.name, done))), None
         async for chunk in source:
             branch.streaming = True
             ex.leave(branch)
@@ -70,6 +74,13 @@ async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None)
         branch.streaming = False
         if inside:
             ex.leave(branch)
+
+
+def _chunks(whole: Any) -> list[Any]:
+    """A reply that is on record, in its chunks; what somebody gave instead of one is one chunk."""
+    if isinstance(whole, dict) and "chunks" in whole:
+        return [_chunk(each) for each in whole["chunks"]]  # pyright: ignore[reportUnknownVariableType]
+    return [whole]
 
 
 def _chunk(stored: Any) -> Any:
@@ -125,7 +136,7 @@ class _Reading:
             {"chunk": wire(chunk), "reply": kind} if (kind := reply_kind(chunk)) else {"chunk": chunk}
             for chunk in joined
         ]
-        usage = usage_of(self.chunks)
+        usage = a.ex.judge.priced(usage_of(self.chunks), model_of(a.intent))
         event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
         return a.ex.behind(Entry(event, {"output": through_codec({"chunks": stored})}))
 

@@ -13,12 +13,15 @@ import msgspec
 
 from kedge.errors import AlreadyAnswered, AnswerRefused, RunWaiting
 from kedge.model.codec import plain
+from kedge.runtime import editing
+from kedge.runtime.waits import may_answer
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
     from kedge.runtime.views import Wait
 
 _MEANING: Final = {
+    "reject": "reject, perhaps with why",
     "edit": "edit VALUE",
     "respond": "respond VALUE",
     "happened": "happened, perhaps with what it returned",
@@ -33,18 +36,28 @@ def can_ask() -> bool:
 
 
 def ask(client: Client, waiting: RunWaiting) -> bool:
-    """Put the run's questions to whoever sits here. False: they would rather not answer now."""
+    """Put the run's questions to whoever sits here. False: they would rather not answer now, or may not."""
+    by = _somebody()
     asked: list[Wait] = [wait for wait in waiting.waits if wait.verbs]
     for wait in asked:
-        if not ask_one(client, wait):
+        if not can_answer(client, wait, by) or not ask_one(client, wait, by=by):
             return False
     return bool(asked)
 
 
-def ask_one(client: Client, wait: Wait) -> bool:
+def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
+    """Whether somebody is asked, and what they say would count: one of several counts once."""
+    is_asked = may_answer(by, wait.to, wait.may, client.engine.roles)
+    return is_asked and by not in wait.votes and not wait.is_agreed and (by is not None or wait.need == 1)
+
+
+def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     """Put one question, until there is an answer that fits. False: later."""
     _tell(f"\n{_shade(wait.prompt or wait.name, _BOLD)}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
+    if wait.need > 1:
+        agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
+        about += f", {len(wait.votes)} of {wait.need} agreed{agreed}"
     _tell(_shade(f"  {about}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
     # What is in doubt is asked about by the call itself, which need not be said twice.
@@ -52,7 +65,8 @@ def ask_one(client: Client, wait: Wait) -> bool:
         _tell(f"  {_call(intention)}\n")
     if wait.options:
         _tell(f"  options: {', '.join(map(str, wait.options))}\n")
-    _tell(_shade(f"  {'; '.join(_MEANING.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
+    means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {editing.example(wait)}"}
+    _tell(_shade(f"  {'; '.join(means.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
     while True:
         _tell("> ")
         line = sys.stdin.readline().strip()
@@ -66,7 +80,11 @@ def ask_one(client: Client, wait: Wait) -> bool:
             _tell(f"  {verb!r} is none of {', '.join(wait.verbs)}\n")
             continue
         try:
-            client.answer(wait.id, found[0], value=_value(rest, wait), by=_somebody())  # type: ignore[arg-type]  # pyright: ignore
+            comment = rest or None if found[0] in ("approve", "reject") else None
+            value = None if comment else _value(rest, wait)
+            if found[0] == "edit" and wait.rule is not None:
+                value = editing.written(wait, rest)
+            client.answer(wait.id, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
             _tell(f"  {first}\n")
         except AnswerRefused as refused:

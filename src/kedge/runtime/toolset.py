@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from kedge.errors import DeclarationRefused, KedgeError, StepFailed, ValueRefused
+from kedge.errors import DeclarationRefused, KedgeError, Rejected, StepFailed, ValueRefused
 from kedge.model.codec import Plain, plain, step_of
 from kedge.model.typed import convert
+from kedge.runtime.approving import Told
 from kedge.runtime.models import Provider, ToolCall, provider_of, reasoning_of, text_of, tool_calls_of
 from kedge.runtime.registry import AnyTool, Tool
 
@@ -131,7 +132,7 @@ class Parameters:
                 problems.append(f"{name}: is missing{self._takes(name)}")
             elif name in told:
                 try:
-                    bound[name] = self._fitted(name, told[name])
+                    bound[name] = self.fitted(name, told[name])
                 except ValueRefused as refused:
                     # Models like to write null for what they leave out.
                     if told[name] is not None or not is_optional:
@@ -142,7 +143,8 @@ class Parameters:
             raise ValueRefused("arguments", "\n".join(["do not fit", *problems]))
         return bound
 
-    def _fitted(self, name: str, value: Any) -> Any:
+    def fitted(self, name: str, value: Any) -> Any:
+        """One argument as the declared type."""
         try:
             return self._fits[name](value)
         except ValueRefused:
@@ -344,11 +346,17 @@ async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None
         result = await settled(run.call(tool, **tools.bind(call.name, call.arguments)))
     except ValueRefused as refused:
         return _Answer(call.id, f"error: {refused}", True)
+    except Rejected as rejected:
+        if rejected.response is not None:
+            return _Answer(call.id, f"{rejected.message} (the tool was not called)")
+        return _Answer(call.id, f"error: {rejected}", True)
     except StepFailed as failed:
         return _Answer(call.id, f"error: {failed.failure}", True)
-    return _Answer(
-        call.id, result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
-    )
+    text = result if isinstance(result, str) else json.dumps(spoken(plain(result)), ensure_ascii=False)
+    told = getattr(run, "told", None)
+    if isinstance(told, Told) and told.changed:
+        text += f"\n({told} before it was called)"
+    return _Answer(call.id, text)
 
 
 def _messages(provider: Provider, answers: Sequence[_Answer]) -> list[dict[str, Any]]:

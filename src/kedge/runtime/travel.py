@@ -34,6 +34,7 @@ from kedge.model.ledger import Ledger
 from kedge.model.typed import convert
 from kedge.runtime import waits
 from kedge.runtime.context import Context, through_codec
+from kedge.runtime.judge import Judge, Looked, judge_change
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.starting import Handle
 from kedge.runtime.steps import delivery
@@ -106,7 +107,7 @@ def forked(
     log, row = client.log, client.store.index(run)
     if row is None:
         raise RunUnknown(run)
-    conditions = _checked(client, run, row.agent, conditions)
+    conditions = _checked(client, run, row.agent, conditions, by)
     number, name = 1, id or f"{run}-fork"
     while True:
         try:
@@ -145,7 +146,20 @@ def _born(client: Client, found: Fork) -> None:
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
 
-def _checked(client: Client, run: str, agent: str, conditions: Conditions) -> Conditions:
+def _refuse_rejected(client: Client, run: str, agent: str, conditions: Conditions, by: str) -> None:
+    """Another context is somebody's change of it, and judged as such."""
+    log, state = client.log, client.log.state(run)
+    found = AGENTS.get(agent) if agent in AGENTS.names() else None
+    context = state.context
+    place = Looked(run, state.fold, log.ledger(run), log.head(run).base)
+    judge = Judge(client.engine, found, place, lambda: context.document or {}, lambda: context.version)
+    verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
+    if verdict is not None and verdict.ruling.ruling == "reject":
+        told = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
+        raise TimeRefused(run, told)
+
+
+def _checked(client: Client, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
     """Conditions as the fork's code will see them; what does not fit is refused here, where somebody can mend it."""
     if conditions.effects not in ("recorded", "live", "none"):
         raise TimeRefused(run, f"effects={conditions.effects!r} is not one of recorded, live, none")
@@ -157,6 +171,8 @@ def _checked(client: Client, run: str, agent: str, conditions: Conditions) -> Co
         changed["input"] = value
     if conditions.set:
         refuse_misfit(client.log, run, dict(conditions.set))
+    if conditions.set or conditions.unset:
+        _refuse_rejected(client, run, agent, conditions, by or "somebody")
     fold = client.log.state(run).fold if conditions.output else Fold()
     for name, output in conditions.output.items():
         step = fold.step(name)

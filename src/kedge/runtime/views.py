@@ -45,6 +45,21 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Any, ...] = ()
     schema: Any = None
     intention: Any = None
+    need: int = 1
+    votes: tuple[str, ...] = ()
+    """Who agreed so far, where several have to."""
+    may: tuple[str, ...] | None = None
+    """Who may answer, by name, where that is known."""
+    rule: str | None = None
+    reason: str | None = None
+    """Why it is asked."""
+    round: int = 0
+    """How often it was passed on to others, because nobody answered in time."""
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether as many agreed as have to, of several; the run is yet to take it."""
+        return self.need > 1 and len(self.votes) >= self.need
 
     def __str__(self) -> str:
         what = self.prompt or self.name

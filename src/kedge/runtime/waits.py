@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -14,8 +14,6 @@ from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.codec import digest
 from kedge.model.values import unpack
-from kedge.runtime.context import Change
-from kedge.runtime.signals import Cancelling, Paused, Rewinding
 from kedge.store.base import ENDED, Delivery, Message, RunQuery
 
 if TYPE_CHECKING:
@@ -58,8 +56,34 @@ class Closed(NamedTuple):
     comment: str | None = None
 
 
+class Intervened(BaseException):
+    """Somebody ended a step that was not over, by an event that is on record. Not for the agent's code: whoever
+    carries the step out gives it what is on record instead."""
+
+    def __init__(self, seq: int, event: Any, values: Mapping[str, Any]) -> None:
+        super().__init__(f"step {event.step}")
+        self.seq = seq
+        self.event: e.StepOverridden | e.StepEnded | e.WaitClosed = event
+        self.values = values
+
+    @property
+    def closed(self) -> Closed:
+        """The end of a wait that it stands for."""
+        if isinstance(self.event, e.StepOverridden):
+            return Closed(self.seq, "answered", self.event.by, self.values.get("output"))
+        return Closed(self.seq, "skipped", self.event.by, None, self.values.get("comment"))
+
+
 Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
 """What else is written when a wait ends, in the same commit: events, and rights."""
+
+
+class Round(NamedTuple):
+    """Whom a question goes to next when nobody answered in time: for how long, and who that is by name, if known."""
+
+    to: tuple[str, ...]
+    timeout: float | None
+    may: Sequence[str] | None = None
 
 
 class Waiter:
@@ -72,10 +96,13 @@ class Waiter:
         "fits",
         "future",
         "name",
+        "need",
         "opened",
         "resting",
+        "rounds",
         "step",
         "then",
+        "votes",
         "waits_for",
     )
 
@@ -89,8 +116,11 @@ class Waiter:
         digest: e.Digest | None = None,
         opened: int = 0,
         then: Then | None = None,
-        fits: Callable[[Any], Any] | None = None,
+        fits: Callable[[str, Any], Any] | None = None,
         asked: Entry | None = None,
+        need: int = 1,
+        votes: tuple[str, ...] = (),
+        rounds: tuple[Round, ...] = (),
     ) -> None:
         self.step = step
         self.waits_for = waits_for
@@ -101,6 +131,9 @@ class Waiter:
         self.then = then
         self.fits = fits
         self.asked = asked
+        self.need = need
+        self.votes = votes
+        self.rounds = rounds
         self.resting = False
         self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
 
@@ -116,6 +149,23 @@ def verbs_of(waits_for: str) -> tuple[Verb, ...]:
 def answer_id(run: str, step: e.StepId, opened: int) -> str:
     """The id that answers to a wait carry, so that the first one wins."""
     return f"answer:{run}:{step}@{opened}"
+
+
+def vote_id(answer: str, by: str) -> str:
+    """The id of one of several answers that a wait needs: one a person, however often they click."""
+    return f"{answer}#{by}"
+
+
+def may_answer(
+    by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
+) -> bool:
+    """Whether somebody is one of those who are asked: by name, or by a role that they have. Where nobody says who is
+    who, what a question is addressed to is an address and no more."""
+    if not to or (may is None and roles is None):
+        return True
+    if by is None:
+        return False
+    return by in (to if may is None else may) or (roles is not None and not set(roles(by)).isdisjoint(to))
 
 
 def child_id(run: str) -> str:
@@ -156,9 +206,10 @@ def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: 
 
 
 async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
-    """Wait: the branch rests, and the run may leave memory meanwhile."""
+    """Wait: the branch rests, and the run may leave memory meanwhile. Intervened: somebody ended the step itself."""
     if ex.signal is not None:
         raise ex.signal
+    met(ex, waiter.step)
     ex.waiters[waiter.step] = waiter
     look(ex, only=waiter)
     if waiter.future.done():
@@ -176,13 +227,34 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
         ex.waiters.pop(waiter.step, None)
 
 
+def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
+    """Somebody ended a step, which is on record: who waits within it is told now, other code when it comes there."""
+    ex.interventions[step] = done
+    waiter = ex.waiters.get(step)
+    if waiter is not None and not waiter.future.done():
+        if waiter.resting:
+            ex.wakes()
+        waiter.future.set_exception(done)
+        waiter.future.exception()
+
+
+def met(ex: Execution, step: e.StepId) -> None:
+    """Go no further with a step that somebody ended."""
+    if step in ex.interventions:
+        raise ex.interventions[step]
+
+
 async def until_time(ex: Execution, branch: Branch, step: e.StepId, at_us: int) -> None:
-    """Sit out a time that is on record already."""
+    """Sit out a time that is on record already; somebody may have said there since to go on sooner."""
     if at_us > ex.now_us():
+        found = ex.log.fold.step(step)
+        at_us = min(at_us, (found.delayed_until if found is not None else None) or at_us)
         await until(ex, branch, Waiter(step, "delay", deadline=at_us))
 
 
-def end(ex: Execution, waiter: Waiter, closed: Closed, message: Message | None = None) -> None:
+def end(
+    ex: Execution, waiter: Waiter, closed: Closed, message: Message | None = None, *, before: Sequence[Entry] = ()
+) -> None:
     """A wait is over: on record first, then for the code."""
     if waiter.future.done():
         return
@@ -199,7 +271,7 @@ def end(ex: Execution, waiter: Waiter, closed: Closed, message: Message | None =
         if message is not None:
             ex.took.add(message.number)
             rights = {**rights, "takes": (message.number,)}
-        seq = ex.behind(Entry(event, values), *then, **rights)
+        seq = ex.behind(*before, Entry(event, values), *then, **rights)
         closed = closed._replace(seq=seq)
     if waiter.resting:
         ex.wakes()
@@ -228,7 +300,10 @@ def look(ex: Execution, *, only: Waiter | None = None) -> None:
         if waiter.waits_for == "child":
             _look_at_child(ex, waiter)
         elif waiter.deadline is not None and waiter.deadline <= now:
-            end(ex, waiter, Closed(0, "expired"))
+            if waiter.rounds:
+                _pass_on(ex, waiter, now)
+            else:
+                end(ex, waiter, Closed(0, "expired"))
 
 
 def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
@@ -253,7 +328,9 @@ def body_of(log: Log, message: Message) -> Any:
 
 def _take(ex: Execution, message: Message) -> None:
     if message.name == COMMAND:
-        _command(ex, message)
+        from kedge.runtime import commands
+
+        commands.take(ex, message)
     elif message.name == ANSWER:
         _answered(ex, message)
     elif message.name == CHILD:
@@ -274,24 +351,71 @@ def _drop(ex: Execution, message: Message) -> None:
 
 
 def _answered(ex: Execution, message: Message) -> None:
-    waiter = next((w for w in ex.waiters.values() if w.opened and w.answer_id(ex.run_id) == message.id), None)
+    answered = message.id.partition("#")[0]
+    waiter = next((w for w in ex.waiters.values() if w.opened and w.answer_id(ex.run_id) == answered), None)
     if waiter is None or waiter.future.done():
         if not _may_come(ex, message):
             _drop(ex, message)
         return
-    body: dict[str, Any] = body_of(ex.engine.log, message)
-    if waiter.digest is not None and body.get("digest") != waiter.digest:
+    body: Any = body_of(ex.engine.log, message)
+    if not isinstance(body, dict) or not isinstance(body.get("kind"), str):  # pyright: ignore[reportUnknownMemberType]
+        _set_aside(ex, waiter, message, "it is no answer")
+        return
+    if waiter.digest is not None and body.get("digest") != waiter.digest:  # pyright: ignore[reportUnknownMemberType]
         _set_aside(ex, waiter, message, "it answers another question")
         return
+    if waiter.asked is not None:
+        opened: Any = waiter.asked.event
+        told: dict[str, Any] = dict(waiter.asked.values or {})
+        if not may_answer(message.by, opened.to, told.get("may"), ex.engine.roles):
+            _set_aside(ex, waiter, message, "it was asked of others")
+            return
     answer = Answer(kind=body["kind"], value=body.get("value"), by=message.by, comment=body.get("comment"))
     try:
         if waiter.fits is not None and answer.kind in ("edit", "respond", "happened"):
-            waiter.fits(answer.value)
+            waiter.fits(answer.kind, answer.value)
     except ValueRefused as misfit:
         _set_aside(ex, waiter, message, misfit)
         return
-    told = {"kind": answer.kind, "value": answer.value}
-    end(ex, waiter, Closed(0, "answered", by=message.by, answer=told, comment=answer.comment), message)
+    said = {"kind": answer.kind, "value": answer.value}
+    closed = Closed(0, "answered", by=message.by, answer=said, comment=answer.comment)
+    if waiter.need > 1 and answer.kind == "approve":
+        _voted(ex, waiter, closed, message)
+    else:
+        end(ex, waiter, closed, message)
+
+
+def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> None:
+    """One of several who have to agree did; the last one of them ends the wait."""
+    by = closed.by
+    if by is None:
+        _set_aside(ex, waiter, message, "several people have to agree, each by name")
+        return
+    last = len({*waiter.votes, by}) >= waiter.need
+    event = e.WaitVoted(at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number)
+    voted = Entry(event, {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})})
+    waiter.votes = waiter.votes if by in waiter.votes else (*waiter.votes, by)
+    if last:
+        end(ex, waiter, closed, message, before=(voted,))
+        return
+    ex.took.add(message.number)
+    ex.behind(voted, takes=(message.number,))
+    _ask_again(ex, waiter, message)
+
+
+def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
+    """Nobody answered in time: others are asked, anew, and may take a time of their own."""
+    assert waiter.asked is not None
+    event: Any = waiter.asked.event
+    values = {name: value for name, value in (waiter.asked.values or {}).items() if name != "may"}
+    following, *rest = waiter.rounds
+    deadline = None if following.timeout is None else now + round(following.timeout * 1_000_000)
+    opened = msgspec.structs.replace(
+        event, at=now, data=None, to=following.to, deadline=deadline, round=event.round + 1
+    )
+    waiter.asked = Entry(opened, values if following.may is None else {**values, "may": list(following.may)})
+    waiter.opened = ex.behind(waiter.asked)
+    waiter.deadline, waiter.rounds, waiter.votes = deadline, tuple(rest), ()
 
 
 def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
@@ -299,15 +423,24 @@ def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) 
     _drop(ex, message)
     note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
     ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="kedge"), {"note": note}))
-    if waiter.asked is not None:
+    _ask_again(ex, waiter, message)
+
+
+def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
+    """The same question, under an id that is free, where a message took the one that ends it and did not."""
+    if waiter.asked is not None and "#" not in message.id:
         event, values = waiter.asked
-        waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=ex.now_us(), data=None), values))
+        now = ex.now_us()
+        waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
+        for by in waiter.votes:
+            ex.behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
 
 
 def _may_come(ex: Execution, message: Message) -> bool:
     """Whether an answer belongs to a wait that is open on record and that the code has not come to yet."""
     waits = ex.log.fold.facts.waits.values()
-    return any(answer_id(ex.run_id, wait.step, wait.opened) == message.id for wait in waits)
+    answered = message.id.partition("#")[0]
+    return any(answer_id(ex.run_id, wait.step, wait.opened) == answered for wait in waits)
 
 
 def _look_at_child(ex: Execution, waiter: Waiter) -> None:
@@ -376,54 +509,3 @@ def bring_along(log: Log, run: str, follows: str) -> None:
     late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
     if late:
         log.store.deliver(late)
-
-
-# commands -----------------------------------------------------------------------------------------
-
-
-def _command(ex: Execution, message: Message) -> None:
-    """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
-    body: dict[str, Any] = body_of(ex.engine.log, message)
-    ex.took.add(message.number)
-    if body["command"] == "rewind":
-        # It is taken with the event that carries it out, when the code has come to rest.
-        ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
-        return
-    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=COMMAND, id=message.id, by=message.by)
-    facts = ex.log.fold.facts
-    entries = command_entries(body, by=message.by, at=ex.now_us(), version=facts.context_version)
-    if facts.cancelling and body["command"] in ("cancel", "pause"):
-        entries = []  # it is being cancelled already
-    seq = ex.behind(Entry(taken), *entries, takes=(message.number,))
-    obey(ex, entries, seq)
-
-
-def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
-    for event, values in entries:
-        if isinstance(event, e.RunPaused):
-            ex.close(Paused())
-        elif isinstance(event, e.CancelRequested):
-            ex.close(Cancelling(), cut=True)
-        elif isinstance(event, e.ForkMade):
-            ex.left_behind = True
-        elif isinstance(event, e.ContextChanged):
-            ex.context.from_outside(Change(seq, event.version, values or {}))
-
-
-def command_entries(body: dict[str, Any], *, by: str | None, at: int, version: int) -> list[Entry]:
-    """A command as the events that carry it out."""
-    because = {"because": body["because"]} if body.get("because") else None
-    match body["command"]:
-        case "pause":
-            return [Entry(e.RunPaused(at=at, by=by), because)]
-        case "cancel":
-            return [Entry(e.CancelRequested(at=at, by=by, compensate=bool(body.get("compensate"))), because)]
-        case "prioritize":
-            return [Entry(e.RunPrioritized(at=at, by=by, priority=body["priority"]))]
-        case "set":
-            changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "somebody")
-            return [Entry(changed, {"set": body["set"], "unset": body.get("unset", [])})]
-        case "forked":
-            return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
-        case _:
-            return []

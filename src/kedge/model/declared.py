@@ -1,0 +1,40 @@
+"""Takes apart what people wrote in a declaration: tables, lists, names. Says None, or nothing, of what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+
+def table(given: object) -> dict[str, Any] | None:
+    """A mapping by names."""
+    if not isinstance(given, Mapping):
+        return None
+    found: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
+    return found if all(type(name) is str for name in found) else None
+
+
+def items(given: object) -> list[Any] | None:
+    """A list; a set in an order that is always the same."""
+    if isinstance(given, list | tuple):
+        return list(cast("list[Any]", given))
+    if isinstance(given, set | frozenset):
+        return sorted(cast("set[Any]", given), key=lambda item: (type(item).__name__, repr(item)))
+    return None
+
+
+def texts(given: object) -> tuple[str, ...]:
+    """One text or several, each once; none where something else stands among them, or a blank."""
+    several = [given] if isinstance(given, str) else items(given) or []
+    if not all(isinstance(text, str) and text and text == text.strip() for text in several):
+        return ()
+    return tuple(dict.fromkeys(cast("list[str]", several)))
+
+
+def unknown(word: str, known: Iterable[str]) -> str:
+    """What to say of a word that is none of those known."""
+    from difflib import get_close_matches
+
+    words = sorted(known)
+    close = get_close_matches(word, words, 1)
+    return f"{word} is not known; " + (f"did you mean {close[0]}?" if close else f"give {', '.join(words)}")

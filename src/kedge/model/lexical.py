@@ -1,0 +1,209 @@
+"""How text is taken by rules: what two names that look alike have in common, and where a path written down leads.
+
+Knows no file system: what a path really is, links resolved, is found out above and handed in.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Final
+
+PATH_CHARS_MAX: Final = 4096
+
+
+# Letters that are drawn as others are, where neither a normal form nor the name of a letter says so.
+_DRAWN_AS: Final = str.maketrans(
+    {
+        letter: latin
+        for latin, letters in {
+            "a": "аαɑ", "b": "вβьƅ", "c": "сϲ", "d": "ԁ", "e": "еεєҽ", "f": "ϝғ", "g": "ɡց", "h": "һнհ", "j": "јϳ",
+            "k": "кκ", "l": "іιӏıɩɪ1i|", "m": "м", "n": "пηոռ", "o": "оοσօ0", "p": "рρ", "q": "ԛզ", "r": "гᴦ",
+            "s": "ѕꜱ", "t": "тτ", "u": "υս", "v": "νѵ", "w": "ԝω", "x": "хχ", "y": "уγүყ",
+        }.items()
+        for letter in letters
+    }
+)  # fmt: skip
+
+_LATIN: Final = re.compile(r"LATIN (?:SMALL|CAPITAL|LETTER SMALL CAPITAL)(?: LETTER)? ([A-Z])(?: WITH .*)?")
+_SIGN: Final = re.compile(r".* LETTER ([A-Z])")
+
+_ALIKE: Final = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
+"""Scripts with letters that are drawn as letters of another."""
+
+_UNSEEN: Final = frozenset({"Cf", "Cc", "Cn", "Co", "Cs"})
+# Fillers, joiners and selectors that count as letters or marks, and that nobody can see.
+_BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+    chr(code)
+    for first, last in ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
+    for code in range(first, last + 1)
+}
+
+
+def folded(text: str) -> str:
+    """The text as names are told apart: without case, width, invisible signs, and spaces around."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join([char for char in text if char.isspace() or _is_seen(char)])
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(text.split()).casefold()
+
+
+def _is_seen(char: str) -> bool:
+    return char not in _BLANK and unicodedata.category(char) not in _UNSEEN
+
+
+def drawn(text: str) -> str:
+    """What a text looks like at a glance: the same for texts that a reader takes for one another."""
+    text = folded(text)
+    if not text.isascii():
+        apart = unicodedata.normalize("NFKD", text)
+        plain = [char if char.isascii() else _plainly(char) for char in apart]
+        text = folded("".join(plain))
+    return text.translate(_DRAWN_AS).replace("rn", "m")
+
+
+@lru_cache(maxsize=4096)
+def _plainly(char: str) -> str:
+    """A letter without what is drawn through, around or beneath it."""
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return ""
+    name = unicodedata.name(char, "")
+    found = _LATIN.fullmatch(name) or (_SIGN.fullmatch(name) if unicodedata.category(char) == "So" else None)
+    return found[1].lower() if found else char
+
+
+def mixed_scripts(text: str) -> tuple[str, ...]:
+    """The scripts, if there is more than one, whose letters could be taken for one another."""
+    if text.isascii():
+        return ()
+    found = dict[str, None]()
+    for char in unicodedata.normalize("NFKC", text):
+        if char.isalpha():
+            script = unicodedata.name(char, "").partition(" ")[0]
+            if script in _ALIKE:
+                found[script.capitalize()] = None
+    return tuple(found) if len(found) > 1 else ()
+
+
+# Patterns of names ---------------------------------------------------------------------------------
+
+
+WILD: Final = frozenset("*?[")
+
+
+class Names:
+    """Names that tools go by, as patterns."""
+
+    __slots__ = ("_match", "literal")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        kept = tuple(patterns)
+        self.literal = frozenset(pattern for pattern in kept if WILD.isdisjoint(pattern))
+        wild = [translate(pattern) for pattern in kept if pattern not in self.literal]
+        self._match = re.compile("|".join(wild)).match if wild else None
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether they stand for themselves, and for nothing else."""
+        return self._match is None
+
+    def match(self, name: str) -> bool:
+        return name in self.literal or (self._match is not None and self._match(name) is not None)
+
+
+# Paths --------------------------------------------------------------------------------------------
+
+_ENCODED: Final = re.compile(r"%(?:25)*(?:2e|2f|5c|7e|[01][0-9a-f]|[89a-f][0-9a-f])|\A%(?:25)*20", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+_SLASHED: Final = frozenset("/\\.~%")
+
+# Signs that are drawn as a slash, a backslash or a dot, and that no normal form of Unicode turns into one.
+_DOTS_AND_SLASHES: Final = frozenset("∕⁄⧸⧹∖⧵╱╲⟋⟍\u0337\u0338。｡۔ꓸ")
+
+
+def path_refused(text: object) -> str | None:
+    """Why what stands where a path should is none that can be judged, in words that follow the argument's name."""
+    if type(text) is not str:
+        return f"is {kind_of(text)}; a path as text is needed"
+    if not text:
+        return "is empty; a path is needed"
+    if len(text) > PATH_CHARS_MAX:
+        return f"is {len(text)} characters long; at most {PATH_CHARS_MAX} are allowed in a path"
+    if not text.isprintable():
+        return "has signs that cannot be seen; write the path without them"
+    if text != text.strip():
+        return "begins or ends with a space; write the path without it"
+    if not text.isascii() and (found := _look_alike(text)):
+        return f"has {found}, which is drawn as a dot or a slash; write the path in plain signs"
+    if "\\" in text:
+        return "has a backslash; write the path with slashes"
+    if "%" in text and _ENCODED.search(text):
+        return "has encoded signs; write the path as it is"
+    if text[0] == "~":
+        return "begins with ~; write the path out"
+    if _SCHEME.match(text):
+        return "begins like an address or a drive; write a plain path"
+    for part in text.split("/"):
+        if part[:1] in ". " and part not in ("", ".") and not part.strip(". "):
+            return f"goes through {part!r}; write the path without it"
+    return None
+
+
+def _look_alike(text: str) -> str | None:
+    for char in text:
+        if not char.isascii():
+            normal = unicodedata.normalize("NFKC", char)
+            if char in _DOTS_AND_SLASHES or not _SLASHED.isdisjoint(normal):
+                return f"U+{ord(char):04X}"
+    return None
+
+
+def root_of(text: str) -> str:
+    """A root as it is kept: with a slash at its end, so that it is never the name of an argument."""
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    lead = "/" if text.startswith("/") else ""
+    return lead + "".join(f"{part}/" for part in parts) or "./"
+
+
+def lies_inside(text: str, roots: Sequence[str], real: str | None, real_roots: Mapping[str, str]) -> bool:
+    """Whether a path leads into one of the roots: by what it really is, or by its letters where that is not known.
+    A relative path is taken from the first root."""
+    for root in roots:
+        found = real_roots.get(root)
+        if real is not None and found is not None:
+            if _is_under(real, found):
+                return True
+        elif text[0] == "/":
+            if root[0] == "/" and _is_under(text, root):
+                return True
+        elif root is roots[0]:
+            return True
+    return False
+
+
+def _is_under(path: str, root: str) -> bool:
+    if path[:1] != "/" or root[:1] != "/":
+        return False
+    parts = path.split("/")
+    if ".." in parts:
+        return False
+    above = [part for part in root.split("/") if part not in ("", ".")]
+    return [part for part in parts if part not in ("", ".")][: len(above)] == above
+
+
+# Words --------------------------------------------------------------------------------------------
+
+_KINDS: Final = {
+    "NoneType": "nothing", "bool": "true or false", "int": "a whole number", "float": "a number", "Decimal": "a number",
+    "str": "text", "bytes": "bytes", "bytearray": "bytes", "list": "a list", "tuple": "a list", "set": "a set",
+    "frozenset": "a set", "dict": "an object",
+}  # fmt: skip
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in words for a message."""
+    name = type(value).__name__
+    return _KINDS.get(name, f"a {name}")

@@ -1,0 +1,133 @@
+"""An edit of a call as people write it: arguments by name, typed by what the tool takes. Judges nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from kedge.errors import AnswerRefused
+from kedge.runtime.views import Wait
+
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def written(wait: Wait, text: str) -> dict[str, Any]:
+    """An edit in one line: `amount=100 to=ann`, or JSON."""
+    if text.lstrip().startswith("{"):
+        try:
+            return checked(wait, json.loads(text))
+        except ValueError as error:
+            raise AnswerRefused(wait.id, f"is no JSON ({error}); write it as {example(wait)}") from None
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise AnswerRefused(wait.id, f"cannot be read ({error}); write it as {example(wait)}") from None
+    return by_name(wait, words)
+
+
+def by_name(wait: Wait, pairs: Sequence[str]) -> dict[str, Any]:
+    """An edit from `name=value`, each value as the tool takes it: where it takes text, 100 is one too."""
+    schema = _schema(wait)
+    changes: dict[str, Any] = {}
+    for each in pairs:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise AnswerRefused(wait.id, f"{each!r} is no name and value; write it as {example(wait)}")
+        changes[name] = _typed(text, _property(schema, name), schema)
+    return checked(wait, changes)
+
+
+def checked(wait: Wait, changes: Any) -> dict[str, Any]:
+    """An edit that the tool would take, as far as the question says what it takes. It need not name every argument."""
+    if not isinstance(changes, dict) or not changes:
+        raise AnswerRefused(wait.id, f"an edit gives arguments by name, as in {example(wait)}")
+    found, schema, names = cast("dict[str, Any]", changes), _schema(wait), arguments(wait)
+    for name, value in found.items():
+        if names and name not in names:
+            raise AnswerRefused(wait.id, f"{name!r} is no argument of {_tool(wait)}; it has {', '.join(names)}")
+        wanted = _property(schema, name)
+        if not _fits(wanted, value, schema):
+            kind = wanted.get("type") or "value that it takes"
+            given = json.dumps(value, default=str)
+            raise AnswerRefused(wait.id, f"{name}={given} does not fit; {_tool(wait)} takes {name} as {kind}")
+    return found
+
+
+def arguments(wait: Wait) -> list[str]:
+    """The names that an edit can give."""
+    schema = _schema(wait)
+    return list(_table(schema, "properties") if schema.get("additionalProperties") is False else _asked(wait))
+
+
+def example(wait: Wait) -> str:
+    """How an edit could look."""
+    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)]
+    name = next(iter([*numbers, *arguments(wait)]), "amount")
+    return f"{name}={100 if name in numbers else 'VALUE'}"
+
+
+def _asked(wait: Wait) -> Mapping[str, Any]:
+    return _table(wait.intention, "arguments")
+
+
+def _tool(wait: Wait) -> str:
+    return str(_mapping(wait.intention).get("tool") or "the call")
+
+
+def _schema(wait: Wait) -> Mapping[str, Any]:
+    return _mapping(wait.schema)
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _table(_table(schema, "properties"), name)
+
+
+def _table(value: object, name: str) -> Mapping[str, Any]:
+    return _mapping(_mapping(value).get(name))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _typed(text: str, wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """A text as what is wanted: itself, or what it says as JSON."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return text
+    first, second = (text, parsed) if _named(wanted, root).get("type") == "string" else (parsed, text)
+    return second if not _fits(wanted, first, root) and _fits(wanted, second, root) else first
+
+
+def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a reference inside a schema leads to."""
+    reference: Any = wanted.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return wanted
+    found = root
+    for part in reference[2:].split("/"):
+        found = _table(found, part)
+    return found
+
+
+def _fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a value is plainly what is wanted; what only the tool's own types can say is left to the run."""
+    wanted = _named(wanted, root)
+    either: Any = wanted.get("anyOf") or wanted.get("oneOf")
+    if isinstance(either, list):
+        return any(_fits(cast("Mapping[str, Any]", each), value, root) for each in either)  # pyright: ignore
+    if "const" in wanted or "enum" in wanted:
+        return value in wanted.get("enum", [wanted.get("const")])
+    named: Any = wanted.get("type")
+    kinds: list[Any] = [named] if isinstance(named, str) else named or []
+    if not kinds or any(kind not in _TYPES for kind in kinds):
+        return True
+    if isinstance(value, bool):
+        return "boolean" in kinds
+    return any(isinstance(value, _TYPES[kind]) for kind in kinds)

@@ -1,0 +1,265 @@
+"""`kedge contract`: everything that is wrong at once, rules in plain words, and what another contract would change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kedge
+from kedge import rules
+from kedge.cli.main import main
+from kedge.cli.wording import words
+
+claims = kedge.Contract(
+    "claims",
+    [
+        rules.allow("assess", "pay", "send_letter"),
+        rules.arguments("pay", amount={"type": "integer", "min": 1, "max": 5_000}, name="sums"),
+        rules.arguments("pay", amount={"max": 1_000}, name="large sums", ask="managers"),
+        rules.after("pay", "assess"),
+    ],
+    people={"managers": ["mia", "max"]},
+)
+
+STRICTER = """\
+name = "stricter"
+
+[[rules]]
+name = "sums"
+tools = "pay"
+arguments.amount = {type = "integer", min = 1, max = 300}
+
+[[rules]]
+name = "few"
+tools = "pay"
+budget.effects = 1
+ask = "managers"
+"""
+
+BROKEN = """\
+name = "broken"
+rejections = 0
+
+[[rules]]
+alow = ["pay"]
+
+[[rules]]
+name = "sums"
+tools = "pay"
+arguments.amount = {maxx = 300}
+"""
+
+
+@kedge.tool(effect="reads")
+async def assess(claim: int) -> int:
+    return claim * 10
+
+
+@kedge.tool
+async def pay(to: str, amount: int) -> str:
+    return f"paid {amount} to {to}"
+
+
+@kedge.agent(contract=claims)
+async def review(run: kedge.Run, claim: int) -> list[str]:
+    said: list[str] = []
+    amount = await run.call(assess, claim)
+    for part in (amount, amount * 2, 9_000):
+        try:
+            said.append(await run.call(pay, "ann", part))
+        except kedge.StepFailed as failed:
+            said.append(str(failed))
+    return said
+
+
+@kedge.agent
+async def free(run: kedge.Run, claim: int) -> str:
+    return await run.call(pay, "ann", claim)
+
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """A store with three runs under a contract and one without."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    Path("stricter.toml").write_text(STRICTER, encoding="utf-8")
+    Path("broken.toml").write_text(BROKEN, encoding="utf-8")
+    with kedge.open("kedge.db") as kd:
+        kd.run(review, 7, id="claim_7")
+        kd.run(review, 20, id="claim_20")
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(review, 60, id="claim_60")
+        kd.run(free, 400, id="free_1")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = main(["contract", *args])
+        out, err = capsys.readouterr()
+        assert all(len(line) <= 80 for line in out.splitlines()) or "--json" in args, out
+        return code, out, err
+
+    return run
+
+
+# check --------------------------------------------------------------------------------------------
+
+
+def test_a_contract_that_holds_is_told_with_its_rules_and_hash(cli: Cli) -> None:
+    code, out, _ = cli("check", "stricter.toml", f"{__name__}:claims", f"{__name__}:review")
+    assert code == 0
+    first, second, third = [line for line in out.splitlines() if line.startswith("✓")]
+    assert first.split()[1:6] == ["stricter.toml", "stricter", "holds:", "2", "rules,"]
+    assert f"claims holds: 4 rules, sha256 {claims.digest[:12]}" in second
+    assert f"claims holds: 4 rules, sha256 {claims.digest[:12]}" in third
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_its_line(cli: Cli) -> None:
+    code, out, _ = cli("check", "broken.toml", "stricter.toml")
+    assert code == 1
+    told = " ".join(out.split())
+    assert "✗ broken.toml 3 problems" in told
+    assert "line 2: rejections" in told
+    assert "line 4, rule 1: alow is not known; did you mean allow?" in told
+    assert "line 7, rule sums: amount: maxx is not known; did you mean max?" in told
+    assert "✓ stricter.toml" in told
+
+
+def test_names_that_the_app_does_not_have_are_told_and_do_not_count(cli: Cli) -> None:
+    text = STRICTER.replace('tools = "pay"', 'tools = "pey"', 1).replace('ask = "managers"', "")
+    Path("odd.toml").write_text(text + '\n[[rules]]\ntools = "pay"\narguments.amuont = {max = 1}\n', encoding="utf-8")
+    code, out, _ = cli("check", "odd.toml", "--app", __name__)
+    assert code == 0
+    assert "no tool is called pey; did you mean pay?" in out
+    assert "pay has no argument amuont; did you mean amount?" in out
+
+
+def test_a_check_prints_data_for_programs(cli: Cli) -> None:
+    code, out, _ = cli("check", "broken.toml", f"{__name__}:claims", "--json")
+    assert code == 1
+    broken, sound = json.loads(out)
+    assert (broken["holds"], len(broken["problems"]), sound["digest"]) == (False, 3, claims.digest)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["check", "nowhere.toml"], "nowhere.toml: no such file"),
+        (["check", "nonsense"], "nonsense: no such file"),
+        (["check", f"{__name__}:pay"], "is neither a contract nor an agent"),
+        (["show", f"{__name__}:free"], "the agent has no contract"),
+        (["show", "claim_8"], "claim_8: no such run in kedge.db; did you mean claim_7?"),
+        (["show", "free_1"], "free_1: no contract is on record of it"),
+        (["rejudge"], "rejudge what? Name runs, or select them"),
+        (["rejudge", "claim_7", "--all"], "named runs or selected ones, not both"),
+        (["rejudge", "claim_7", "--contract", "broken.toml"], "`kedge contract check broken.toml` shows everything"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(cli: Cli, args: list[str], line: str) -> None:
+    code, out, err = cli(*args)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+# show ---------------------------------------------------------------------------------------------
+
+
+def test_the_rules_are_told_in_plain_words_of_a_file_an_agent_and_a_run(cli: Cli) -> None:
+    _, of_file, _ = cli("show", "stricter.toml")
+    assert "1  sums  pay: amount is a whole number from 1 to 300" in of_file
+    assert "2  few   pay: no more than 1 effect; otherwise ask managers" in of_file
+    _, of_agent, _ = cli("show", f"{__name__}:review")
+    _, of_name, _ = cli("show", "review", "--app", __name__)
+    assert of_agent == of_name
+    assert of_agent.splitlines()[1].strip() == f"sha256 {claims.digest}"
+    assert "managers are mia and max" in of_agent
+    _, of_run, _ = cli("show", "claim_7")
+    assert "claims  4 rules, in force since event" in of_run
+    assert of_run.splitlines()[1:] == of_agent.splitlines()[1:]
+
+
+def test_showing_prints_the_whole_contract_for_programs(cli: Cli) -> None:
+    _, out, _ = cli("show", "claim_7", "--json")
+    [told] = json.loads(out)
+    assert (told["digest"], [rule["name"] for rule in told["rules"]][1:3]) == (claims.digest, ["sums", "large sums"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (rules.allow("a", "b", "c"), "only a, b and c"),
+        (rules.deny("delete_*", "drop"), "never delete_* or drop"),
+        (rules.arguments("pay", currency={"one_of": ["EUR"]}), 'pay: currency is "EUR"'),
+        (rules.arguments("pay", to={"type": "string", "length": 9}), "pay: to is text, at most 9 long"),
+        (rules.arguments("pay", to={"matches": "a+", "optional": True}), "pay: to may be missing, or is like a+"),
+        (rules.paths("read", path=["in", "out"]), "read: path leads into in/ or out/"),
+        (rules.budget(calls=1, tokens=2_000, money="5 USD"), "no more than 1 call, 2,000 tokens and 5 USD"),
+        (rules.budget(time="90m"), "no more than 1h 30m"),
+        (rules.budget("pay", effects=3, scope="run"), "pay: no more than 3 effects, in the run alone"),
+        (rules.once("close"), "close no more than once"),
+        (rules.total("pay", "amount", max=10, by="to"), "pay: amount adds up to at most 10 for each to"),
+        (rules.after("pay", "assess", "look"), "pay only after assess and look"),
+        (rules.context("pay", ok={"one_of": [True]}), "pay only while context.ok is true"),
+        (rules.context("pay", latest=True), "pay only while the code has seen its last change"),
+        (
+            rules.deny("pay", ask=kedge.Approval(["mia", "max"], need=2, timeout="24h", escalate=[("ann", "30s")])),
+            "never pay; otherwise ask mia and max, 2 agree, for 1d, then ann for 30 s",
+        ),
+    ],
+)  # fmt: skip
+def test_every_kind_of_rule_has_its_words(rule: rules.Rule, said: str) -> None:
+    assert words(rule) == said
+
+
+# rejudge ------------------------------------------------------------------------------------------
+
+
+def test_by_the_contracts_on_record_everything_comes_out_as_it_is_there(cli: Cli) -> None:
+    code, out, _ = cli("rejudge", "--all")
+    assert (code, out) == (0, "✓ of 12 intentions in 4 runs: all come out as they are on record\n")
+
+
+def test_another_contract_tells_what_it_would_have_stopped_and_asked(cli: Cli) -> None:
+    code, out, err = cli("rejudge", "--agent", "review", "--contract", "stricter.toml")
+    assert code == 1
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[0].split() == ["RUN", "STEP", "THEN", "→", "NOW", "RULE", "CALL"]
+    told = [line.split() for line in lines if line.startswith("claim_")]
+    assert [line[:6] for line in told] == [
+        ["claim_7", "3", "accept", "→", "ask", "few"],
+        ["claim_20", "3", "accept", "→", "reject", "sums"],
+        ["claim_60", "2", "accept", "→", "reject", "sums"],
+        ["claim_60", "3?", "ask", "→", "reject", "sums"],
+    ]
+    assert "amount is 400; at most 300 is allowed" in out
+    assert lines[-1] == "✗ of 11 intentions in 3 runs: 3 would be stopped, 1 asked"
+    assert "might never have been" in err
+
+
+def test_a_contract_that_changes_nothing_says_so(cli: Cli) -> None:
+    Path("lax.toml").write_text('name = "lax"\n[[rules]]\ndeny = "delete_*"\n', encoding="utf-8")
+    code, out, _ = cli("rejudge", "free_1", "--contract", "lax.toml")
+    assert (code, out) == (0, "✓ of 1 intention in 1 run: nothing would be different\n")
+    code, out, _ = cli("rejudge", "claim_7", "--contract", "lax.toml")
+    assert code == 1
+    assert out.endswith("✗ of 4 intentions in 1 run: 1 would be let through\n")
+
+
+def test_judging_again_prints_data_for_programs(cli: Cli) -> None:
+    code, out, _ = cli("rejudge", "claim_60", "--contract", "stricter.toml", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert (told["intentions"], told["counts"]["stopped"]) == (3, 2)
+    [run] = told["runs"]
+    assert (run["run"], run["hypothetical_from"], [each["if_so"] for each in run["changes"]]) == (
+        "claim_60",
+        "2",
+        [False, True],
+    )
+    assert run["changes"][0]["now"]["code"] == "argument_refused"
