@@ -482,6 +482,7 @@ class Rejected(StepFailed):
     def __init__(self, step: str, name: str, failure: Any) -> None:
         super().__init__(step, name, failure)
         told: dict[str, Any] = failure.details
+        self.name = told.get("name") or name
         self.code: str = told.get("code") or "rejected"
         self.message: str = failure.message
         self.rule: str | None = told.get("rule")

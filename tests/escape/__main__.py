@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from escape import families, models, people
+from escape import anything, families, models, people
 from escape.law import Tried
 from escape.stage import Stage, stage
 
@@ -48,8 +48,10 @@ CASES: Final[dict[str, Case]] = {
         families.two_processes_at_once,
         families.two_processes_spawn_at_once,
         families.killed_and_the_contract_changed,
+        families.killed_at_any_moment,
         families.another_folder_between_two_attempts,
         families.other_arguments_than_those_on_record,
+        anything.anything_at_all,
     )
 }
 

@@ -25,7 +25,7 @@ def _pays(to: str, amount: int, tool: str = "pay") -> list[Any]:
     return ["call", tool, {"to": to, "amount": amount}]
 
 
-def _kin(kd: kedge.Client, *runs: str) -> list[str]:
+def kin(kd: kedge.Client, *runs: str) -> list[str]:
     """Runs, and all that they spawned, forked and went on as."""
     found = list(runs)
     for run in found:
@@ -53,7 +53,7 @@ def in_another_order(stage: Stage) -> Tried:
     with stage.client() as kd:
         go(kd, "schemer", plan, "r")
         law.lawful(stage.grounds)
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
 
 def after_it_was_taken_back(stage: Stage) -> Tried:
@@ -84,7 +84,7 @@ def twice_at_once(stage: Stage) -> Tried:
     with stage.client() as kd:
         go(kd, "schemer", plan, "r")
         assert len(stage.grounds.books.lines("close")) == 1
-        run = _kin(kd, "r")[0]
+        run = kin(kd, "r")[0]
         if kd.log.state(run).fold.facts.renewed_as is None:
             kd.fork(run, "1:before", id="f", effects="live")
             go(kd, "schemer", plan, "f")
@@ -92,7 +92,7 @@ def twice_at_once(stage: Stage) -> Tried:
             go(kd, "schemer", plan, run)
         assert len(stage.grounds.books.lines("close")) == 1, stage.grounds.books.lines()
         law.lawful(stage.grounds)
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
 
 def children_and_messages_once(stage: Stage) -> Tried:
@@ -104,7 +104,7 @@ def children_and_messages_once(stage: Stage) -> Tried:
     with stage.client() as kd:
         go(kd, "schemer", [["wait", "post"], ["wait", "post"]], "box")
         go(kd, "schemer", plan, "r")
-        found = law.on_record(kd, *_kin(kd, "r"))
+        found = law.on_record(kd, *kin(kd, "r"))
         children = kd.log.ledger("r").children
         sent = [message for message in kd.store.messages("box") if message.name == "post"]
         assert (len(children), len(sent)) == (1, 1)
@@ -143,7 +143,7 @@ def somebody_else_does_it(stage: Stage) -> Tried:
             kd.fork("r", "1:after", id="f", effects="live")
             go(kd, "schemer", plan, "f")
             law.lawful(stage.grounds, forks={"f": "r"})
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
 
 def a_child_asks_its_own_people(stage: Stage) -> Tried:
@@ -160,7 +160,7 @@ def a_child_asks_its_own_people(stage: Stage) -> Tried:
                 pass
         assert go(kd, "schemer", plan, "r") == "waits"
         law.lawful(stage.grounds)
-        return law.on_record(kd, *_kin(kd, "r")) + Tried(4, 4)
+        return law.on_record(kd, *kin(kd, "r")) + Tried(4, 4)
 
 
 def time_that_begins_anew(stage: Stage) -> Tried:
@@ -174,7 +174,7 @@ def time_that_begins_anew(stage: Stage) -> Tried:
     with stage.client() as kd:
         go(kd, "schemer", stage.chance.choice(plans), "r")
         assert law.paid(stage.grounds) == []
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
 
 def the_context_made_to_fit(stage: Stage) -> Tried:
@@ -191,7 +191,7 @@ def the_context_made_to_fit(stage: Stage) -> Tried:
         with contextlib.suppress(kedge.KedgeError):
             kd.set("r", by="mia", approved=True)
         assert law.paid(stage.grounds) == []
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
 
 # processes --------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _raced(stage: Stage, agents: list[str], plan: Plan) -> Tried:
     law.lawful(stage.grounds)
 
     def look(kd: kedge.Client) -> Any:
-        return law.on_record(kd, *_kin(kd, "r"))
+        return law.on_record(kd, *kin(kd, "r"))
 
     return Tried(*stage.live(look))
 
@@ -275,6 +275,38 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
     assert set(paid) <= {400}, paid
     assert sum(amount > after for amount in paid) <= began, (paid, place, before, after)
     return Tried(*found)
+
+
+def killed_at_any_moment(stage: Stage) -> Tried:
+    """Killed again and again at moments that nobody chose, with children and branches under way."""
+    chance = stage.chance
+    amounts = (100, 400, 500, 1200, 501)
+
+    def made() -> Plan:
+        return [_ASSESS, *(_pays(chance.choice(world.RECIPIENTS), chance.choice(amounts)) for _ in range(3)), _CLOSE]
+
+    plan: Plan = [_ASSESS, ["together", made(), made(), [["spawn", chance.choice(("helper", "weak")), made()]]]]
+
+    def lived(kd: kedge.Client) -> Any:
+        go(kd, "schemer", plan, "r")
+        for wait in kd.inbox():
+            kd.answer(wait.id, "reject", by="mia")
+        return kd.info("r").status
+
+    for _ in range(4):
+        stage.live(lived, after=chance.uniform(0.005, 0.06))
+    for _ in range(6):
+        if stage.live(lived) == "completed":
+            break
+    else:
+        raise AssertionError("it does not come to its end")
+    law.lawful(stage.grounds)
+    assert law.paid(stage.grounds), "nothing was paid, so nothing was tried"
+
+    def look(kd: kedge.Client) -> Any:
+        return law.on_record(kd, *kin(kd, "r"))
+
+    return Tried(*stage.live(look))
 
 
 def _dying(attempt: Any) -> Any:

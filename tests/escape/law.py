@@ -69,7 +69,7 @@ def in_order(grounds: Grounds, forks: Mapping[str, str]) -> None:
             parts = run.split("/")
             above = ["/".join(parts[: length + 1]) for length in range(len(parts))]
             assert any(standing[each.partition("+")[0]] > 0 for each in (*above, run)), grounds.books.lines()
-        else:
+        elif line["what"] == "assess" or not forks:  # what a parent takes back, a fork has still seen done
             standing[run.partition("+")[0]] += 1 if line["what"] == "assess" else -1
 
 
@@ -86,7 +86,7 @@ def on_record(kd: kedge.Client, *runs: str) -> Tried:
         report = kd.verify(run)
         assert not report.problems, [str(problem) for problem in report.problems]
         judged = kd.rejudge(run)
-        assert judged.agrees, [(each.seq, each.step, each.then, each.now) for each in judged.changes]
+        assert judged.agrees, [(run, each.seq, each.step, each.then, each.now) for each in judged.changes]
     return found
 
 

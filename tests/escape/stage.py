@@ -62,9 +62,9 @@ class Stage:
         finally:
             logging.disable(logging.NOTSET)
 
-    def live(self, task: Task, *, dies_in: str = "") -> Any:
-        """A process of its own does a task over the file; None if it was killed."""
-        return self._end(self._start(task, dies_in))
+    def live(self, task: Task, *, dies_in: str = "", after: float | None = None) -> Any:
+        """A process of its own does a task over the file; None if it was killed, in a tool or after so many seconds."""
+        return self._end(self._start(task, dies_in), after)
 
     def together(self, *tasks: Task) -> list[Any]:
         """Processes that have opened the file, and begin at the same instant."""
@@ -94,8 +94,10 @@ class Stage:
         self.lives += 1
         return fork(lived)
 
-    def _end(self, process: tuple[int, int]) -> Any:
+    def _end(self, process: tuple[int, int], after: float | None = None) -> Any:
         child, reading = process
+        if after is not None and not select.select([reading], [], [], after)[0]:
+            os.kill(child, signal.SIGKILL)
         told = b""
         while hears := bool(select.select([reading], [], [], HANG_SECONDS)[0]):
             if not (chunk := os.read(reading, 1 << 16)):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -35,10 +38,10 @@ def desk(world: World, request: pytest.FixtureRequest) -> Desk:
 
 
 @pytest.fixture
-def late(make_world: Callable[[kedge.ManualClock], World]) -> Iterator[tuple[Desk, kedge.ManualClock]]:
+def late(make_world: Callable[[kedge.ManualClock], World]) -> tuple[Desk, kedge.ManualClock]:
     """By a clock that the test moves."""
     clock = kedge.ManualClock()
-    yield Desk(make_world(clock), cold=True), clock
+    return Desk(make_world(clock), cold=True), clock
 
 
 @kedge.tool(effect="idempotent", name="approvals.pay")
@@ -194,6 +197,65 @@ def test_an_edit_that_only_the_run_can_see_to_be_wrong_is_set_aside_on_record(
     assert any("mia" in note.data["note"] and "set aside" in note.data["note"] for note in desk.told(e.NoteMade))
     desk.say("approve", by="mia")
     assert desk.go(agent) == ["paid 500", "mia agreed"]
+    desk.holds(agent)
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+@pytest.mark.parametrize(
+    ("edit", "done"),
+    [
+        ({"total": "2.25"}, ["2.25", "2020-01-01", "small"]),
+        ({"total": 3}, ["3", "2020-01-01", "small"]),
+        ({"total": Decimal("4.5")}, ["4.5", "2020-01-01", "small"]),
+        ({"day": "2021-02-03"}, ["1.5", "2021-02-03", "small"]),
+        ({"size": "large", "total": "1"}, ["1", "2020-01-01", "large"]),
+    ],
+    ids=str,
+)
+def test_an_edit_may_be_written_in_json_whatever_the_arguments_are(desk: Desk, edit: Any, done: list[str]) -> None:
+    @kedge.tool(effect="idempotent", approve="managers", name="approvals.typed")
+    async def typed(total: Decimal, day: date, size: Size = Size.SMALL) -> list[str]:
+        assert (type(total), type(day), type(size)) == (Decimal, date, Size)
+        return [str(total), str(day), size.value]
+
+    @kedge.agent(name="approvals.typing", contract=kedge.Contract("who", [], people=PEOPLE))
+    async def agent(run: kedge.Run) -> Any:
+        return await run.call(typed, Decimal("1.5"), date(2020, 1, 1))
+
+    desk.asked(agent)
+    desk.say("edit", by="mia", value=edit)
+    assert desk.go(agent) == done
+    desk.holds(agent)
+
+
+@pytest.mark.parametrize("which", ["approve", "effect"])
+def test_an_edit_with_which_the_tools_own_functions_fail_is_set_aside(desk: Desk, which: str) -> None:
+    def whom(amount: int) -> str:
+        return {500: "managers"}[amount]
+
+    def what(amount: int) -> Any:
+        return {500: "idempotent"}[amount]
+
+    given: Any = {"approve": whom} if which == "approve" else {"approve": "managers", "effect": what}
+
+    @kedge.tool(name=f"approvals.failing_{which}", **({"effect": "idempotent"} | given))
+    async def failing(amount: int) -> int:
+        return amount
+
+    @kedge.agent(name=f"approvals.fails_{which}", contract=kedge.Contract("who", [], people=PEOPLE))
+    async def agent(run: kedge.Run) -> int:
+        return await run.call(failing, 500)
+
+    desk.asked(agent)
+    desk.say("edit", by="mia", value={"amount": 6})
+    assert desk.asked(agent).intention["arguments"] == {"amount": 500}
+    assert any("set aside" in note.data["note"] for note in desk.told(e.NoteMade))
+    desk.say("approve", by="max")
+    assert desk.go(agent) == 500
     desk.holds(agent)
 
 
@@ -392,6 +454,18 @@ def test_an_edit_voids_the_votes_of_others_and_is_the_editors_own_vote(desk: Des
     desk.holds(agent)
 
 
+@pytest.mark.parametrize("verb", ["reject", "edit", "respond", "approve"])
+def test_whatever_is_said_after_enough_agreed_is_told_that_they_did(desk: Desk, verb: str) -> None:
+    agent = paying("enough", LARGE_BY_TWO)
+    desk.asked(agent)
+    desk.say("approve", by="mia")
+    desk.say("approve", by="max")
+    value = {"edit": {"amount": 1}, "respond": "no"}.get(verb)
+    assert "max" in desk.refused(AlreadyAnswered, verb, by="moe", value=value)
+    assert desk.go(agent)[0] == "paid 500"
+    desk.holds(agent)
+
+
 def test_an_edit_below_what_is_asked_about_needs_nobody_else(desk: Desk) -> None:
     agent = paying("below", LARGE_BY_TWO)
     desk.asked(agent)
@@ -492,6 +566,22 @@ def test_an_answer_in_time_counts_though_the_run_looks_late(late: Late) -> None:
     assert desk.go(agent) == ["paid 500", "mia agreed"]
 
 
+def test_a_rejected_edit_puts_off_no_deadline_and_goes_back_to_nobody(late: Late) -> None:
+    desk, clock = late
+    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    agent = paying("stands", AT_MOST, rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
+    desk.asked(agent)
+    clock.advance(3601)
+    before = desk.asked(agent)
+    clock.advance(3000)
+    desk.say("edit", by="dan", value={"amount": 5000})
+    after = desk.asked(agent)
+    assert (after.to, after.round, after.deadline_us) == (before.to, 1, before.deadline_us)
+    clock.advance(4300)
+    assert desk.go(agent)[0] == "expired"
+    desk.holds(agent)
+
+
 def test_whoever_edits_in_a_later_round_agrees_for_their_round(late: Late) -> None:
     desk, clock = late
     ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
@@ -567,3 +657,31 @@ class _Once:
 
     async def rest(self, seconds: float) -> None:
         self.stopping = True
+
+
+@pytest.mark.parametrize("run", ["claim#17", "a:1@2#x", "r#mia"])
+def test_a_run_may_be_called_anything_and_still_be_answered(desk: Desk, run: str) -> None:
+    agent = paying("names", LARGE_BY_TWO)
+    wait = desk.asked(agent, run=run)
+    desk.say("approve", by="mia", wait=wait.id)
+    assert desk.asked(agent, run=run).votes == ("mia",)
+    desk.say("approve", by="max", wait=wait.id)
+    assert desk.go(agent, run=run) == ["paid 500", "max agreed"]
+
+
+def test_those_who_were_asked_instead_do_not_agree_for_those_who_were_not_there(late: Late) -> None:
+    desk, clock = late
+    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", None)])
+    agent = paying(
+        "instead of others",
+        rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask),
+        rules.arguments("approvals.pay", to={"one_of": ["bob"]}, name="strangers", ask="managers"),
+    )
+    desk.asked(agent)
+    clock.advance(3601)
+    assert desk.asked(agent).to == ("directors",)
+    desk.say("approve", by="dan")
+    assert desk.asked(agent).to == ("managers",)
+    desk.say("approve", by="mia")
+    assert desk.go(agent)[0] == "paid 500"
+    desk.holds(agent)

@@ -536,3 +536,21 @@ def test_what_is_said_of_a_rejection_is_the_same_word_for_word_on_replay(desk: D
     desk.say("reject", by="mia")
     desk.go(agent)
     desk.holds(agent)
+
+
+def test_what_a_person_made_less_is_counted_as_that(desk: Desk) -> None:
+    bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
+
+    @kedge.agent(name="contracts.less", contract=bound)
+    async def agent(run: kedge.Run) -> Any:
+        return [await tried(run.call(pay, "ann", amount)) for amount in (900, 940, 20, 10)]
+
+    desk.asked(agent)
+    desk.say("edit", by="mia", value={"amount": 50})
+    desk.asked(agent)
+    desk.say("approve", by="mia")
+    assert desk.go(agent) == ["paid 50", "paid 940", "total_exceeded", "paid 10"]
+    assert [traced.input["amount"] for traced in desk.kd.state("r").trace] == [50, 940, 20, 10]
+    found = desk.kd.find.failures()
+    assert [failure.step for failure in found] == ["3"]
+    desk.holds(agent)

@@ -305,7 +305,7 @@ class Stage(World):
         answer: Any = verb
         try:
             people = _people(wait)
-            for by in people[: wait.need if answer == "approve" else 1]:
+            for by in people[: wait.need - len(wait.votes) if answer == "approve" else 1]:
                 client.answer(wait.id, answer, value=value, by=by)
         except KedgeError:
             return kind == "late"

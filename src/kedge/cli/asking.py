@@ -4,6 +4,7 @@ changed. Decides nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.text import Text
@@ -48,14 +49,16 @@ def agreement(need: int, voters: Sequence[str]) -> str:
 
 def asked_lines(step: Step) -> Iterator[Text]:
     """What people were asked about a step before it was done, and what they said and changed, in order."""
-    told = [(wait.opened.seq, _asked(wait)) for wait in step.waits if wait.rule is not None]
+    asked = [wait for wait in step.waits if wait.rule is not None]
+    told = [(wait.opened.seq, _asked(wait, before)) for before, wait in pairwise([None, *asked]) if wait is not None]
     told += [(edit.values.seq, edited(edit)) for edit in step.edits if edit.stands]
     yield from (line for _, line in sorted(told, key=lambda each: each[0]))
 
 
-def _asked(wait: Wait) -> Text:
-    verb = "asks" if wait.how is None else "then asked" if wait.round else "asked"
-    rule = f" by {by_rule(wait.rule)}" if by_rule(wait.rule) and not wait.round else ""
+def _asked(wait: Wait, before: Wait | None) -> Text:
+    then = "then " * (before is not None and wait.round > before.round)
+    verb = f"{then}{'asks' if wait.how is None else 'asked'}"
+    rule = f" by {by_rule(wait.rule)}" if by_rule(wait.rule) and not then else ""
     said = Text(f"{verb} {', '.join(wait.to) or 'people'}{rule}", style="bold" if wait.how is None else "")
     outcome = _said(wait)
     return said.append(": ", style="dim").append_text(outcome) if outcome is not None else said

@@ -229,8 +229,8 @@ def answer_command(
         verb = _verb(verb)
         asked = waits[0] if len(waits) == 1 else None
         try:
-            given = _edit(asked, wait, verb, value, sets) if sets or (asked and asked.rule and verb == "edit") else None
-            given = _value(asked, value) if given is None else given
+            is_edit = bool(sets) or (verb == "edit" and asked is not None and asked.rule is not None)
+            given = _edit(asked, wait, verb, value, sets) if is_edit else _value(asked, value)
             shell.client.answer(wait, verb, value=given, by=by, comment=comment)
         except AlreadyAnswered:
             raise
@@ -241,12 +241,11 @@ def answer_command(
 
 def _tell_answered(shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None) -> None:
     """What was answered, who takes it from here, and where several have to agree how many did."""
-    answered, asked = ", ".join(each.id for each in waits) or wait, waits[0] if len(waits) == 1 else None
-    now = next((each for each in shell.client.info(run).waits if asked is not None and each.id == asked.id), None)
-    voters = tuple(dict.fromkeys((*asked.votes, str(by)))) if asked is not None and verb == "approve" else ()
-    agreed = asking.agreement(asked.need, voters) if asked is not None and voters else ""
-    lacks = now is not None and agreed != "" and len(voters) < now.need
-    following = _lacks(now, voters) if lacks and now is not None else _next(shell, run)
+    answered = ", ".join(each.id for each in waits) or wait
+    voted = waits[0] if len(waits) == 1 and waits[0].need > 1 and verb == "approve" else None
+    voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
+    agreed = asking.agreement(voted.need, voters) if voted is not None else ""
+    following = _lacks(voted, voters) if voted is not None and len(voters) < voted.need else _next(shell, run)
     if shell.json:
         told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
         shell.emit({**told, "agreed": voters} if agreed else told)
@@ -257,7 +256,7 @@ def _tell_answered(shell: Shell, run: str, waits: Sequence[Wait], wait: str, ver
 
 
 def _lacks(wait: Wait, voters: Sequence[str]) -> str:
-    """Who has to agree yet; the votes of a run that nobody is at wait in its inbox."""
+    """Who has to agree yet. What others said waits in the run's inbox, or is on its record."""
     count = wait.need - len(voters)
     others = [name for name in wait.may or () if name not in voters]
     who = f" of {listed(others, 'or')}" if others else ""

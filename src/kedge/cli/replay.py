@@ -127,7 +127,7 @@ def _refuse_unsaid(replay: Replay, step: str, *, yes: bool) -> None:
     found = may_try(replay.state, replay.run, step)
     if found.effect in ("reads", None) or yes:
         return
-    arguments = replay.state.data(found.intended).get("arguments")
+    arguments = replay.state.data(found.edited or found.intended).get("arguments")
     call = f"{found.name}({paint.arguments(arguments, 120)})"
     if not sys.stdin.isatty():
         raise Told(f"--live {step}: {call} does something to the world; nobody is here to say so; add --yes")

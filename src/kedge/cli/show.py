@@ -36,7 +36,7 @@ from kedge.model import events as e
 from kedge.model.codec import plain
 from kedge.runtime import views
 from kedge.runtime.client import Client
-from kedge.runtime.waits import ANSWER
+from kedge.runtime.waits import VOTE
 from kedge.store.base import ENDED
 
 LOOK_SECONDS: Final = 0.25
@@ -253,7 +253,7 @@ def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
     """Whether nothing came but votes where others have to agree as well, which change nothing by themselves."""
     came = shell.client.store.inbox(tl.run)
     is_late = any(wait.deadline is not None and wait.deadline <= now_us for wait in tl.waits)
-    return bool(came) and not is_late and all(each.name == ANSWER and "#" in each.id for each in came)
+    return bool(came) and not is_late and all(each.name == VOTE for each in came)
 
 
 def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:

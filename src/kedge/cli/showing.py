@@ -20,7 +20,7 @@ from kedge.history.timeline import Timeline
 from kedge.model import events as e
 from kedge.model.failure import Failure, Frame
 from kedge.runtime.models import text_of
-from kedge.runtime.waits import ANSWER, CHILD, COMMAND
+from kedge.runtime.waits import ANSWER, CHILD, COMMAND, VOTE
 
 HEAD_MAX: Final = 15
 TAIL_MAX: Final = 35
@@ -33,7 +33,7 @@ VALUE_CHARS: Final = 1_000
 WHOLE: Final = 1_000_000_000
 
 _QUIET: Final = frozenset({"fact.drawn", "run.tagged"})
-_OURS: Final = frozenset({COMMAND, ANSWER, CHILD})
+_OURS: Final = frozenset({COMMAND, ANSWER, VOTE, CHILD})
 _FOREIGN: Final = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "/kedge/runtime/")
 
 

@@ -123,14 +123,18 @@ class Finder:
         wanted = {path: Wanted(value) for path, value in (where or {}).items()}
 
         def read(reader: _Reader, place: Place, event: e.Event) -> Iterator[FoundCall]:
-            if not isinstance(event, e.StepIntended) or event.sort != "tool" or reader.owner(place) != place.run:
+            if not isinstance(event, e.StepIntended | e.StepEdited) or reader.owner(place) != place.run:
                 return
+            step = reader.step(place, event.step)
+            intended = event if isinstance(event, e.StepIntended) else None
+            if intended is not None and (intended.sort != "tool" or (step is not None and step.edited)):
+                return  # what a person made of it is what was called
+            name = intended.name if intended is not None else step.name if step is not None else ""
             arguments = reader.data(place).get("arguments")
-            if tool in (None, event.name) and _have(arguments, wanted):
-                step = reader.step(place, event.step)
+            if tool in (None, name) and _have(arguments, wanted):
                 yield FoundCall(
                     **reader.place(place, event.step),
-                    tool=event.name,
+                    tool=name,
                     arguments=arguments,
                     status=step.status if step is not None else "cancelled",
                     attempts=len(step.attempts) if step is not None else 0,
@@ -153,7 +157,7 @@ class Finder:
 
         def read(reader: _Reader, place: Place, event: e.Event) -> Iterator[FoundFailure]:
             failure = mapping(reader.data(place).get("failure"))
-            if not failure or not isinstance(event, e.AttemptEnded | e.StepEnded | e.RunFailed):
+            if not failure or not isinstance(event, e.AttemptEnded | e.StepEnded | e.StepIntended | e.RunFailed):
                 return
             if kind is not None and folded(kind) not in failure_names(failure):
                 return

@@ -59,14 +59,14 @@ class Judged(Prose):
 
     def asking(self, wait: Wait, before: Wait | None) -> Iterator[str]:
         """A question about what is intended: by which rule and why, of whom, and what they said."""
-        if before is not None and before.votes and not wait.round:
+        if before is not None and before.votes and before.how != "expired":
             yield "what had been agreed to until then counted no more"
         if before is None or (wait.rule, wait.reason) != (before.rule, before.reason):
             by = f", by its rule {self.quoted(wait.rule)}" if wait.contract else ""
             why = f": {self.whole(wait.reason)}" if wait.reason else ""
             yield f"{self.contract(wait.contract)} wanted people to be asked{by}{why}"
         names = f" ({listed(wait.may)})" if wait.may and set(wait.may) != set(wait.to) else ""
-        again = "so it was passed on to" if wait.round else "it was put to"
+        again = "so it was passed on to" if before is not None and wait.round > before.round else "it was put to"
         need = f"; {wait.need} of them had to agree" if wait.need > 1 else ""
         until = f", until {self.time(wait.deadline)}" if wait.deadline is not None else ""
         yield f"{again} {listed(wait.to) or 'people'}{names} {self.when(wait.opened_at)}{until}{need}"

@@ -87,7 +87,7 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
                 tool=step.name,
                 status=done[step.id].effect.status,
                 key=done[step.id].effect.key,
-                arguments=state.data(step.intended).get("arguments"),
+                arguments=state.data(step.edited or step.intended).get("arguments"),
                 output=state.output_of(step) if step.status == "done" else None,
             )
             for step in steps

@@ -291,6 +291,18 @@ class Marker:
             self._at[seq] = event.at
         terms |= values_terms("argument", _stored(data).get("arguments"))
         self._mark(seq, event.at, terms)
+        if event.verdict is not None and event.verdict.ruling == "reject":
+            self.failed(seq, event, data)
+
+    def edited(self, seq: int, event: e.StepEdited, data: bytes | None) -> None:
+        """What a person made of a call is what is called."""
+        if event.verdict is not None and event.verdict.ruling == "reject":
+            return
+        terms = {_often("call"), self._agent, _often("tool", self._name(event.step))}
+        if event.effect not in (None, "reads"):
+            terms.add(_often("effect"))
+            self._at[seq] = event.at
+        self._mark(seq, event.at, terms | values_terms("argument", _stored(data).get("arguments")))
 
     def repaired(self, seq: int, event: e.RunRepaired, data: bytes | None) -> None:
         self._at[seq] = event.at
@@ -307,7 +319,9 @@ class Marker:
         choice = [leaf.text and folded(leaf.text) for leaf in leaves(stored.get("choice"))]
         self._mark(seq, event.at, terms | values_terms("choice", [each or {"$ref": ""} for each in choice]))
 
-    def failed(self, seq: int, event: e.AttemptEnded | e.StepEnded | e.RunFailed, data: bytes | None) -> None:
+    def failed(
+        self, seq: int, event: e.AttemptEnded | e.StepEnded | e.StepIntended | e.RunFailed, data: bytes | None
+    ) -> None:
         if isinstance(event, e.AttemptEnded | e.StepEnded) and event.outcome == "returned":
             return
         stored = _stored(data)
@@ -359,6 +373,7 @@ def _stored(data: bytes | None) -> Mapping[str, Any]:
 
 _HANDLERS: Final[dict[type[e.Event], Callable[[Marker, int, Any, bytes | None], None]]] = {
     e.StepIntended: Marker.intended,
+    e.StepEdited: Marker.edited,
     e.RunRepaired: Marker.repaired,
     e.DecisionMade: Marker.decided,
     e.AttemptEnded: Marker.failed,

@@ -75,7 +75,7 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
         tool=found.name,
         status=done.effect.status if done is not None else None,
         key=done.effect.key if done is not None else None,
-        arguments=state.data(found.intended).get("arguments"),
+        arguments=state.data(found.edited or found.intended).get("arguments"),
         result=state.output_of(found) if found.status == "done" else None,
         compensated_by=named,
         used_by=tuple(uses(log, run, step)),

@@ -112,26 +112,28 @@ def _context(rule: Rule) -> Decide:
 def _paths(rule: Rule) -> Decide:
     terms = {argument: tuple(roots) for argument, roots in rule.terms.items()}
 
-    def refused(name: str, text: Any, roots: tuple[str, ...], argument: str, real: Mapping[str, str]) -> Finding | None:
-        complaint = path_refused(text)
+    def refused(name: str, text: Any, roots: tuple[str, ...], argument: str, of: Intention) -> Finding | None:
+        complaint, real = path_refused(text), of.paths
         if complaint is None:
-            if lies_inside(text, roots, real.get(name), real):
+            if of.acts and name in real and any(real[name] == real.get(root) for root in roots):
+                complaint = f"is {shown(text)}, the folder itself; name something in it"
+            elif lies_inside(text, roots, real.get(name), real):
                 return None
+        if complaint is None:
             complaint = f"is {shown(text)}, which is not inside {' or '.join(roots)}"
         return Finding(f"{name} {complaint}", {argument: {"inside": list(roots)}}, "path_outside")
 
     def decide(intention: Intention, standing: Standing) -> Finding | None:
-        real = intention.paths
         for argument, roots in terms.items():
             value: Any = intention.arguments.get(argument)
             kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind is list or kind is tuple:
                 for number, item in enumerate(value):
-                    finding = refused(f"{argument}[{number}]", item, roots, argument, real)
+                    finding = refused(f"{argument}[{number}]", item, roots, argument, intention)
                     if finding is not None:
                         return finding
             else:
-                finding = refused(argument, value, roots, argument, real)
+                finding = refused(argument, value, roots, argument, intention)
                 if finding is not None:
                     return finding
         return None

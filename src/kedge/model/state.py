@@ -348,7 +348,7 @@ class State:
         event, data = self.event(seq), self.data(seq)
         named: str | None = getattr(event, "step", None)
         step = self.fold.step(named) if named else None
-        arguments = self.data(step.intended).get("arguments") if step else None
+        arguments = self.data(step.edited or step.intended).get("arguments") if step else None
         tool, attempt = step.name if step else None, getattr(event, "attempt", None)
         return Failure(event.at, named, tool, attempt, arguments, data.get("progress"), data.get("failure"))
 
@@ -361,7 +361,7 @@ class State:
         step = self.fold.steps[index]
         event = self.event(step.output) if step.output else None
         usage = event.usage if isinstance(event, e.AttemptEnded) else None
-        put_in = self.data(step.intended).get("arguments")
+        put_in = self.data(step.edited or step.intended).get("arguments")
         came_out = self.output_of(step) if step.status == "done" else None
         reasoning = self.data(step.output).get("reasoning") if usage is not None else None
         return Traced(step.id, step.sort, step.name, step.at, step.status, put_in, came_out, usage, reasoning)

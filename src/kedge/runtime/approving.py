@@ -21,12 +21,12 @@ from kedge.model.contract import Approval
 from kedge.model.fold import Step, intended_name
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
-from kedge.runtime.judge import APPROVE, Agreement, Verdict, named, who_of
+from kedge.runtime.judge import APPROVE, Agreement, Asked, Verdict, named, who_of
 from kedge.runtime.judging import Judged, approval_of, failed_by, rejection
 from kedge.runtime.registry import TOOLS, AnyTool
 from kedge.runtime.replay import short
 from kedge.runtime.views import Wait
-from kedge.runtime.waits import Closed, Round, Waiter, binding, met, until
+from kedge.runtime.waits import Closed, Round, Waiter, binding, dismiss, met, until
 
 T = TypeVar("T")
 
@@ -126,6 +126,7 @@ def void(j: Judged) -> None:
     wait = j.ex.log.fold.facts.waits.get(j.step)
     if wait is not None and wait.rule is not None:
         j.ex.behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
+        dismiss(j.ex, j.step, wait.opened)
 
 
 class _Asking:
@@ -157,7 +158,7 @@ class _Asking:
             ex.refuse(j.branch)
         if self.failure is not None:
             await ex.recorded(closed.seq)
-            raise Rejected(j.step, self.name, self.failure)
+            raise Rejected(j.step, j.intent.name, self.failure)
         if closed.answer["kind"] == "approve":
             j.agreements.add(self._agreement())
             j.told = after_approval(j.told, closed.by, closed.comment)
@@ -170,7 +171,8 @@ class _Asking:
     def _agreement(self) -> Agreement:
         j, judge, asked = self.j, self.ex.judge, self._asked_now()
         who = who_of(judge.people(self.verdict.contract), self.approval.to if asked is None else asked.to)
-        return Agreement(who, self.approval.need, j.bound, judge.mark)
+        need = self.approval.need if asked is None else asked.need
+        return Agreement(who, need, frozenset(rule for rule, _ in self.verdict.asks), j.bound, judge.mark)
 
     # asking -----------------------------------------------------------------------------------
 
@@ -195,7 +197,8 @@ class _Asking:
     def _prompt(self, more: str = "") -> str:
         ruling, intent = self.verdict.ruling, self.j.intent
         call = f"{self.name}({short(intent.recording)})"
-        told = self.approval.prompt or ruling.message or f"{self.ex.run_id} wants to do this"
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        told = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
         because = f", because {intent.policy.because}" if intent.policy.because else ""
         return f"{call}: {told}{because}. Do it?{more}"
 
@@ -222,13 +225,16 @@ class _Asking:
             "verbs": ["approve", "reject", *(("edit",) if j.intent.shape is not None else ()), "respond"],
             "contract": None if self.verdict.contract is None else self.verdict.contract.digest,
             "under": ex.judge.mark,
+            "generation": ex.generation,
+            "covers": [list(rule) for rule, _ in self.verdict.asks],
             **({"paths": dict(j.paths)} if j.paths else {}),
         }
         if j.intent.shape is not None and (schema := schema_of_call(j)) is not None:
             values["schema"] = schema
         if (may := self._may(to)) is not None:
             values["may"] = may
-        if (reason := self.verdict.ruling.message or approval.prompt) is not None:
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        if reason := approval.prompt or "; ".join(why):
             values["reason"] = reason
         return [Entry(opened, values)]
 
@@ -241,7 +247,8 @@ class _Asking:
         same = rule == self.verdict.ruling.rule
         return binding(
             ex.run_id, ex.generation, j.step, "answer", tool=j.intent.name, arguments=e.to_text(j.bound),
-            prompt=prompt, contract=ex.judge.mark, rule=rule if same else None,
+            prompt=prompt, contract=ex.judge.mark, rule=rule if same else None, to=list(self.approval.to),
+            need=self.approval.need,
         )  # fmt: skip
 
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
@@ -277,6 +284,7 @@ class _Asking:
         if kind == "edit":
             return self._edited(closed), {}
         by, told = closed.by, {"by": closed.by, "comment": closed.comment, "rule": self.verdict.ruling.rule}
+        told["name"] = self.name if self.name != j.intent.name else None
         if kind == "expired":
             self.failure = failed_by("nobody agreed to it in time", code=EXPIRED, **told)
         elif kind == "respond":
@@ -335,7 +343,8 @@ class _Asking:
         if verdict.ruling.ruling != "ask" or approval is None:
             return False
         same = (verdict.contract, verdict.ruling.rule) == (self.verdict.contract, self.verdict.ruling.rule)
-        return same and (approval.to, approval.need) == (self.approval.to, self.approval.need)
+        nobody = not approval.to and approval.need <= self.approval.need
+        return same and (nobody or (approval.to, approval.need) == (self.approval.to, self.approval.need))
 
 
 def in_words(value: Any) -> str:
@@ -435,10 +444,11 @@ def taken_up(j: Judged, past: Step) -> None:
 
 
 def _taken(j: Judged, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
-    if asked.rule is not None:
+    if asked.rule is not None and data.get("generation", 0) == j.ex.generation:
         who = tuple(data.get("may") or sorted(asked.to))
         j.paths = data.get("paths") or {}
-        j.agreements.add(Agreement(who, asked.need, j.bound, data.get("under")))
+        covers = frozenset(Asked(contract, rule) for contract, rule in data.get("covers") or ())
+        j.agreements.add(Agreement(who, asked.need, covers, j.bound, data.get("under")))
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:

@@ -444,7 +444,7 @@ class Client(Acting):
         if wait.need <= 1:
             return wait.votes
         answer = waits.answer_id(run, wait.step, wait.opened)
-        there = self.store.inbox(run, name=waits.ANSWER)
+        there = self.store.inbox(run, name=waits.VOTE)
         late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
         return tuple(dict.fromkeys((*wait.votes, *late)))
 
@@ -491,10 +491,11 @@ class Client(Acting):
         if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
             self._refuse_closed(found.id, run, found.step, only=message_id)
             raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
+        name = waits.ANSWER
         if verb == "approve" and len(found.votes) + 1 < found.need:
             self._refuse_closed(found.id, run, found.step, only=message_id)
-            message_id = waits.vote_id(message_id, str(by))
-        delivered = self._deliver(run, waits.ANSWER, body, id=message_id, by=by, tx=tx)
+            name, message_id = waits.VOTE, waits.vote_id(message_id, str(by))
+        delivered = self._deliver(run, name, body, id=message_id, by=by, tx=tx)
         if not delivered.fresh:
             first = delivered.message
             raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
@@ -520,8 +521,7 @@ class Client(Acting):
     def _refuse_closed(self, wait: str, run: str, step: str, *, only: str | None = None) -> None:
         """Tell who answered first, if somebody did."""
         for message in reversed(self.store.messages(run)):
-            ends = "#" not in message.id and (not step or f":{step}@" in message.id)
-            meant = message.id == only if only is not None else ends
+            meant = message.id == only if only is not None else not step or f":{step}@" in message.id
             if message.name == waits.ANSWER and meant:
                 raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
 

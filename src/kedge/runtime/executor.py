@@ -255,7 +255,11 @@ class Executor:
         ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.behind(Entry(taken))
-        waits.look(ex)
+        try:
+            waits.look(ex)
+        except BaseException:
+            self._release(ex, left=True)
+            raise
         for waiter in ex.waiters.values():
             if waiter.waits_for == "child":
                 ex.on_child(waiter.name)

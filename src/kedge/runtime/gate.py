@@ -217,6 +217,8 @@ class Attempting(Judged):
         judged = self.concerns_rules
         if judged and not self.made:
             await approving.agreed(self, adopts=ex.left_behind and adopting.is_left(self))
+            if ex.left_behind and self.unwritten:
+                ex.behind(*self.written())  # what was done before may take a while to look at
         elif self.past is not None and not self.made:
             approving.void(self)
         if not self.made and (ex.left_behind or policy.repeat != "allow" or self.intent.claims):

@@ -19,6 +19,7 @@ from kedge.model.codec import digest
 from kedge.model.contract import ACCEPTED, Approval, Contract, Intention, Others, Ruling, Standing
 from kedge.model.fold import Fold
 from kedge.model.ledger import Ledger
+from kedge.model.lexical import path_refused
 from kedge.model.prices import Prices
 from kedge.model.standing import UPDATE, of_the_context, own_part, past_of, together
 from kedge.runtime.family import Family, first_of
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 APPROVE: Final = "approve"
 """The rule by which a tool itself, or a proposal, asks a person."""
+
+FILES_MAX: Final = 1_000
+"""How many files one argument may name; each is looked at."""
 
 _PRICES: Final = Prices()
 
@@ -48,6 +52,8 @@ class Verdict(NamedTuple):
     contract: Contract | None
     rests_on: dict[str, Any]
     at: int
+    asks: tuple[tuple[Asked, str | None], ...] = ()
+    """Every rule that asks the same people, and why."""
 
     @property
     def event(self) -> e.Verdict:
@@ -56,12 +62,20 @@ class Verdict(NamedTuple):
         return e.Verdict(ruling=ruling.ruling, rule=ruling.rule, code=ruling.code, contract=digest)
 
 
+class Asked(NamedTuple):
+    """A rule that asks, by its contract's hash; of a tool itself, by none."""
+
+    contract: e.Digest | None
+    rule: str
+
+
 class Agreement(NamedTuple):
-    """Who agreed, how many of them had to, to which arguments, and under which contracts: whoever asks the same of the
-    same has it."""
+    """Who agreed, how many of them had to, to what every rule asked that had something to ask them, to which arguments,
+    and under which contracts and in which generation."""
 
     who: tuple[str, ...]
     need: int
+    covers: frozenset[Asked]
     digest: bytes
     under: e.Digest | None
 
@@ -166,43 +180,62 @@ class Judge:
         rests_on: dict[str, Any] = {"paths": intention.paths} if intention.paths else {}
         if adopts:
             rests_on["adopts"] = True
-        asking: Verdict | None = None
         now = self._engine.clock.now_us()
-        if asks is not None and not self._is_agreed(asks, None, agreements):
-            ruling = Ruling(ruling="ask", rule=APPROVE, code="approval_needed", message=None, approval=asks)
-            asking = Verdict(ruling, None, rests_on, now)
+        asking: list[tuple[Ruling, Contract | None]] = []
+        if asks is not None and not self._is_agreed(asks, Asked(None, APPROVE), agreements):
+            code = "approval_needed"
+            asking.append((Ruling(ruling="ask", rule=APPROVE, code=code, message=asks.prompt, approval=asks), None))
         for bound in self.bound:
             contract = bound.contract
             mine = int(begun or adopts), int(is_open or adopts)
             standing = self._standing(bound, now, mine, rests_on)
             ruling = contract.judge(intention, standing)
-            agreed: list[str] = []
-            while ruling.ruling == "ask" and agreements and self._is_agreed(ruling.approval, contract, agreements):
-                agreed.append(str(ruling.rule))
-                ruling = contract.judge(intention, standing, agreed)
+            seen: list[str] = []
+            while ruling.ruling == "ask":
+                seen.append(str(ruling.rule))
+                if not self._is_agreed(ruling.approval, Asked(contract.digest, seen[-1]), agreements):
+                    asking.append((ruling, contract))
+                ruling = contract.judge(intention, standing, seen)
             if ruling.ruling == "reject":
                 return Verdict(ruling, contract, rests_on, now)
-            if ruling.ruling == "ask" and asking is None:
-                asking = Verdict(ruling, contract, rests_on, now)
-        if asking is not None:
-            return asking
+        if asking:
+            ruling, asker = asking[0]
+            return Verdict(ruling, asker, rests_on, now, self._together(asking))
         first = self.bound[0].contract if self.bound else None
         return Verdict(ACCEPTED, first, rests_on, now)
 
-    def _is_agreed(
-        self, approval: Approval | None, contract: Contract | None, agreements: Collection[Agreement]
-    ) -> bool:
-        """Whether those who are to be asked agreed already, or those to whom it would be passed on."""
+    def _together(self, asking: Sequence[tuple[Ruling, Contract | None]]) -> tuple[tuple[Asked, str | None], ...]:
+        """The rules that ask the same people as the first one does, which are one question to them."""
+        first = self._rounds(asking[0][0].approval, asking[0][1])
+        need = (asking[0][0].approval or Approval()).need
+        return tuple(
+            (Asked(None if contract is None else contract.digest, str(ruling.rule)), ruling.message)
+            for ruling, contract in asking
+            if self._rounds(ruling.approval, contract) == first and (ruling.approval or Approval()).need <= need
+        )
+
+    def _rounds(self, approval: Approval | None, contract: Contract | None) -> tuple[tuple[str, ...], ...]:
+        """Who is asked, and who after them."""
+        asked, people = approval or Approval(), self.people(contract)
+        return tuple(who_of(people, to) for to in (asked.to, *(each.to for each in asked.escalate)))
+
+    def _is_agreed(self, approval: Approval | None, rule: Asked, agreements: Collection[Agreement]) -> bool:
+        """Whether those who are to be asked by a rule agreed already, or those to whom it would be passed on."""
+        if not agreements:
+            return False
         asked = approval or Approval()
-        people = self.people(contract)
-        rounds = {who_of(people, to) for to in (asked.to, *(each.to for each in asked.escalate))}
-        return any(agreed.need >= asked.need and agreed.who in rounds for agreed in agreements)
+        contract = next((bound.contract for bound in self.bound if bound.contract.digest == rule.contract), None)
+        rounds = self._rounds(approval, contract)
+        return any(
+            agreed.need >= asked.need and rule in agreed.covers and (agreed.who in rounds or not asked.to)
+            for agreed in agreements
+        )
 
     def people(self, contract: Contract | None) -> Mapping[str, Sequence[str]]:
-        """Who is who, by the contract that asks; where the tool itself asks, by the agent's own or the next above."""
+        """Who is who, by the contract that asks; where the tool itself asks, by the uppermost that says it."""
         if contract is not None:
             return contract.people
-        return next((bound.contract.people for bound in self.bound if bound.contract.people), {})
+        return {role: names for bound in self.bound for role, names in bound.contract.people.items()}
 
     def looked(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         """Where the files that an intention names really are: links are followed, and that goes on record."""
@@ -232,8 +265,13 @@ class Judge:
             if (each.of, each.digest) == (bound.of, bound.contract.digest)
         ]
         if folders and known:
-            recorded: dict[str, str] = self._engine.log.data(self._log.run, known[0].seq).get("roots") or {}
-            return recorded
+            return dict(self._engine.log.data(self._log.run, known[0].seq).get("roots") or {})
+        before = bound.of or self._log.fold.facts.follows
+        if folders and before is not None and self._engine.log.store.head(before) is not None:
+            # As they were for the run that it comes from.
+            for each in self._engine.log.state(before).fold.facts.contracts:
+                if each.of is None and each.digest == bound.contract.digest:
+                    return dict(self._engine.log.data(before, each.seq).get("roots") or {})
         return {root: os.path.realpath(root) for root in folders}
 
     def _standing(self, bound: Bound, now: int, mine: tuple[int, int], rests_on: dict[str, Any]) -> Standing:
@@ -399,9 +437,11 @@ def real_paths(value: Any, argument: str, roots: Sequence[str]) -> dict[str, str
     if isinstance(value, list | tuple):
         named = {f"{argument}[{index}]": each for index, each in enumerate(value)}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     for name, path in cast("dict[str, Any]", named).items():
-        if isinstance(path, str) and roots:
-            with contextlib.suppress(OSError, ValueError):
-                found[name] = os.path.realpath(os.path.join(found[roots[0]], path))
+        if isinstance(path, str) and roots and path_refused(path) is None:
+            found[name] = ""  # what cannot be looked at leads nowhere
+            if len(found) <= FILES_MAX:
+                with contextlib.suppress(OSError, ValueError):
+                    found[name] = os.path.realpath(os.path.join(found[roots[0]], path))
     return found
 
 

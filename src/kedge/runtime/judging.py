@@ -19,6 +19,7 @@ from kedge.model.contract import Approval, Contract, Intention, Ruling
 from kedge.model.failure import Failure
 from kedge.model.fold import intended_name
 from kedge.model.intention import IntentionSort
+from kedge.model.intention import approval_of as asked_of
 from kedge.model.standing import model_arguments
 from kedge.runtime.context import through_codec
 from kedge.runtime.intervening import SKIPPED
@@ -119,7 +120,7 @@ class Judged:
             model=model_of(intent),
             paths=self.paths,
         )
-        agreed = [each for each in self.agreements if each[2:] == (self.bound, judge.mark)] if self.agreements else ()
+        agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
         told = intent.shape is None and intent.sort != "model" and not self.unwritten
         verdict = judge.judge(
             intention,
@@ -165,7 +166,8 @@ class Judged:
     def rejected(self, verdict: Verdict) -> Rejected:
         """The rejection, put on record: with the intention, or after it where that is there already."""
         ex, intent = self.ex, self.intent
-        failure = rejection(verdict.ruling, verdict.contract)
+        name = intended_name(intent.sort, intent.name)
+        failure = rejection(verdict.ruling, verdict.contract, name if name != intent.name else None)
         entries = [*ex.judge.unbound(), *self.written()]
         if entries and isinstance(entries[-1].event, e.StepIntended):
             event, values = entries[-1]
@@ -175,7 +177,7 @@ class Judged:
             entries.append(Entry(ended, {"failure": failure, **verdict.rests_on}))
         self._seq = ex.behind(*entries)
         stop_looping(ex)
-        return Rejected(self.step, intended_name(intent.sort, intent.name), failure)
+        return Rejected(self.step, intent.name, failure)
 
     async def reject(self, verdict: Verdict) -> None:
         """Raise the rejection, when its turn comes."""
@@ -189,13 +191,14 @@ def approval_of(intent: Intent) -> Approval | None:
     approve = intent.policy.approve
     if callable(approve):
         try:
-            approve = approve(**intent.arguments)
+            found = approve(**intent.arguments)
+            approve = None if found is None else asked_of(found)
         except Exception as error:
             told = f"its approve= failed for this call ({type(error).__name__}: {error}); mend the function"
             raise DeclarationRefused(intent.name, told) from error
     if approve is None:
         return Approval() if intent.proposed else None
-    return approve if isinstance(approve, Approval) else Approval(approve)
+    return asked_of(approve)
 
 
 def model_of(intent: Intent) -> str | None:
@@ -209,9 +212,9 @@ def failed(step: e.StepId, name: str, failure: Failure | None) -> StepFailed:
     return kinds.get(failure.type if failure is not None else "", StepFailed)(step, name, failure)
 
 
-def rejection(ruling: Ruling, contract: Contract | None) -> Failure:
-    """A rejection as it is on record, and as code and models read it."""
-    told = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed}
+def rejection(ruling: Ruling, contract: Contract | None, name: str | None = None) -> Failure:
+    """A rejection as it is on record, and as code and models read it; with a name, where that is not the step's own."""
+    told = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
     told["contract"] = None if contract is None else contract.digest
     return failed_by(str(ruling.message), **told)
 

@@ -19,6 +19,7 @@ from kedge.errors import AgentUnknown, CalledDirectly, ContractRefused, Declarat
 from kedge.model.codec import Secret, digest
 from kedge.model.contract import Approval, Contract
 from kedge.model.events import EffectClass
+from kedge.model.intention import approval_of
 from kedge.model.retry import Retry, seconds
 from kedge.model.typed import convert
 from kedge.runtime.here import in_agent
@@ -248,7 +249,7 @@ class Tool(Generic[P, R]):
             because=because if because is not None else policy.because,
             retry=retry or policy.retry,
             timeout=seconds(timeout) if timeout is not None else policy.timeout,
-            approve=approve if approve is not None else policy.approve,
+            approve=policy.approve if approve is None else approve if callable(approve) else approval_of(approve),
         )
         return type(self)(self.fn, self.name, changed, self.shape)
 
@@ -441,7 +442,10 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 
     def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
         called = name or str(getattr(fn, "__name__", "tool"))
-        policy = _policy(options)
+        try:
+            policy = _policy(options)
+        except ContractRefused as refused:
+            raise DeclarationRefused(called, f"approve={options.get('approve')!r}: {refused}") from None
         kind: Any = AsyncTool if inspect.iscoroutinefunction(fn) else SyncTool
         declared: Tool[..., Any] = kind(fn, called, policy)
         _check_tool(declared)
@@ -458,6 +462,9 @@ def _policy(options: dict[str, Any]) -> Policy:
     if options.get("timeout") is not None:
         options["timeout"] = seconds(options["timeout"])
     options["patience"] = seconds(options.pop("patience", "1h"))
+    approve = options.get("approve")
+    if approve is not None and not callable(approve):
+        options["approve"] = approval_of(approve)
     if options.get("identity") is not None:
         options["identity"] = _names(options["identity"])
     options["consumes"] = _names(options.get("consumes", ()))

@@ -14,6 +14,7 @@ from kedge.errors import ChildFailed, KedgeError, RunExists, RunUnknown, StepFai
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.codec import digest
+from kedge.model.contract import Approval
 from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.retry import seconds
@@ -303,8 +304,8 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
 def _waiter(step: e.StepId, asked: Question, opened: e.WaitOpened, at: int, votes: tuple[str, ...] = ()) -> Waiter:
     return Waiter(
         step, asked.waits_for, name=asked.name, deadline=opened.deadline, digest=opened.digest, opened=at,
-        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need, votes=votes,
-        rounds=asked.rounds[opened.round :],
+        then=asked.then, fits=asked.fits, asked=Entry(opened, asked.values(opened.round)), need=opened.need,
+        votes=votes, rounds=asked.rounds[opened.round :],
     )  # fmt: skip
 
 
@@ -359,6 +360,7 @@ async def ask(
     if returns is not Any:
         told["schema"] = schema_of(returns)
     people = ex.judge.people(None)
+    asked = Approval((to,) if isinstance(to, str) else to, need=need, timeout=timeout, escalate=escalate)
 
     def fits(kind: str, value: Any) -> Any:
         return convert(value, returns, at="answer")
@@ -367,16 +369,13 @@ async def ask(
         waits_for="answer",
         name="ask",
         identity={"prompt": prompt},
-        to=_names(to),
-        deadline=_deadline(ex, timeout),
+        to=asked.to,
+        deadline=_deadline(ex, asked.timeout),
         told=told,
         fits=None if returns is Any else fits,
-        need=need,
-        may=named(people, _names(to)),
-        rounds=tuple(
-            Round(_names(to), None if timeout is None else seconds(timeout), named(people, _names(to)))
-            for to, timeout in escalate
-        ),
+        need=asked.need,
+        may=named(people, asked.to),
+        rounds=tuple(Round(each.to, each.timeout, named(people, each.to)) for each in asked.escalate),
         skippable=default is not MISSING,
     )
     closed = await _waited(ex, branch, question)
@@ -389,10 +388,6 @@ async def ask(
     if returns is not Any and closed.answer["kind"] in ("edit", "respond"):
         value = convert(value, returns, at="answer")
     return Answer(kind=closed.answer["kind"], value=value, by=closed.by, comment=closed.comment)
-
-
-def _names(to: str | Sequence[str]) -> tuple[str, ...]:
-    return (to,) if isinstance(to, str) else tuple(to)
 
 
 def branch_step(branch: Branch) -> str:

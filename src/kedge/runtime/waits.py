@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from kedge.errors import ValueRefused
+from kedge.errors import KedgeError, ValueRefused
 from kedge.log.handle import Entry
 from kedge.log.log import Log
 from kedge.model import events as e
@@ -23,6 +23,8 @@ COMMAND: Final = "kedge.command"
 """The name under which commands reach a run that somebody holds."""
 
 ANSWER: Final = "kedge.answer"
+VOTE: Final = "kedge.vote"
+"""The name of an answer that does not end a wait by itself, because several people have to agree."""
 CHILD: Final = "kedge.child"
 SAID: Final = "kedge.said"
 
@@ -165,7 +167,10 @@ def may_answer(
         return True
     if by is None:
         return False
-    return by in (to if may is None else may) or (roles is not None and not set(roles(by)).isdisjoint(to))
+    if by in (to if may is None else may):
+        return True
+    found = () if roles is None else roles(by) or ()
+    return not set((found,) if isinstance(found, str) else found).isdisjoint(to)
 
 
 def child_id(run: str) -> str:
@@ -310,14 +315,14 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
     """Messages that somebody here may want, in their order; of those that nobody asks for there may be very many."""
     store = ex.engine.log.store
     if only is not None:
-        names = {"event": {only.name}, "answer": {ANSWER}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
+        names = {"event": {only.name}, "answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
     else:
         row = store.index(ex.run_id)
         if row is None or row.delivered == ex.log.seen:
             return []
         ex.log.seen = row.delivered
         names = {waiter.name for waiter in ex.waiters.values() if waiter.waits_for == "event"}
-        names |= {COMMAND, ANSWER, CHILD}
+        names |= {COMMAND, ANSWER, VOTE, CHILD}
     found = [message for name in names for message in store.inbox(ex.run_id, name=name)]
     return sorted(found, key=lambda message: message.number)
 
@@ -331,7 +336,7 @@ def _take(ex: Execution, message: Message) -> None:
         from kedge.runtime import commands
 
         commands.take(ex, message)
-    elif message.name == ANSWER:
+    elif message.name in (ANSWER, VOTE):
         _answered(ex, message)
     elif message.name == CHILD:
         _drop(ex, message)
@@ -351,8 +356,7 @@ def _drop(ex: Execution, message: Message) -> None:
 
 
 def _answered(ex: Execution, message: Message) -> None:
-    answered = message.id.partition("#")[0]
-    waiter = next((w for w in ex.waiters.values() if w.opened and w.answer_id(ex.run_id) == answered), None)
+    waiter = next((w for w in ex.waiters.values() if w.opened and _is_for(message, w.answer_id(ex.run_id))), None)
     if waiter is None or waiter.future.done():
         if not _may_come(ex, message):
             _drop(ex, message)
@@ -367,7 +371,12 @@ def _answered(ex: Execution, message: Message) -> None:
     if waiter.asked is not None:
         opened: Any = waiter.asked.event
         told: dict[str, Any] = dict(waiter.asked.values or {})
-        if not may_answer(message.by, opened.to, told.get("may"), ex.engine.roles):
+        try:
+            may = may_answer(message.by, opened.to, told.get("may"), ex.engine.roles)
+        except Exception as error:
+            # Whoever tells roles cannot do so now: the run goes on another time.
+            raise ex.interrupted(KedgeError(f"the roles of {message.by} cannot be told ({error})")) from error
+        if not may:
             _set_aside(ex, waiter, message, "it was asked of others")
             return
     answer = Answer(kind=body["kind"], value=body.get("value"), by=message.by, comment=body.get("comment"))
@@ -418,6 +427,17 @@ def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
     waiter.deadline, waiter.rounds, waiter.votes = deadline, tuple(rest), ()
 
 
+def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
+    """What people said to a question that is not asked any more is taken, and noted: it counts for nothing."""
+    answer = answer_id(ex.run_id, step, opened)
+    for name in (ANSWER, VOTE):
+        for message in ex.engine.log.store.inbox(ex.run_id, name=name):
+            if message.number not in ex.took and _is_for(message, answer):
+                _drop(ex, message)
+                note = f"the answer of {message.by or 'somebody'} came to a question that is not asked any more"
+                ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="kedge"), {"note": note}))
+
+
 def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
     """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
     _drop(ex, message)
@@ -428,7 +448,7 @@ def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) 
 
 def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
     """The same question, under an id that is free, where a message took the one that ends it and did not."""
-    if waiter.asked is not None and "#" not in message.id:
+    if waiter.asked is not None and message.name == ANSWER:
         event, values = waiter.asked
         now = ex.now_us()
         waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
@@ -439,8 +459,12 @@ def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
 def _may_come(ex: Execution, message: Message) -> bool:
     """Whether an answer belongs to a wait that is open on record and that the code has not come to yet."""
     waits = ex.log.fold.facts.waits.values()
-    answered = message.id.partition("#")[0]
-    return any(answer_id(ex.run_id, wait.step, wait.opened) == answered for wait in waits)
+    return any(_is_for(message, answer_id(ex.run_id, wait.step, wait.opened)) for wait in waits)
+
+
+def _is_for(message: Message, answer: str) -> bool:
+    """Whether a message answers, or votes for, what has this id."""
+    return message.id == answer if message.name == ANSWER else message.id.startswith(f"{answer}#")
 
 
 def _look_at_child(ex: Execution, waiter: Waiter) -> None:
