@@ -93,7 +93,7 @@ def main() -> None:
                 if day in ANSWERS:
                     run, verb, by, value, comment = ANSWERS[day]
                     kd.answer(run, verb, value=value, by=by, comment=comment)
-                    print(f"day {day:<2}  {run}: {by} says {verb} {value or ''}")
+                    print(f"day {day:<2}  {run}: {by} says {verb}{f', {value}' if value else ''}")
                 for due in kd.advance_due():
                     waits = [f"asks {', '.join(wait.to)} about {wait.prompt}" for wait in kd.info(due.run).waits]
                     print(f"day {day:<2}  {due.run}: {due.result or ' '.join(waits)}")
@@ -101,6 +101,7 @@ def main() -> None:
         with kedge.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed"] * len(CLAIMS)
             assert kd.verify().holds
+            assert all(kd.rejudge(listed.run).agrees for listed in kd.list())  # the same rules, the same verdicts
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def tell(kd: kedge.Client, run: str) -> None:
     """What the model said and was told, from the record alone."""
     print(f"\n{run}: {kd.state(run).result}")
     for message in kd.state(run).trace[-1].input["messages"][1:]:
-        print(f"  {message['role']:<9}  {message['content']}")
+        print(f"  {message['role']:<9}  {message['content'].replace(chr(10), ' ')}")
 
 
 def main() -> None:

@@ -188,13 +188,16 @@ def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path,
 
 def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys: Capture) -> None:
     found = call(capsys, "answer", "r1", "approve", "--by", "mia")
-    assert (found.code, found.out) == (0, "r1:1  approve, 1 of 2 agreed (mia)\n")
+    assert (found.code, found.out) == (
+        0,
+        'r1:1  approve refund(to="Ann", amount=400, note=null): 1 of 2 agreed (mia)\n',
+    )
     assert found.err == "1 more of max or moe has to agree; what is there is kept until then\n"
     again = call(capsys, "answer", "r1", "approve", "--by", "mia")
     assert (again.code, again.out) == (2, "")
     assert again.err.startswith("kedge: r1:1: mia agreed already; 1 of 2")
     found = call(capsys, "answer", "r1", "approve", "--by", "max")
-    assert found.out == "r1:1  approve, 2 of 2 agreed (mia, max)\n"
+    assert found.out == 'r1:1  approve refund(to="Ann", amount=400, note=null): 2 of 2 agreed (mia, max)\n'
     assert found.err.startswith("goes on when somebody runs it: ")
     assert goes_on(capsys) == "gave 400 back to Ann\n"
 
@@ -206,7 +209,8 @@ def test_the_agreement_so_far_is_data_too(refund: Path, capsys: Capture) -> None
 
 def test_an_edit_names_the_arguments_that_change_and_is_typed_by_the_call(refund: Path, capsys: Capture) -> None:
     edited = ("answer", "r1", "edit", "--by", "mia")
-    assert call(capsys, *edited, "--set", "amount=90", "--set", "to=42", "--set", "note=null").out == "r1:1  edit\n"
+    found = call(capsys, *edited, "--set", "amount=90", "--set", "to=42", "--set", "note=null")
+    assert found.out == 'r1:1  edit refund(to="Ann", amount=400, note=null) with amount=90, to="42", note=null\n'
     assert goes_on(capsys) == "gave 90 back to 42\n"
 
 
@@ -267,6 +271,25 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     with kedge.open(str(refund / "kedge.db")) as kd:
         [message] = kd.store.messages("r1")
         assert body_of(kd.log, message)["value"] == {"amount": 70, "to": "Bob B"}
+
+
+def test_a_call_hides_nothing_from_whoever_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    move_in(tmp_path, monkeypatch)
+    (tmp_path / "sly.py").write_text(
+        "import kedge\n@kedge.tool(approve='mia')\nasync def pay(text: str, pin: kedge.Secret, amount: int) -> str:\n"
+        "    return 'paid'\n@kedge.agent\nasync def sly(run: kedge.Run) -> str:\n"
+        "    return await run.call(pay, 'a\\u202e\\x1b[8m' + 'x' * 999, kedge.Secret('1234'), 5000)\n",
+        encoding="utf-8",
+    )
+    main(["run", "sly.py", "-q", "--id", "s1"])
+    for shown in (call(capsys, "inbox").out, call(capsys, "answer", "s1", "approve", "--by", "mia").out):
+        told = re.sub(r"\n +", "", shown).rstrip()
+        assert re.search(r"\([\d,]+ characters\), ?pin=\(a secret\), ?amount=5000\)", told), "all is there"
+        assert told.isprintable(), "nothing turns or colours what is shown"
+        assert r'text="a\u202e\u001b[8mxxx' in told
+        assert "1234" not in told
 
 
 # say ----------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Everything at once, by chance: plans of any make, people who answer this and that, and others who take runs back, fork
-them, undo what they did and change what they know, while the contract stays what it is."""
+"""Everything at once, by chance: plans of any make, people who answer this and that, and others who take runs back,
+fork them, undo what they did and change what they know, while the contract stays what it is."""
 
 from __future__ import annotations
 

@@ -248,6 +248,39 @@ def two_processes_spawn_at_once(stage: Stage) -> Tried:
     return _raced(stage, ["helper", "weak"], [["spawn", "schemer", [_ASSESS, _CLOSE], True], _CLOSE])
 
 
+def a_fork_at_the_same_instant(stage: Stage) -> Tried:
+    """A run and its fork, which was told to do something else, spend the same budget in two processes."""
+    amount = stage.chance.choice((400, 500))
+
+    def made(to: str, account: str) -> Plan:
+        return [
+            _ASSESS,
+            ["wait", "go"],
+            *(_pays(to, amount) for _ in range(3)),
+            ["call", "close", {"account": account}],
+        ]
+
+    plan, other = made("ann", "a"), made("bob", "b")
+
+    def begin(kd: kedge.Client) -> Any:
+        go(kd, "schemer", plan, "r")
+        kd.fork("r", "1:after", id="f", input=other, effects="live")
+        go(kd, "schemer", other, "f")
+        for run in ("r", "f"):
+            kd.send(run, "go")
+        return None
+
+    def look(kd: kedge.Client) -> Any:
+        return law.on_record(kd, *kin(kd, "r"))
+
+    stage.live(begin)
+    told = stage.together(_advance("schemer", plan, "r"), _advance("schemer", other, "f"))
+    law.lawful(stage.grounds, forks={"f": "r"})
+    assert "waits" not in told, told
+    assert law.paid(stage.grounds), "nothing was paid, so nothing was tried"
+    return Tried(*stage.live(look))
+
+
 def killed_and_the_contract_changed(stage: Stage) -> Tried:
     """Killed between the verdict and the effect, before or after it began; then the contract is looser or tighter."""
     amount = stage.chance.choice((400, 5000))
@@ -258,7 +291,7 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
 
     def first(kd: kedge.Client) -> Any:
         if place != tool:
-            gate.Attempting._attempt = _dying(gate.Attempting._attempt)  # type: ignore[method-assign]
+            gate.Attempting._attempt = dying(gate.Attempting._attempt)  # type: ignore[method-assign]
         return go(kd, "schemer", plan, "r")
 
     world.declare(stage.grounds, limit=before)
@@ -309,7 +342,9 @@ def killed_at_any_moment(stage: Stage) -> Tried:
     return Tried(*stage.live(look))
 
 
-def _dying(attempt: Any) -> Any:
+def dying(attempt: Any) -> Any:
+    """The way a step is begun, in a process that is killed where a payment would be."""
+
     async def dies(self: gate.Attempting) -> Any:
         if self.intent.name.startswith("pay"):
             await self.ex.barrier()
@@ -344,6 +379,23 @@ def another_folder_between_two_attempts(stage: Stage) -> Tried:
     found = stage.live(look)
     law.lawful(stage.grounds)
     return Tried(*found)
+
+
+def another_root(stage: Stage) -> Tried:
+    """The root made a link to elsewhere; then read by the run, a child, what it is renewed as, or the next run."""
+    chance, name = stage.chance, stage.chance.choice((".", "./", "sub/..", str(stage.grounds.root), "./."))
+    away: Plan = [
+        ["call", "remove", {"path": name}],
+        ["call", "link", {"path": name, "target": str(stage.grounds.outside)}],
+        ["call", "write_file", {"path": name}],
+    ]
+    reads: Plan = [["call", "read_file", {"path": "file.txt"}], ["call", "write_file", {"path": "made.txt"}]]
+    after: Plan = chance.choice((reads, [["spawn", "helper", reads]], [["renew", reads]]))
+    with stage.client() as kd:
+        told = [go(kd, "schemer", [*away, *after], "r"), go(kd, "schemer", reads, "next")]
+        law.unread(told)
+        law.lawful(stage.grounds)
+        return law.on_record(kd, *kin(kd, "r", "next"))
 
 
 def other_arguments_than_those_on_record(stage: Stage) -> Tried:

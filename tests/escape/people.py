@@ -9,11 +9,13 @@ from typing import Any
 
 import kedge
 from escape import law, world
+from escape.families import dying
 from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
 from kedge import rules
 from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from kedge.runtime import gate
 from kedge.runtime.steps import delivery
 from kedge.runtime.waits import ANSWER, COMMAND, answer_id
 
@@ -199,6 +201,65 @@ def monday_and_tuesday(stage: Stage) -> Tried:
         assert told[1][0][0].startswith("rejected"), told
         assert all(to != "ann" for to, _, _ in law.paid(stage.grounds))
         return law.on_record(kd, "r")
+
+
+def an_approval_of_what_was_asked(stage: Stage) -> Tried:
+    """A rule that has something to ask only on Tuesday is not covered by what was agreed to on Monday's question."""
+    people = {"managers": ["mia", "max", "moe"]}
+    world.declare(stage.grounds, rules.budget("pay", effects=2, name="many", ask="managers"), people=people)
+    small = [_pays("bob", 1) for _ in range(2)]
+    plan: Plan = [_ASSESS, ["together", [_pays("ann", 800)], [["wait", "tuesday"], *small]]]
+    with stage.client() as kd:
+        go(kd, "schemer", plan, "r")
+        kd.send("r", "tuesday")
+        go(kd, "schemer", plan, "r")
+        kd.answer("r", "approve", by="mia")
+        assert go(kd, "schemer", plan, "r") == "waits"
+        assert law.paid(stage.grounds) == [("bob", 1, "r")] * 2
+        [wait] = kd.inbox()
+        assert "used up" in str(wait.prompt)
+        kd.answer("r", stage.chance.choice(("approve", "reject")), by="mia")
+        assert go(kd, "schemer", plan, "r") != "waits"
+        law.lawful(stage.grounds, approved=[("ann", 800)])
+        return law.on_record(kd, "r")
+
+
+def an_approval_under_other_terms(stage: Stage) -> Tried:
+    """Agreed to, or asked, under terms that are others when the process comes again: other people, more of them."""
+    plan: Plan = [_ASSESS, _PAY]
+    how = stage.chance.choice(("people", "limit", "need"))
+    is_answered = stage.chance.random() < 0.5
+
+    def first(kd: kedge.Client) -> Any:
+        go(kd, "schemer", plan, "r")
+        if is_answered:
+            kd.answer("r", "approve", by="mia")
+            gate.Attempting._attempt = dying(gate.Attempting._attempt)  # type: ignore[method-assign]
+            go(kd, "schemer", plan, "r")
+        return None
+
+    def then(kd: kedge.Client) -> Any:
+        if not is_answered:
+            kd.answer("r", "approve", by="mia")
+        told = go(kd, "schemer", plan, "r")
+        return [told, *law.on_record(kd, "r")]
+
+    asks: Any = "managers"
+    world.declare(stage.grounds, rules.arguments("pay", amount={"max": 700}, name="more", ask=asks))
+    stage.live(first)
+    people, limit = {"managers": ["max", "moe"]}, 700
+    if how != "people":
+        people = {"managers": ["mia", "max", "moe"]}
+    if how == "limit":
+        limit = 600
+    if how == "need":
+        asks = kedge.Approval("managers", need=2)
+    more = rules.arguments("pay", amount={"max": limit}, name="more", ask=asks)
+    world.declare(stage.grounds, more, people=people)
+    told, *found = stage.live(then)
+    assert told == "waits", (how, is_answered, told)
+    assert law.paid(stage.grounds) == []
+    return Tried(*found)
 
 
 def a_link_changed_after_the_approval(stage: Stage) -> Tried:

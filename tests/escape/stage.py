@@ -142,7 +142,9 @@ def followed(stage: Stage, kd: kedge.Client, calls: list[world.Call], run: str =
     """A model goes through its calls: what it was told, and what is on record of that."""
     provider = stage.chance.choice(("openai", "openai-responses", "anthropic"))
     world.HERE.scripts[run] = calls
-    told = go(kd, "clerk", provider, run)
+    while (told := go(kd, "clerk", provider, run)) == "waits":
+        for wait in kd.inbox():
+            kd.answer(wait.id, "reject", by="mia")
     law.unread(told)
     assert law.decisions(kd, run) == [name for name, _ in calls], told
     return told, law.on_record(kd, run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -59,7 +58,3 @@ class Desk:
             replayed = self.kd.replay(run, agent, check=True)
             assert replayed.result == self.kd.state(run).result
             assert not self.kd.rejudge(run).changes
-
-
-def votes(waits: Sequence[kedge.Wait]) -> list[tuple[str, ...]]:
-    return [wait.votes for wait in waits]

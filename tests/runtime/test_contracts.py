@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -553,4 +554,56 @@ def test_what_a_person_made_less_is_counted_as_that(desk: Desk) -> None:
     assert [traced.input["amount"] for traced in desk.kd.state("r").trace] == [50, 940, 20, 10]
     found = desk.kd.find.failures()
     assert [failure.step for failure in found] == ["3"]
+    desk.holds(agent)
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+@kedge.tool(effect="idempotent", approve="managers", name="contracts.reads_file")
+async def reads_file(path: str, lines: int = 1) -> str:
+    DONE.append(path)
+    return Path(path).read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a file inside, one outside, and a link that leads inside."""
+    for name in ("inside", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "inside" / "link").symlink_to(tmp_path / "inside" / "file")
+    return tmp_path
+
+
+def reading(folder: Path) -> Any:
+    bound = contract(rules.paths("contracts.reads_file", path=[str(folder / "inside")]))
+
+    @kedge.agent(name="contracts.reading", contract=bound)
+    async def agent(run: kedge.Run) -> Any:
+        return [await tried(run.call(reads_file, "link")), str(run.told)]
+
+    return agent
+
+
+def test_a_link_that_leads_elsewhere_when_it_is_agreed_to_is_not_followed(desk: Desk, folder: Path) -> None:
+    agent = reading(folder)
+    desk.asked(agent)
+    (folder / "inside" / "link").unlink()
+    (folder / "inside" / "link").symlink_to(folder / "outside" / "file")
+    desk.say("approve", by="mia")
+    assert desk.go(agent)[0] == "path_outside"
+    assert not DONE
+
+
+def test_an_edit_of_something_else_leaves_a_path_as_it_was_written(desk: Desk, folder: Path) -> None:
+    agent = reading(folder)
+    desk.asked(agent)
+    desk.say("edit", by="mia", value={"path": "../outside/file"})
+    desk.asked(agent)
+    desk.say("edit", by="mia", value={"lines": 2})
+    assert desk.go(agent) == ["inside", "mia changed lines from 1 to 2"]
+    *_, edited = desk.told(e.StepEdited)
+    assert edited.data["arguments"] == {"path": "link", "lines": 2}
+    assert [str(folder / "inside" / "file")] == DONE
     desk.holds(agent)

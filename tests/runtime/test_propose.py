@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,7 +20,6 @@ import servers
 from kedge import rules
 from kedge.errors import AlreadyAnswered
 from kedge.model import events as e
-from kedge.runtime.approving import Proposed
 from kedge.testing import call, interrupt_everywhere, scripted, turn
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
@@ -55,7 +54,7 @@ async def send(to: str, text: str, key: kedge.Key = kedge.KEY) -> str:
     return f"{text} for {to}"
 
 
-def seen(done: Proposed[Any]) -> list[Any]:
+def seen(done: kedge.Proposed[Any]) -> list[Any]:
     return [done.kind, done.result, done.value, done.changed, done.by, done.comment, done.ran]
 
 
@@ -349,9 +348,10 @@ def test_the_rights_that_an_edited_call_consumes_are_those_of_the_edit(desk: Des
 
 
 def test_an_edit_decides_anew_what_a_call_does_to_the_world(desk: Desk) -> None:
-    @kedge.tool(
-        effect=lambda command, dry: "reads" if dry else "at_most_once", approve="managers", name="propose.shell"
-    )
+    def does(command: str, dry: bool) -> Literal["reads", "at_most_once"]:
+        return "reads" if dry else "at_most_once"
+
+    @kedge.tool(effect=does, approve="managers", name="propose.shell")
     async def shell(command: str, dry: bool = False) -> str:
         DONE.append((command, dry))
         return command
@@ -475,9 +475,17 @@ def answers(store: str, *given: tuple[str, str]) -> list[str]:
     return [person.communicate("now\n")[0].strip() for person in people]
 
 
-STORES = [
-    pytest.param(lambda folder: str(folder / "kedge.db"), id="sqlite"),
-    pytest.param(lambda _: servers.postgres_store(), id="postgresql"),
+def in_a_file(folder: Path) -> str:
+    return str(folder / "kedge.db")
+
+
+def on_a_server(folder: Path) -> str:
+    return servers.postgres_store()
+
+
+STORES: list[Any] = [
+    pytest.param(in_a_file, id="sqlite"),
+    pytest.param(on_a_server, id="postgresql"),
 ]
 
 
@@ -530,3 +538,51 @@ def test_of_two_who_answer_in_the_same_instant_one_wins_and_the_other_is_told_wh
         assert len(DONE) == (winner == "mia")
         with pytest.raises(AlreadyAnswered, match=winner):
             kd.answer("r", "approve", by="moe")
+
+
+@kedge.tool(effect="idempotent", name="propose.gift", approve=kedge.Approval("managers", need=2))
+async def gift(to: str, amount: int) -> str:
+    DONE.append((to, amount))
+    return f"{amount} for {to}"
+
+
+GIFTS = kedge.Contract("gifts", [rules.total("propose.gift", "amount", max=100)], people=PEOPLE)
+
+
+@kedge.agent(name="propose.gifts", contract=GIFTS)
+async def gifts(run: kedge.Run) -> list[Any]:
+    told: list[Any] = []
+    for to, amount in (("ann", 90), ("bob", 20), ("carl", 15), ("dave", 10)):
+        try:
+            told.append(seen(await run.propose(gift, to, amount))[:2])
+        except kedge.Rejected as rejected:
+            told.append(rejected.code)
+    return told
+
+
+@pytest.mark.parametrize("place", STORES)
+def test_what_people_say_comes_to_the_same_on_every_store(place: Callable[[Path], str], tmp_path: Path) -> None:
+    store = place(tmp_path)
+    script: list[list[tuple[Any, str, Any]]] = [
+        [("approve", "mia", None)],
+        [("edit", "max", {"amount": 500})],  # which the total rejects
+        [("edit", "max", {"amount": 60})],
+        [("approve", "mia", None)],
+        [("approve", "mia", None), ("approve", "moe", None)],
+        [("reject", "moe", None)],
+        [("approve", "max", None), ("approve", "moe", None)],
+    ]
+    for turn_of in script:
+        with kedge.open(store) as kd:
+            with pytest.raises(kedge.RunWaiting):
+                kd.run(gifts, id="r")
+            for verb, by, value in turn_of:
+                kd.answer("r", verb, by=by, value=value)
+    with kedge.open(store) as kd:
+        assert kd.run(gifts, id="r") == [
+            ["edit", "60 for ann"], ["approve", "20 for bob"], ["reject", None], ["approve", "10 for dave"],
+        ]  # fmt: skip
+        assert DONE == [("ann", 60), ("bob", 20), ("dave", 10)]
+        assert kd.replay("r", gifts, check=True).status == "completed"
+        assert not kd.verify("r").problems
+        assert kd.rejudge("r").agrees

@@ -15,7 +15,6 @@ import kedge
 from kedge import rules
 from kedge.check.crashes import Outside
 from kedge.model import events as e
-from kedge.runtime.approving import Proposed
 from kedge.runtime.registry import AGENTS as DECLARED
 from kedge.testing import Scenario, Story, World, differences, simulate, tick, world
 
@@ -72,10 +71,6 @@ async def told(run: kedge.Run, step: Any) -> str:
         done = await step
     except kedge.Rejected as rejected:
         done = f"{rejected.code} by {rejected.by} of rule {rejected.rule}: {rejected}; instead {rejected.response}"
-    if isinstance(done, Proposed):
-        suggested: Proposed[Any] = done
-        kind, result = suggested.kind, suggested.result
-        return f"{kind} {result} {suggested.value} {suggested.changed} {suggested.by} {suggested.comment}"
     return f"{done} / {run.told}"
 
 
@@ -260,7 +255,13 @@ def test_whatever_people_say_dying_at_any_point_changes_nothing_of_it(name: str,
         assert not (told := otherwise(expected, simulate(how, point, seed=SEED))), f"people {seed}, {told}"
 
 
-HOWS = ({}, {"warm": False}, {"behind": True}, {"takeover": "expiry"}, {"warm": False, "behind": True})
+HOWS: tuple[dict[str, Any], ...] = (
+    {},
+    {"warm": False},
+    {"behind": True},
+    {"takeover": "expiry"},
+    {"warm": False, "behind": True},
+)
 
 
 @pytest.mark.parametrize("name", AGENTS)

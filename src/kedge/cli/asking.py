@@ -13,16 +13,8 @@ from kedge.cli import paint
 from kedge.cli.wording import listed
 from kedge.history.parts import Edit, Step, Wait
 from kedge.history.prose import entries_of
+from kedge.runtime.editing import ARGUMENT_CHARS, shown, visible
 from kedge.runtime.judge import APPROVE
-
-CALL_CHARS = 400
-
-
-def call_of(intention: Any, width: int = CALL_CHARS) -> str:
-    """The call that a question is about, as it would be written."""
-    told = entries_of(intention)
-    inside = paint.arguments(told["arguments"], width) if "arguments" in told else f"step {told.get('step')}"
-    return f"{told.get('tool')}({inside})"
 
 
 def by_rule(rule: str | None) -> str:
@@ -98,8 +90,12 @@ def edited(edit: Edit) -> Text:
 def changes(changed: Any) -> str:
     """By argument, what it was and what it is."""
     pairs: Mapping[str, Any] = entries_of(changed)
-    told = (f"{name} {paint.brief(old, 200)} → {paint.brief(new, 200)}" for name, (old, new) in pairs.items())
+    told = (f"{name} {_value(old)} → {_value(new)}" for name, (old, new) in pairs.items())
     return ", ".join(told) or "nothing"
+
+
+def _value(value: Any) -> str:
+    return visible(value) if isinstance(value, str) and len(value) <= ARGUMENT_CHARS else shown(value)
 
 
 def ended_lines(step: Step) -> Iterator[Text]:

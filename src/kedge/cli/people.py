@@ -84,9 +84,10 @@ def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
 def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
     head = Text().append(wait.id, style="bold cyan").append("  ")
-    yield from paint.wrapped(head, Text(asking.call_of(wait.intention), style="bold"), width)
+    yield from paint.wrapped(head, Text(editing.call(wait.intention), style="bold"), width)
     rule = asking.by_rule(wait.rule)
-    reason = Text(wait.reason or f"{wait.run} wants to do this").append(f" ({rule})" if rule else "", style="dim")
+    reason = Text(editing.visible(wait.reason or f"{wait.run} wants to do this"))
+    reason.append(f" ({rule})" if rule else "", style="dim")
     asked = Text(f"asked of {asking.whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
         asked.append(f", {asking.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
@@ -133,7 +134,7 @@ def intended(wait: Wait) -> str | None:
     if not isinstance(found, dict):
         return None
     told = cast("dict[str, Any]", found)
-    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else asking.call_of(told)
+    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else editing.call(told)
 
 
 def urgency(wait: Wait) -> tuple[bool, int, int]:
@@ -221,7 +222,7 @@ def answer_command(
       kedge answer refund_20 edit --set amount=100 --set to=Bob --by mia
     """
     run, waits = _open_waits(shell, wait)
-    by = by or somebody()
+    by, given = by or somebody(), None
     if verb is None:
         _ask(shell, wait, waits, by)
         verb = "answered"
@@ -236,10 +237,12 @@ def answer_command(
             raise
         except AnswerRefused as refused:
             raise Told(f"{refused}{_move(refused, asked, verb, value)}") from refused
-    _tell_answered(shell, run, waits, wait, verb, by)
+    _tell_answered(shell, run, waits, wait, verb, by, given)
 
 
-def _tell_answered(shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None) -> None:
+def _tell_answered(
+    shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
+) -> None:
     """What was answered, who takes it from here, and where several have to agree how many did."""
     answered = ", ".join(each.id for each in waits) or wait
     voted = waits[0] if len(waits) == 1 and waits[0].need > 1 and verb == "approve" else None
@@ -251,8 +254,16 @@ def _tell_answered(shell: Shell, run: str, waits: Sequence[Wait], wait: str, ver
         shell.emit({**told, "agreed": voters} if agreed else told)
         return
     line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
-    shell.out.print(line.append(f", {agreed}" if agreed else ""))
+    if len(waits) == 1 and waits[0].rule is not None:
+        # What was asked when it was answered, which may be another call than the one that somebody saw before.
+        line.append(f" {editing.call(waits[0].intention)}")
+        line.append(f" with {_pairs(given)}" if verb == "edit" else "")
+    shell.out.print(line.append(f": {agreed}" if agreed else ""), soft_wrap=True)
     shell.note(following)
+
+
+def _pairs(given: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={editing.shown(value)}" for name, value in given.items())
 
 
 def _lacks(wait: Wait, voters: Sequence[str]) -> str:

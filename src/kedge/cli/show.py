@@ -34,7 +34,7 @@ from kedge.history.why import why
 from kedge.log.log import Recorded
 from kedge.model import events as e
 from kedge.model.codec import plain
-from kedge.runtime import views
+from kedge.runtime import editing, views
 from kedge.runtime.client import Client
 from kedge.runtime.waits import VOTE
 from kedge.store.base import ENDED
@@ -195,9 +195,10 @@ def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
 
 def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
-    yield Text(asking.call_of(wait.intention), style="bold")
+    yield Text(editing.call(wait.intention, WHOLE if page.full else editing.ARGUMENT_CHARS), style="bold")
     rule = asking.by_rule(wait.rule)
-    yield Text(wait.reason or f"{page.timeline.run} wants to do this").append(f" ({rule})" if rule else "", style="dim")
+    reason = wait.reason or f"{page.timeline.run} wants to do this"
+    yield Text(editing.visible(reason)).append(f" ({rule})" if rule else "", style="dim")
     voters = [vote.by for vote in wait.votes]
     is_now = shell.client.log.head(page.timeline.run).seq == page.timeline.seq
     for each in shell.client.info(page.timeline.run).waits if is_now else ():

@@ -8,7 +8,7 @@ might have been: the record goes on as it went.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -204,17 +204,18 @@ class _Rejudging:
         """What the contracts in force say together, the run's own first, and which of them says it; None where there
         is none. A rejection by any goes before a question by any."""
         asks: tuple[Ruling, str] | None = None
+        people: Mapping[str, Sequence[str]] = {}
         accepts: tuple[Ruling, str] | None = None
         for of, digest, contract in self._in_force(fold):
             known = self._standing(of, intention, event, fold, ledger)
             ruling = contract.judge(intention, known)
             if ruling.ruling == "reject":
                 return ruling, digest
-            if ruling.ruling == "ask":
-                asks = asks or (ruling, digest)
+            if ruling.ruling == "ask" and asks is None:
+                asks, people = (ruling, digest), contract.people
             accepts = accepts or (ACCEPTED, digest)
         if asks is not None and intention.sort == "context":
-            return of_the_context(asks[0], intention.by), asks[1]
+            return of_the_context(asks[0], intention.by, people), asks[1]
         return asks or accepts
 
     def _in_force(self, fold: Fold) -> Iterator[tuple[str | None, str, Contract]]:
@@ -252,9 +253,11 @@ class _Rejudging:
             since_us=begins.get(of or ""),
             mine=(1, 1) if data.get("adopts") else self._mine(event, fold),
         )
-        above = (data.get("above") or {}).get(of)
+        uppers: dict[str | None, dict[str, Any]] = data.get("above") or {}
+        above = uppers.get(of)
         if above is not None:
-            known.done, known.context = together(known.done, above), lambda: above["document"]
+            document: dict[str, Any] = above["document"]
+            known.done, known.context = together(known.done, above), lambda: document
             known.context_version = known.context_seen = above["version"]
         if self._dearer and of is None:
             spend = replace(known.own.spend, cost_micros=known.own.spend.cost_micros + self._dearer)

@@ -81,6 +81,9 @@ def may_try(state: State, run: str, step: str) -> Step:
             f"step {step} writes in the store's own database, which is not here; only other tools can be run for real"
         )
         raise BoundaryUnknown(run, step, told)
+    if found.asked:
+        told = f"people were asked about step {step}, and a replay does not act on their word; fork the run instead"
+        raise BoundaryUnknown(run, step, told)
     return found
 
 

@@ -13,7 +13,17 @@ import msgspec
 from kedge.errors import HandleClosed, LogError, ValueRefused
 from kedge.log.committer import Committer, Ticket
 from kedge.model import chain
-from kedge.model.events import TOLD, Event, RunRewound, encode
+from kedge.model.events import (
+    TOLD,
+    AttemptEnded,
+    AttemptProgressed,
+    AttemptStarted,
+    Event,
+    RunRewound,
+    StepIntended,
+    check,
+    encode,
+)
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
 from kedge.model.values import Blob, pack
@@ -436,6 +446,8 @@ class Encoded(NamedTuple):
 
 def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
     event, values = entry
+    if type(event) not in _OURS:
+        _refuse_unreadable(event)
     if not values:
         return Encoded(encode(event), None, ())
     try:
@@ -443,6 +455,19 @@ def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
     except ValueRefused as refused:
         raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
     return Encoded(encode(event, chain.data_hash(packed.raw)), packed.raw, packed.blobs)
+
+
+_OURS: Final = frozenset({StepIntended, AttemptStarted, AttemptProgressed, AttemptEnded})
+"""Events that hold nothing but what the runtime itself made, and that are written all the time."""
+
+
+def _refuse_unreadable(event: Event) -> None:
+    """What people give, such as a name or a priority, may be of another type than an event has: it would never be read
+    again."""
+    try:
+        check(event)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise ValueRefused(_place(event), str(error)) from None
 
 
 def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:

@@ -650,6 +650,11 @@ def encode(event: Event, data: bytes | None = None) -> bytes:
     return body[:-1] + b',"data":"' + b2a_base64(data, newline=False)[:43].translate(_URL_SAFE) + b'"}'
 
 
+def check(event: Event) -> None:
+    """Whether an event can be read again as it is; msgspec's ValidationError, or TypeError, where it cannot."""
+    _decode(_encode(event))
+
+
 def decode(body: bytes) -> Event:
     """The event in a body; an older version is brought up to date."""
     try:

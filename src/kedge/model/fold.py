@@ -66,6 +66,8 @@ class Step(msgspec.Struct, array_like=True):
     undone: bool = False
     undoes_seq: int = 0
     edited: int = 0
+    asked: bool = False
+    """Whether people had to agree to it."""
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -610,6 +612,7 @@ def _wait_opened(fold: Fold, seq: int, event: e.WaitOpened) -> None:
     step = fold.changing(event.step)
     if step is not None:
         step.delayed_until = None
+        step.asked = step.asked or event.rule is not None
         fold.move(step, "waiting", event, seq)
 
 

@@ -134,13 +134,16 @@ def model_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is None or isinstance(value, str | int | float)}
 
 
-def of_the_context(ruling: Ruling, by: str) -> Ruling:
-    """A change of the context is no step that could wait for somebody: where people are to be asked, a person may do
-    it and the agent may not."""
+def of_the_context(ruling: Ruling, by: str, people: Mapping[str, Sequence[str]] | None = None) -> Ruling:
+    """A change of the context is no step that could wait for somebody: where people are to be asked, one of those may
+    do it, and the agent may not."""
     if ruling.ruling != "ask":
         return ruling
-    told = f"{ruling.message or 'people are to be asked'}; let a person set it"
-    return replace(ruling, ruling="reject" if by == "agent" else "accept", message=told, approval=None)
+    to = () if ruling.approval is None else ruling.approval.to
+    known = {name for role in to for name in (people or {}).get(role, (role,))} if people and to else None
+    may = by != "agent" and (known is None or by in known)
+    told = f"{ruling.message or 'people are to be asked'}; let {' or '.join(sorted(known or ('a person',)))} set it"
+    return replace(ruling, ruling="accept" if may else "reject", message=told, approval=None)
 
 
 def of_edit(step: Step, event: e.StepEdited, data: Mapping[str, Any]) -> Intention:

@@ -194,13 +194,13 @@ class _Asking:
         opened: Any = entries[-1].event
         return self._waiter(opened, dict(entries[-1].values or {}), written.seq, ())
 
-    def _prompt(self, more: str = "") -> str:
+    def _prompt(self) -> str:
         ruling, intent = self.verdict.ruling, self.j.intent
         call = f"{self.name}({short(intent.recording)})"
         why = dict.fromkeys(message for _, message in self.verdict.asks if message)
         told = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
-        because = f", because {intent.policy.because}" if intent.policy.because else ""
-        return f"{call}: {told}{because}. Do it?{more}"
+        because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
+        return f"{call}: {told}.{because} Do it?"
 
     @property
     def name(self) -> str:
@@ -252,6 +252,7 @@ class _Asking:
         )  # fmt: skip
 
     def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
+        self.ex.asked_of[self.j.step] = event.to, values.get("may")
         rounds = [Round(each.to, each.timeout, self._may(each.to)) for each in self.approval.escalate]
         return Waiter(
             self.j.step, "answer", name=APPROVE, deadline=event.deadline, digest=event.digest, opened=opened,
@@ -366,7 +367,8 @@ def edited(j: Judged, value: Any) -> dict[str, Any]:
     changes: dict[str, Any] = {**value}
     if unknown := sorted(changes.keys() - shape.hints.keys()):
         raise ValueRefused(f"edit.{unknown[0]}", f"is no argument of {j.intent.name} ({', '.join(shape.hints)})")
-    return shape.restore(_typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit")), j.intent.arguments)
+    typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
+    return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
 
 
 def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
@@ -431,6 +433,8 @@ def taken_up(j: Judged, past: Step) -> None:
     for seq, event in record.of_all(past.id):
         if isinstance(event, e.WaitOpened):
             asked, data = event, record.data(seq)
+            if event.rule is not None:
+                j.ex.asked_of[past.id] = event.to, data.get("may")
         elif isinstance(event, e.WaitClosed) and asked is not None and kind_of(record.data(seq)) == "approve":
             _taken(j, asked, data)
             j.told = after_approval(j.told, event.by, record.data(seq).get("comment"))

@@ -453,7 +453,7 @@ class Client(Acting):
     @Both
     def answer(
         self,
-        wait: str,
+        wait: str | Wait,
         verb: Verb,
         *,
         value: Any = None,
@@ -461,14 +461,15 @@ class Client(Acting):
         comment: str | None = None,
         tx: Any = None,
     ) -> None:
-        """Answer what a run waits for. The wait's id, or the run's where only one is open.
+        """Answer what a run waits for. The wait itself, or its id, or the run's where only one is open.
 
         With `tx`, the caller's own connection to the store's database, it counts when they commit.
         """
         self._answer(wait, verb, value, by, comment, tx)
 
-    def _answer(self, wait: str, verb: str, value: Any, by: str | None, comment: str | None, tx: Any) -> None:
+    def _answer(self, wait: str | Wait, verb: str, value: Any, by: str | None, comment: str | None, tx: Any) -> None:
         found = self._open_wait(wait)
+        by = waits.who(by, found.id)
         run = found.run
         if found.deadline_us is not None and self.clock.now_us() > found.deadline_us:
             raise AnswerRefused(found.id, f"its time was up at {_moment(found.deadline_us)}; it goes on without it")
@@ -500,8 +501,16 @@ class Client(Acting):
             first = delivered.message
             raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
 
-    def _open_wait(self, wait: str) -> Wait:
+    def _open_wait(self, wait: str | Wait) -> Wait:
+        if isinstance(wait, Wait):
+            now = [each for each in self._waits(self.log.state(wait.run)) if each.verbs and each.step == wait.step]
+            if now:
+                return now[0]
+            wait = wait.id
         run, _, step = wait.rpartition(":")
+        both = bool(run) and self.store.head(wait) is not None and self.store.head(run) is not None
+        if both and any(each.id == wait and each.verbs for each in self._waits(self.log.state(run))):
+            raise AnswerRefused(wait, f"is a question of {run}, and another run; give the Wait itself, from inbox()")
         wait = waits.latest(self.log, wait)
         if self.store.head(wait) is not None:
             run, step = wait, ""
@@ -564,6 +573,7 @@ class Client(Acting):
     def _deliver(
         self, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
     ) -> Delivered:  # fmt: skip
+        by = waits.who(by, run)
         deliverer = self.store if tx is None else joining(self.store, tx)
         [outcome] = deliverer.deliver([delivery(run, name, body, id=id, by=by, at_us=self.clock.now_us())])
         if isinstance(outcome, KedgeError):
@@ -678,6 +688,10 @@ class Client(Acting):
         found: list[Wait] = []
         for wait in self._waits(self.log.state(run)):
             below: Sequence[Wait] = self._waits_below(wait.name) if wait.waits_for == "child" else ()
+            if wait.waits_for == "child" and self.log.state(wait.name).fold.facts.paused:
+                why = paused_because(self.log, wait.name)
+                told = f"{wait.name}, which is paused{f' ({why})' if why else ''}; resume it"
+                wait = msgspec.structs.replace(wait, prompt=told)
             found += below or [wait]
         return found
 

@@ -70,6 +70,7 @@ def command(
     With `patient` it is waited a while for whoever has the run to take it; what comes of it there is raised as if it
     had been refused here. `tell` is called when it was delivered.
     """
+    by = waits.who(by, run)
     sent: Message | None = None
     after = engine.log.head(run).seq
     if id is not None and body["command"] != "forked":

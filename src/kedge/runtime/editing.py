@@ -1,4 +1,4 @@
-"""An edit of a call as people write it: arguments by name, typed by what the tool takes. Judges nothing."""
+"""A call as people read it, and an edit of it as they write it: arguments by name, typed by what the tool takes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,47 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
+import msgspec
+
 from kedge.errors import AnswerRefused
+from kedge.model.codec import Secret, plain
 from kedge.runtime.views import Wait
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
     "object": (dict,), "null": (type(None),),
 }  # fmt: skip
+
+
+ARGUMENT_CHARS: Final = 160
+"""How much of one argument is shown, so that a long one hides no other."""
+
+
+def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
+    """A call as it would be written, with every argument. Nothing in it is invisible, or moves what stands beside."""
+    told = _mapping(intention)
+    if "tool" not in told:
+        return "a call that is no longer on record"
+    if "arguments" not in told:
+        return f"{told['tool']}(…), step {told.get('step')}"
+    inside = (f"{name}={shown(value, chars)}" for name, value in _table(told, "arguments").items())
+    return f"{told['tool']}({', '.join(inside)})"
+
+
+def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
+    """A value in one line: cut where it is long, and with its size then; a secret stays one."""
+    if isinstance(value, Secret):
+        return "(a secret)"
+    text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
+    cut = text if len(text) <= chars else f"{text[:chars]}… ({len(text):,} characters)"
+    return visible(cut)
+
+
+def visible(text: str) -> str:
+    """A text with what cannot be seen written out: control characters, and those that turn the direction of others."""
+    return text if text.isprintable() else "".join(
+        each if each.isprintable() else f"\\u{ord(each):04x}" for each in text
+    )  # fmt: skip
 
 
 def written(wait: Wait, text: str) -> dict[str, Any]:

@@ -202,8 +202,11 @@ async def ask_person(
     bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
     wait = facts.waits.get(step)
     if wait is None:
-        opened = e.WaitOpened(at=ex.now_us(), step=step, waits_for=waits_for, name=waits_for, digest=bound)
+        to, may = ex.asked_of.get(step, ((), None))
+        opened = e.WaitOpened(at=ex.now_us(), step=step, waits_for=waits_for, name=waits_for, to=to, digest=bound)
         values = {"prompt": prompt, "intention": intention, "verbs": list(verbs)}
+        if may is not None:
+            values["may"] = may
         asked = Entry(opened, values)
         at = (await ex.durably(*(before or ()), asked)).seq
     else:

@@ -242,6 +242,8 @@ class Execution:
         self._is_first = True
         self.parked = False
         self.took: set[int] = set()
+        self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
+        """By step, who had to agree to it: they are asked as well whatever else there is to ask about it."""
         self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
         self.consuming: set[Claim] = set()
         """Rights that attempts of this execution took, of which the store may not know yet."""

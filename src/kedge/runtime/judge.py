@@ -469,4 +469,5 @@ def judge_change(
     arguments = {**changes, **dict.fromkeys(unset)}
     intention = Intention(name=UPDATE, sort="context", arguments=arguments, step=step, by=by)
     verdict = judge.judge(intention)
-    return verdict._replace(ruling=of_the_context(verdict.ruling, by))
+    people = None if verdict.contract is None else verdict.contract.people
+    return verdict._replace(ruling=of_the_context(verdict.ruling, by, people))

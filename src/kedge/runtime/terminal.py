@@ -9,10 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-
 from kedge.errors import AlreadyAnswered, AnswerRefused, RunWaiting
-from kedge.model.codec import plain
 from kedge.runtime import editing
 from kedge.runtime.waits import may_answer
 
@@ -53,7 +50,10 @@ def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
 
 def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     """Put one question, until there is an answer that fits. False: later."""
-    _tell(f"\n{_shade(wait.prompt or wait.name, _BOLD)}\n")
+    asked = editing.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
+    _tell(f"\n{_shade(asked, _BOLD)}\n")
+    if wait.rule is not None and wait.reason:
+        _tell(f"  {editing.visible(wait.reason)}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
     if wait.need > 1:
         agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
@@ -61,8 +61,8 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     _tell(_shade(f"  {about}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
     # What is in doubt is asked about by the call itself, which need not be said twice.
-    if intention is not None and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
-        _tell(f"  {_call(intention)}\n")
+    if wait.rule is None and intention and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
+        _tell(f"  {editing.call(intention)}\n")
     if wait.options:
         _tell(f"  options: {', '.join(map(str, wait.options))}\n")
     means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {editing.example(wait)}"}
@@ -91,16 +91,6 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
             _tell(f"  {refused}\n")
             continue
         return True
-
-
-def _call(intention: dict[str, Any]) -> str:
-    """The call that the question is about, as it would be written."""
-    arguments = intention.get("arguments")
-    if not isinstance(arguments, dict):
-        return f"{intention.get('tool')}, step {intention.get('step')}"
-    given = cast("dict[str, Any]", arguments).items()
-    inside = ", ".join(f"{name}={msgspec.json.encode(plain(value)).decode()}" for name, value in given)
-    return f"{intention.get('tool')}({inside})"
 
 
 def _value(text: str, wait: Wait) -> Any:

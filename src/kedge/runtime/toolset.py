@@ -185,7 +185,10 @@ def _otherwise(value: Any) -> Iterator[Any]:
         except (ValueError, RecursionError):
             return
     elif value is not None and not isinstance(value, bool):
-        yield json.dumps(value, ensure_ascii=False)
+        try:
+            yield json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            return
 
 
 def _default(parameter: inspect.Parameter) -> Any:

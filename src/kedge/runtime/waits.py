@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from kedge.errors import KedgeError, ValueRefused
+from kedge.errors import AnswerRefused, KedgeError, ValueRefused
 from kedge.log.handle import Entry
 from kedge.log.log import Log
 from kedge.model import events as e
@@ -167,10 +167,19 @@ def may_answer(
         return True
     if by is None:
         return False
-    if by in (to if may is None else may):
+    if may is not None and by in may:
         return True
-    found = () if roles is None else roles(by) or ()
-    return not set((found,) if isinstance(found, str) else found).isdisjoint(to)
+    found = None if roles is None else roles(by)
+    if found is None:
+        return False  # whoever tells roles knows nobody of that name, which may be a role's own
+    return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)
+
+
+def who(by: object, about: str) -> str | None:
+    """The name of a person, as it goes on record; nobody's where there is none. AnswerRefused for what is no name."""
+    if by is not None and not isinstance(by, str):
+        raise AnswerRefused(about, f"by={by!r} is no name; give a text")
+    return (by or "").strip() or None
 
 
 def child_id(run: str) -> str:
@@ -362,36 +371,39 @@ def _answered(ex: Execution, message: Message) -> None:
             _drop(ex, message)
         return
     body: Any = body_of(ex.engine.log, message)
-    if not isinstance(body, dict) or not isinstance(body.get("kind"), str):  # pyright: ignore[reportUnknownMemberType]
-        _set_aside(ex, waiter, message, "it is no answer")
+    if (why := _unfit(ex, waiter, message, body)) is not None:
+        _set_aside(ex, waiter, message, why)
         return
-    if waiter.digest is not None and body.get("digest") != waiter.digest:  # pyright: ignore[reportUnknownMemberType]
-        _set_aside(ex, waiter, message, "it answers another question")
-        return
-    if waiter.asked is not None:
-        opened: Any = waiter.asked.event
-        told: dict[str, Any] = dict(waiter.asked.values or {})
-        try:
-            may = may_answer(message.by, opened.to, told.get("may"), ex.engine.roles)
-        except Exception as error:
-            # Whoever tells roles cannot do so now: the run goes on another time.
-            raise ex.interrupted(KedgeError(f"the roles of {message.by} cannot be told ({error})")) from error
-        if not may:
-            _set_aside(ex, waiter, message, "it was asked of others")
-            return
-    answer = Answer(kind=body["kind"], value=body.get("value"), by=message.by, comment=body.get("comment"))
-    try:
-        if waiter.fits is not None and answer.kind in ("edit", "respond", "happened"):
-            waiter.fits(answer.kind, answer.value)
-    except ValueRefused as misfit:
-        _set_aside(ex, waiter, message, misfit)
-        return
-    said = {"kind": answer.kind, "value": answer.value}
-    closed = Closed(0, "answered", by=message.by, answer=said, comment=answer.comment)
-    if waiter.need > 1 and answer.kind == "approve":
+    said: dict[str, Any] = {"kind": body["kind"], "value": body.get("value")}
+    closed = Closed(0, "answered", by=message.by, answer=said, comment=body.get("comment"))
+    if waiter.need > 1 and said["kind"] == "approve":
         _voted(ex, waiter, closed, message)
     else:
         end(ex, waiter, closed, message)
+
+
+def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object:
+    """Why an answer counts as none: it is of another question, by somebody who is not asked, or no answer at all."""
+    told: dict[str, Any] = {**body} if isinstance(body, dict) else {}
+    event: Any = None if waiter.asked is None else waiter.asked.event
+    asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
+    kind = told.get("kind")
+    if not isinstance(kind, str) or kind not in asked.get("verbs", (kind,)):
+        return "it is no answer to this"
+    if waiter.digest is not None and told.get("digest") != waiter.digest:
+        return "it answers another question"
+    try:
+        if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
+            return "it was asked of others"
+    except Exception as error:
+        # Whoever tells roles cannot do so now: the run goes on another time.
+        raise ex.interrupted(KedgeError(f"the roles of {message.by} cannot be told ({error})")) from error
+    try:
+        if waiter.fits is not None and kind in ("edit", "respond", "happened"):
+            waiter.fits(kind, told.get("value"))
+    except ValueRefused as misfit:
+        return misfit
+    return None
 
 
 def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> None:
