@@ -54,13 +54,14 @@ class _Around:
 
     def go_on(self, kd: kedge.Client, run: str) -> None:
         """As far as it gets; days pass meanwhile."""
+        clock: Any = kd.clock
         for _ in range(20):
             if kd.info(run).status in ("completed", "failed", "cancelled", "paused"):
                 return
             advanced = kd.advance(run)
             if advanced.wake_at_us is None:
                 return
-            kd.clock.advance(max(0.0, (advanced.wake_at_us - kd.clock.now_us()) / 1_000_000))
+            clock.advance(max(0.0, (advanced.wake_at_us - clock.now_us()) / 1_000_000))
 
     # people -------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Grounds:
             "to_proc": "/proc/self/root", "to_nothing": self.outside / "new.txt", "round": "round",
             "chain": "sub/chain", "sub/chain": "../to_outside", "honest": "sub/file.txt",
         }.items():  # fmt: skip
-            (self.root / name).symlink_to(target)
+            os.symlink(str(target), self.root / name)
 
     # what tools do ------------------------------------------------------------------------------
 

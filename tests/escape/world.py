@@ -178,7 +178,7 @@ def contract(grounds: Grounds, *more: rules.Rule, limit: int = AMOUNT_MAX, **opt
     """What binds everybody here. `limit` is the most that one payment may be."""
     root = str(grounds.root)
     people: dict[str, Any] = {"managers": ["mia", "max", "moe"], "directors": ["dan"]}
-    options = {"people": people, "rejections": 10_000} | options
+    said: dict[str, Any] = {"people": people, "rejections": 10_000} | options
     return kedge.Contract(
         "clerks",
         [
@@ -200,7 +200,7 @@ def contract(grounds: Grounds, *more: rules.Rule, limit: int = AMOUNT_MAX, **opt
             rules.paths("read_many", paths=[root]),
             *more,
         ],
-        **options,
+        **said,
     )
 
 

@@ -308,6 +308,46 @@ def test_after_a_rewind_people_are_asked_anew(desk: Desk) -> None:
     assert DONE == [("ann", 500)]
 
 
+def test_an_agreement_is_of_its_generation_also_where_the_run_is_taken_back_to_just_after_it(desk: Desk) -> None:
+    strangers = rules.arguments("contracts.pay", to={"one_of": ["bob"]}, name="strangers", ask="directors")
+
+    @kedge.agent(name="contracts.halfway", contract=contract(LARGE, strangers))
+    async def agent(run: kedge.Run) -> Any:
+        return await tried(run.call(pay, "ann", 500))
+
+    desk.asked(agent)
+    desk.say("approve", by="mia")
+    assert desk.asked(agent).to == ("directors",)
+    [agreed] = desk.told(e.WaitClosed)
+    desk.kd.rewind("r", f"@{agreed.seq}", by="dan")
+    assert desk.asked(agent).to == ("managers",)
+    desk.say("approve", by="max")
+    assert desk.asked(agent).to == ("directors",)
+    desk.say("approve", by="dora")
+    assert desk.go(agent) == "paid 500"
+    assert DONE == [("ann", 500)]
+    desk.holds(agent)
+
+
+def test_a_change_of_the_context_that_a_rule_asks_about_is_for_those_whom_it_asks(desk: Desk) -> None:
+    bound = contract(rules.arguments("update", limit={"max": 5}, ask="managers", name="limit"))
+
+    @kedge.agent(name="contracts.limits", contract=bound, context=dict)
+    async def agent(run: kedge.Run) -> Any:
+        mine = await tried(run.update(limit=9))
+        await run.wait("go")
+        return [mine, dict(run.context)]
+
+    desk.go(agent)
+    for by in ("zoe", "dan", None):
+        with pytest.raises(kedge.KedgeError, match="limit"):
+            desk.kd.set("r", limit=9, by=by)
+    desk.kd.set("r", limit=8, by="mia")
+    desk.kd.send("r", "go")
+    assert desk.go(agent) == ["argument_refused", {"limit": 8}]
+    desk.holds(agent)
+
+
 def test_a_fork_is_asked_for_itself_and_what_it_spends_is_spent(desk: Desk) -> None:
     bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
 

@@ -115,6 +115,8 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     children_open: dict[str, int] = {}
     claims_open: dict[str, int] = {}
     forks: tuple[str, ...] = ()
+    taken_back: int = 0
+    """How often it turned out that an effect is not there, or not any more."""
 
 
 class _Root(msgspec.Struct):
@@ -174,6 +176,7 @@ class Ledger:
     def turn(self, effect: Effect, status: EffectStatus, seq: int = 0) -> None:
         """What is known of an effect changes, and with it how many there are."""
         counts = self.facts.counts.effects
+        self.facts.taken_back += status in _NOT_THERE
         if not effect.undoes:
             change = (effect.status in _NOT_THERE) - (status in _NOT_THERE)
             counts[effect.tool] = counts.get(effect.tool, 0) + change

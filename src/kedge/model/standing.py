@@ -81,10 +81,13 @@ def _less(counts: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int
     return {name: count - before.get(name, 0) for name, count in counts.items()}
 
 
-def past_of(ledger: Ledger, reader: Reader, tool: str, *, after: int = 0) -> list[Mapping[str, Any]]:
-    """The arguments of a tool's effects that happened or may have, less what was undone, that began after a seq."""
+def past_of(ledger: Ledger, reader: Reader, tool: str, *, after: int = 0, first: int = 0) -> list[Mapping[str, Any]]:
+    """The arguments of a tool's effects that happened or may have, less what was undone, that began after a seq; with
+    `first`, only of those from there on."""
     return [
-        reader.data(effect.intended).get("arguments") or {} for effect in _there(ledger, after) if effect.tool == tool
+        reader.data(effect.intended).get("arguments") or {}
+        for effect in _there(ledger, after, first)
+        if effect.tool == tool
     ]
 
 
@@ -100,8 +103,8 @@ def pasts(
     return found
 
 
-def _there(ledger: Ledger, after: int) -> Iterator[Effect]:
-    for effect in ledger.effects:
+def _there(ledger: Ledger, after: int, first: int = 0) -> Iterator[Effect]:
+    for effect in ledger.effects[first:] if first else ledger.effects:
         if effect.started > after and effect.status in _THERE and not effect.undoes:
             yield effect
 

@@ -24,7 +24,6 @@ from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.judge import APPROVE, Agreement, Asked, Verdict, named, who_of
 from kedge.runtime.judging import Judged, approval_of, failed_by, rejection
 from kedge.runtime.registry import TOOLS, AnyTool
-from kedge.runtime.replay import short
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import Closed, Round, Waiter, binding, dismiss, met, until
 
@@ -33,6 +32,7 @@ T = TypeVar("T")
 PERSON: Final = "rejected_by_person"
 INSTEAD: Final = "answered_instead"
 EXPIRED: Final = "expired"
+VALUE_CHARS_MAX: Final = 80
 _KINDS: Final = {PERSON: "reject", INSTEAD: "respond", EXPIRED: "expired"}
 
 
@@ -196,7 +196,8 @@ class _Asking:
 
     def _prompt(self) -> str:
         ruling, intent = self.verdict.ruling, self.j.intent
-        call = f"{self.name}({short(intent.recording)})"
+        given = ", ".join(f"{name}={short_value(value)}" for name, value in intent.recording.items())
+        call = f"{self.name}({given})"
         why = dict.fromkeys(message for _, message in self.verdict.asks if message)
         told = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
         because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
@@ -348,6 +349,12 @@ class _Asking:
         return same and (nobody or (approval.to, approval.need) == (self.approval.to, self.approval.need))
 
 
+def short_value(value: Any) -> str:
+    """An argument as people are asked about it: cut by itself, so that none hides the others."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
+
+
 def in_words(value: Any) -> str:
     """A value as a model reads it."""
     from kedge.runtime.toolset import spoken
@@ -407,7 +414,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
         raise AnswerRefused(wait.id, f"{unknown[0]!r} is no argument of {tool.name} ({', '.join(tool.shape.hints)})")
     try:
         tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})
-    except ValueRefused as refused:
+    except (ValueRefused, UnicodeError) as refused:
         raise AnswerRefused(wait.id, str(refused)) from None
 
 

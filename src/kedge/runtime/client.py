@@ -436,6 +436,7 @@ class Client(Acting):
                 may=None if erased or data.get("may") is None else tuple(data["may"]),
                 rule=wait.rule,
                 reason=None if erased else data.get("reason"),
+                digest=getattr(state.event(wait.opened), "digest", None),
                 round=wait.round,
             )
 
@@ -459,16 +460,21 @@ class Client(Acting):
         value: Any = None,
         by: str | None = None,
         comment: str | None = None,
+        saw: str | None = None,
         tx: Any = None,
     ) -> None:
         """Answer what a run waits for. The wait itself, or its id, or the run's where only one is open.
 
-        With `tx`, the caller's own connection to the store's database, it counts when they commit.
+        saw   the `digest` of the question that the person saw, where only its id is at hand: an answer to another
+              question is refused, as it is with the wait itself
+        tx    the caller's own connection to the store's database: it counts when they commit
         """
-        self._answer(wait, verb, value, by, comment, tx)
-
-    def _answer(self, wait: str | Wait, verb: str, value: Any, by: str | None, comment: str | None, tx: Any) -> None:
         found = self._open_wait(wait)
+        if saw is not None and saw != found.digest:
+            raise AnswerRefused(found.id, "it is another question now; look at it again")
+        self._answer(found, verb, value, by, comment, tx)
+
+    def _answer(self, found: Wait, verb: str, value: Any, by: str | None, comment: str | None, tx: Any) -> None:
         by = waits.who(by, found.id)
         run = found.run
         if found.deadline_us is not None and self.clock.now_us() > found.deadline_us:
@@ -487,6 +493,8 @@ class Client(Acting):
         if verb == "respond" and found.options and value not in found.options:
             raise AnswerRefused(found.id, f"{value!r} is not one of {', '.join(map(repr, found.options))}")
         event: Any = self.log.event(run, opened)
+        if event.digest != found.digest:
+            raise AnswerRefused(found.id, "it is another question now; look at it again")
         body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
         message_id = waits.answer_id(run, found.step, opened)
         if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
@@ -504,6 +512,8 @@ class Client(Acting):
     def _open_wait(self, wait: str | Wait) -> Wait:
         if isinstance(wait, Wait):
             now = [each for each in self._waits(self.log.state(wait.run)) if each.verbs and each.step == wait.step]
+            if now and now[0].digest != wait.digest:
+                raise AnswerRefused(wait.id, "it is another question now; look at it again")
             if now:
                 return now[0]
             wait = wait.id

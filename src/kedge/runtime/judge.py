@@ -80,6 +80,17 @@ class Agreement(NamedTuple):
     under: e.Digest | None
 
 
+class Past:
+    """What a tool was called with, as far as that cannot change any more."""
+
+    __slots__ = ("arguments", "index", "taken_back")
+
+    def __init__(self, taken_back: int) -> None:
+        self.taken_back = taken_back
+        self.index = 0
+        self.arguments: list[Mapping[str, Any]] = []
+
+
 class Place(Protocol):
     """Where a run stands: a log that somebody has open, or a look at one."""
 
@@ -127,6 +138,7 @@ class Judge:
         link to elsewhere comes no further than that."""
         self._said: tuple[object, ...] | None = None
         """What the record says is in force, once that is so."""
+        self._pasts: dict[str, Past] = {}
         self._began: dict[str | None, int] = {}
         self._files: dict[str, list[tuple[str, Sequence[str]]]] = {}
         self._families = {
@@ -358,7 +370,18 @@ class Judge:
         self._arguments[step] = arguments
 
     def _past(self, tool: str) -> Sequence[Mapping[str, Any]]:
-        return past_of(self._log.ledger, self, tool, after=self._log.base)
+        """The arguments of a tool's effects. What happened is read once, unless something was taken back since."""
+        ledger, base = self._log.ledger, self._log.base
+        known = self._pasts.get(tool)
+        if known is None or known.taken_back != ledger.facts.taken_back:
+            known = self._pasts[tool] = Past(ledger.facts.taken_back)
+        effects = ledger.effects
+        while known.index < len(effects) and effects[known.index].status == "happened":
+            effect = effects[known.index]
+            if effect.tool == tool and effect.started > base and not effect.undoes:
+                known.arguments.append(self.data(effect.intended).get("arguments") or {})
+            known.index += 1
+        return [*known.arguments, *past_of(ledger, self, tool, after=base, first=known.index)]
 
     def event(self, seq: int) -> e.Event:
         return self._engine.log.event(self._log.run, seq)

@@ -84,7 +84,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
             value = None if comment else _value(rest, wait)
             if found[0] == "edit" and wait.rule is not None:
                 value = editing.written(wait, rest)
-            client.answer(wait.id, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
+            client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
             _tell(f"  {first}\n")
         except AnswerRefused as refused:

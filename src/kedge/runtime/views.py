@@ -53,6 +53,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     rule: str | None = None
     reason: str | None = None
     """Why it is asked."""
+    digest: str | None = None
+    """What an answer is bound to: another one is another question, though it may have the same id."""
     round: int = 0
     """How often it was passed on to others, because nobody answered in time."""
 
