@@ -64,7 +64,8 @@ def _overridden(fold: Fold, body: Body, by: str | None, at: int, because: Body) 
     if step.sort == "child" or (wait is not None and wait.waits_for == "time"):
         what = "a run cannot be made up" if step.sort == "child" else "a sleep has no result"
         raise AnswerRefused(fold.facts.run, f"step {step.id}: {what}; skip it")
-    tool = TOOLS.get(step.name) if step.sort == "tool" else None
+    # A message to another run is a tool's step, too, and has no effect of its own.
+    tool = TOOLS.get(step.name) if step.sort == "tool" and step.effect is not None else None
     if tool is not None and tool.returns is not Any:
         try:
             convert(output, tool.returns, at=f"step {step.id} ({tool.name})")

@@ -176,7 +176,7 @@ def _checked(client: Client, run: str, agent: str, conditions: Conditions, by: s
     fold = client.log.state(run).fold if conditions.output else Fold()
     for name, output in conditions.output.items():
         step = fold.step(name)
-        tool = TOOLS.get(step.name) if step is not None and step.sort == "tool" else None
+        tool = TOOLS.get(step.name) if step is not None and step.sort == "tool" and step.effect is not None else None
         if tool is not None and tool.returns is not Any:
             convert(through_codec(output, at=f"step {name}"), tool.returns, at=f"step {name} ({tool.name})")
     return conditions if not changed else replace(conditions, **changed)
