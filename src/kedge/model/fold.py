@@ -364,8 +364,8 @@ class Fold:
             facts.pending.pop(step.id, None)
             facts.waits.pop(step.id, None)
             facts.committed += status == "done"
-            if status == "done" and step.sort in ("tool", "child"):
-                name = intended_name(step.sort, step.name)
+            if status == "done" and (step.sort == "tool" or step.sort == "child"):
+                name = step.name if step.sort == "tool" else intended_name(step.sort, step.name)
                 facts.done[name] = facts.done.get(name, 0) + 1
             if step.undoes is not None and status == "done":
                 index = self.find(step.undoes)

@@ -281,16 +281,19 @@ def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
 def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
     if event.verdict is not None and event.verdict.ruling == "reject":
         return
-    name = intended_name(event.sort, event.name)
-    if event.sort == "child" or (event.sort == "tool" and event.effect is None):
+    sort = event.sort
+    if sort == "tool" and event.effect is not None:
+        ledger.facts.begins[event.step] = event.name
+    elif sort == "model":
+        ledger.facts.begins[event.step] = intended_name(sort, event.name)
+    elif sort in ("tool", "child"):
         # They are counted as soon as they are intended, for nothing else says that they begin.
-        ledger.facts.tells[event.step] = name
+        name = ledger.facts.tells[event.step] = intended_name(sort, event.name)
         ledger.called(name)
-    elif event.sort in ("tool", "model"):
-        ledger.facts.begins[event.step] = name
-    ledger.facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
-    for claim in event.claims:
-        ledger.consumed.append(Consumed(claim, seq))
+    if event.claims:
+        ledger.facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
+        for claim in event.claims:
+            ledger.consumed.append(Consumed(claim, seq))
     if event.effect is None and event.sort == "tool":
         ledger.facts.intentions[event.step] = _Intention(SENDING, "idempotent", event.digest, seq, 0)
     elif event.effect is not None and event.effect != "reads":
@@ -311,9 +314,10 @@ def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
 
 def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
     facts = ledger.facts
-    facts.counts.spend.attempts += 1
+    counts = facts.counts
+    counts.spend.attempts += 1
     if (name := facts.begins.pop(event.step, None)) is not None:
-        ledger.called(name)
+        counts.calls[name] = counts.calls.get(name, 0) + 1
     if event.claims:
         facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
     for claim in event.claims:
