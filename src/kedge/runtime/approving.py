@@ -137,7 +137,6 @@ class _Asking:
         self.ex = j.ex
         self.verdict = verdict
         self.approval = verdict.ruling.approval or Approval()
-        self.round = 0
         self.waiter: Waiter | None = None
         self.failure: Any = None
 
@@ -160,7 +159,9 @@ class _Asking:
             await ex.recorded(closed.seq)
             raise Rejected(j.step, j.intent.name, self.failure)
         if closed.answer["kind"] == "approve":
-            j.agreements.add(self._agreement())
+            # They agreed to what they were asked, though more rules may ask by now.
+            told: dict[str, Any] = dict(waiter.asked.values or {}) if waiter.asked is not None else {}
+            j.agreements.add(self._agreement(covered(told)))
             j.told = after_approval(j.told, closed.by, closed.comment)
 
     def _asked_now(self) -> e.WaitOpened | None:
@@ -168,11 +169,11 @@ class _Asking:
         asked = None if self.waiter is None or self.waiter.asked is None else self.waiter.asked.event
         return asked if isinstance(asked, e.WaitOpened) else None
 
-    def _agreement(self) -> Agreement:
+    def _agreement(self, covers: frozenset[Asked]) -> Agreement:
         j, judge, asked = self.j, self.ex.judge, self._asked_now()
         who = who_of(judge.people(self.verdict.contract), self.approval.to if asked is None else asked.to)
         need = self.approval.need if asked is None else asked.need
-        return Agreement(who, need, frozenset(rule for rule, _ in self.verdict.asks), j.bound, judge.mark)
+        return Agreement(who, need, covers, j.bound, judge.mark)
 
     # asking -----------------------------------------------------------------------------------
 
@@ -326,7 +327,7 @@ class _Asking:
         # Whoever edits it is for it; the votes of others were for something else.
         self.verdict = verdict
         if self.approval.need <= 1:
-            j.agreements.add(self._agreement())
+            j.agreements.add(self._agreement(frozenset(rule for rule, _ in verdict.asks)))
             return [Entry(event, {**values, "grants": verdict.ruling.rule})]
         voted = Entry(e.WaitVoted(at=ex.now_us(), step=j.step, by=by))
         asked = self._asked_now()
@@ -458,8 +459,12 @@ def _taken(j: Judged, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
     if asked.rule is not None and data.get("generation", 0) == j.ex.generation:
         who = tuple(data.get("may") or sorted(asked.to))
         j.paths = data.get("paths") or {}
-        covers = frozenset(Asked(contract, rule) for contract, rule in data.get("covers") or ())
-        j.agreements.add(Agreement(who, asked.need, covers, j.bound, data.get("under")))
+        j.agreements.add(Agreement(who, asked.need, covered(data), j.bound, data.get("under")))
+
+
+def covered(data: Mapping[str, Any]) -> frozenset[Asked]:
+    """The rules that a question was put for, as it is on record."""
+    return frozenset(Asked(contract, rule) for contract, rule in data.get("covers") or ())
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:
