@@ -178,6 +178,27 @@ def test_what_a_model_asks_for_and_may_not_is_its_answer(desk: Desk) -> None:
 # an approval is of its moment ---------------------------------------------------------------------
 
 
+def test_an_agreement_is_to_what_was_asked_though_the_same_people_are_asked_more_by_then(desk: Desk) -> None:
+    many = rules.budget("contracts.pay", effects=1, name="many", ask="managers")
+
+    @kedge.agent(name="contracts.monday", contract=contract(LARGE, many))
+    async def agent(run: kedge.Run) -> Any:
+        async def small() -> Any:
+            await run.wait("tuesday")
+            return await tried(run.call(pay, "bob", 1))
+
+        return list(await run.gather(tried(run.call(pay, "ann", 500)), small()))
+
+    desk.go(agent)
+    desk.kd.send("r", "tuesday")
+    desk.go(agent)
+    desk.say("approve", by="mia")
+    assert desk.asked(agent).rule == "many"
+    assert DONE == [("bob", 1)]
+    desk.say("reject", by="mia")
+    assert desk.go(agent) == ["rejected_by_person", "paid 1"]
+
+
 def test_a_budget_that_a_sibling_spent_meanwhile_is_spent(desk: Desk) -> None:
     bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
 
