@@ -138,19 +138,7 @@ class Stage:
 
     def end(self, process: Process, *, after: float | None = None) -> Any:
         """Wait for the end of a process, or bring it about."""
-        child, reading = process
-        if after is not None and not select.select([reading], [], [], after)[0]:
-            os.kill(child, signal.SIGKILL)
-        told = b""
-        while hears := bool(select.select([reading], [], [], HANG_SECONDS)[0]):
-            if not (chunk := os.read(reading, 1 << 16)):
-                break
-            told += chunk
-        if not hears:
-            os.kill(child, signal.SIGKILL)
-        os.close(reading)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert hears, f"it hangs, for {HANG_SECONDS:g} seconds by now"
+        code, told = ended(process, after=after)
         if code == -signal.SIGKILL:
             self.deaths += 1
             self._mourn()
@@ -162,6 +150,24 @@ class Stage:
     def _mourn(self) -> None:
         """Where a dead holder is not noticed, its lease has to run out."""
         time.sleep(self.lease_seconds)
+
+
+def ended(process: tuple[int, int], *, after: float | None = None) -> tuple[int, bytes]:
+    """Wait for the end of a forked process, or kill it after a while: how it ended, and what it wrote."""
+    child, reading = process
+    if after is not None and not select.select([reading], [], [], after)[0]:
+        os.kill(child, signal.SIGKILL)
+    told = b""
+    while hears := bool(select.select([reading], [], [], HANG_SECONDS)[0]):
+        if not (chunk := os.read(reading, 1 << 16)):
+            break
+        told += chunk
+    if not hears:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert hears, f"it hangs, for {HANG_SECONDS:g} seconds by now"
+    return code, told
 
 
 def fork(task: Callable[[int], object]) -> Process:

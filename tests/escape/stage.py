@@ -6,21 +6,18 @@ import contextlib
 import json
 import logging
 import os
-import select
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 import kedge
-from attack.lives import fork
+from attack.lives import ended, fork
 from escape import law, world
 from escape.far import Grounds, Watcher
-
-HANG_SECONDS: Final = 40.0
 
 Task = Callable[[kedge.Client], Any]
 
@@ -95,19 +92,7 @@ class Stage:
         return fork(lived)
 
     def _end(self, process: tuple[int, int], after: float | None = None) -> Any:
-        child, reading = process
-        if after is not None and not select.select([reading], [], [], after)[0]:
-            os.kill(child, signal.SIGKILL)
-        told = b""
-        while hears := bool(select.select([reading], [], [], HANG_SECONDS)[0]):
-            if not (chunk := os.read(reading, 1 << 16)):
-                break
-            told += chunk
-        if not hears:
-            os.kill(child, signal.SIGKILL)
-        os.close(reading)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert hears, f"it hangs, for {HANG_SECONDS:g} seconds by now"
+        code, told = ended(process, after=after)
         if code == -signal.SIGKILL:
             self.deaths += 1
             return None
