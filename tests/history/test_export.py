@@ -223,6 +223,13 @@ def test_whatever_is_changed_in_events_and_values_is_found(kd: kedge.Client) -> 
         assert Log(there.store).state("r").to_json() == kd.state("r").to_json(), (seed, at, spot)
 
 
+def test_a_last_event_that_is_said_to_be_of_another_run_is_found(kd: kedge.Client) -> None:
+    lines = kd.export("r").splitlines(keepends=True)
+    last = max(n for n, line in enumerate(lines) if line.startswith(b'{"is":"event"'))
+    lines[last] = lines[last].replace(b'"run":"r"', b'"run":"a"', 1)
+    assert "cut or changed" in refusal(b"".join(lines))
+
+
 def test_a_line_more_or_less_or_in_another_order_is_found(kd: kedge.Client) -> None:
     lines = kd.export("r").splitlines(keepends=True)
     assert "cut or changed" in refusal(b"".join(lines[:-1]))

@@ -344,6 +344,10 @@ class Export:
         for what, (found, said) in there.items():
             if found != said:
                 raise ExportBroken(self.place, f"holds {found} of {said} {what}; it was cut or changed")
+        ends = {each.run: each.last for each in (*header.lineage, *header.children)}
+        for run, rows in self.rows.items():
+            if rows[-1].seq != ends.get(run):
+                raise ExportBroken(self.place, f"{run} does not end where it says; it was cut or changed")
 
     def verify(self, store: MemoryStore) -> None:
         """Raise unless the record in a store that was made of this holds."""
