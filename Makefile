@@ -17,8 +17,16 @@ help:  ## print these lines
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m kedge demo
 
-test: $(VENV)/has-test  ## run every test: the code, the house rules, the docs, the examples
-	@$(PY) -m pytest
+test: $(VENV)/has-test browser  ## run every test: the code, the house rules, the docs, the examples
+	@$(PY) -m pytest -n auto --dist loadfile
+
+# Pages are tried in a real browser. Whoever may install it gets it here; others are told by the tests how to.
+.PHONY: browser
+browser:
+	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
+	fi
 
 soak: $(VENV)/has-test  ## kill and freeze workers for minutes, on PostgreSQL and on SQLite, and see that nothing is lost
 	@PYTHONPATH=tests $(PY) -m soak
@@ -44,7 +52,7 @@ clean:  ## remove everything that make made, .venv included
 
 $(VENV)/has-package: $(VENV)/made pyproject.toml
 	@echo "installing kedge"
-	@$(PY) -m pip install --quiet --editable .
+	@$(PY) -m pip install --quiet --editable '.[web]'
 	@touch $@
 
 $(VENV)/has-%: $(VENV)/made pyproject.toml

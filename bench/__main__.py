@@ -17,10 +17,12 @@ from bench import (
     crowd,
     find,
     folding,
+    followers,
     length,
     many_runs,
     many_steps,
     one_run,
+    pages,
     parked,
     postgres_steps,
     recovery,
@@ -54,6 +56,8 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "check": checking.measure,
     "time_travel": time_travel.measure,
     "contracts": contracts.measure,
+    "pages": pages.measure,
+    "followers": followers.measure,
 }
 
 PREFACE: Final = """\

@@ -140,3 +140,9 @@ def _wake(store: Store, size: int) -> None:
     )
     assert not isinstance(head, Exception), head
     store.release(run, epoch=claimed.head.epoch, holder="bench")
+
+
+if __name__ == "__main__":
+    from bench.population import main
+
+    raise SystemExit(main())

@@ -57,6 +57,7 @@ from kedge.runtime.scopes import First
 from kedge.runtime.standing import Advanced
 from kedge.runtime.starting import Handle
 from kedge.runtime.steps import Child
+from kedge.runtime.tokens import Person
 from kedge.runtime.toolset import Toolset
 from kedge.runtime.triggers import Firing, Previous, Trigger, TriggerInfo, cron, every, on_event, when
 from kedge.runtime.views import RunInfo, Wait
@@ -97,6 +98,7 @@ __all__ = [
     "ManualClock",
     "Next",
     "NotDone",
+    "Person",
     "Previous",
     "Proposed",
     "RateLimited",

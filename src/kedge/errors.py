@@ -57,6 +57,7 @@ KedgeError
 ├── WebhookFailed           the far side of a webhook did not take what it was told
 │   └── WebhookGone         it wants to hear no more
 ├── WebhookRefused          a webhook that came in and is not to be believed
+├── AccessRefused           a token, or a way to serve, that cannot be as was asked
 ├── FakeRefused             a fake that cannot stand for what it fakes
 └── RunError
     ├── RunWaiting          only a person or an outside event can wake the run
@@ -604,6 +605,15 @@ class WebhookRefused(KedgeError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"webhook refused: {reason}")
+        self.reason = reason
+
+
+class AccessRefused(KedgeError):
+    """A token that cannot be made or revoked as was asked, or a server that would let everybody in; nothing changed."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.what = what
         self.reason = reason
 
 

@@ -104,7 +104,13 @@ def test_every_command_to_try_next_works_as_it_is_printed(shown: Shown) -> None:
     here, done = shown
     lines = done.stdout.partition("Try next\n")[2].splitlines()
     commands = [re.split(r" {3,}", line.strip())[0] for line in lines if line.strip()]
-    assert [command.split()[0] for command in commands] == ["cd", *["kedge"] * 4]
+    assert [command.split()[0] for command in commands] == ["cd", *["kedge"] * 5]
+    serve = ["sh", "-c", f"{commands[0]} && exec {commands.pop()} --port 0"]
+    with subprocess.Popen(serve, cwd=here, env=env(), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert "http://127.0.0.1:" in server.stdout.readline()
+        server.terminate()
+    assert server.returncode == 0
     for command in commands[1:]:
         script = f"set -e; {commands[0]}; {command}"
         tried = subprocess.run(

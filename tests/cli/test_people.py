@@ -12,7 +12,7 @@ import pytest
 import kedge
 from claims import call, move_in, on_terminal, open_office, plain_environment
 from kedge.cli.main import main
-from kedge.cli.people import urgency
+from kedge.runtime.asked import urgency
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import body_of
 

@@ -66,6 +66,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "hook.dropped": {"position": 9, "run": "r", "seq": 5, "attempt": 8},
     "hook.moved": {"position": 1000},
     "store.sealed": {"number": 2, "size": 7, "root": "h", "key": "95a61858", "before": 2, "by": "ann"},
+    "token.issued": {"id": "9k2m4x7q", "name": "ann", "scope": "operator", "hash": "h", "expires_at": 17, "by": "root"},
+    "token.revoked": {"id": "9k2m4x7q", "by": "root"},
 }
 
 

@@ -21,7 +21,7 @@ from kedge.errors import (
     StoreUnavailable,
 )
 from kedge.store import open_store, postgres_server
-from kedge.store.base import Head
+from kedge.store.base import ASKS, Head, RunQuery
 from kedge.store.postgres import PostgresStore
 from kedge.store.sql import schema as schema_of
 from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
@@ -156,7 +156,7 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
     old, new = servers.postgres_store(), servers.postgres_store()
     before = PostgresStore(old)
     head = born(before, "a")
-    monkeypatch.setattr(postgres_server, "FORMAT", 2)
+    monkeypatch.setattr(postgres_server, "FORMAT", postgres_server.FORMAT + 1)
     monkeypatch.setattr(postgres_server, "migration", lambda dialect, to: step)
     monkeypatch.setattr(postgres_server, "schema", lambda dialect: schema_of(dialect) + step)
     stores = [PostgresStore(url) for url in (old, new)]
@@ -169,6 +169,27 @@ def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
         store.close()
 
 
+def test_in_a_store_of_format_1_every_run_that_may_ask_somebody_is_found_by_the_tag(
+    sql: psycopg.Connection[Any],
+) -> None:
+    old, new = servers.postgres_store(), servers.postgres_store()
+    schema, store = old.rpartition("=")[2], PostgresStore(old)
+    for status in ("waiting", "completed", "paused"):
+        born(store, status, index=indexed(status, tags=("eu",)))
+    store.close()
+    sql.execute(f"DROP INDEX {schema}.heads_by_standing")
+    put = f"UPDATE {schema}.meta SET value = '1', checksum = {schema}.meta_check(key, '1') WHERE key = %s"
+    for key in ("format", "readable_from"):
+        sql.execute(put, (key,))
+    store = PostgresStore(old)
+    asking = {row.run: row.tags for row in store.runs(RunQuery(tag=ASKS))}
+    assert asking == {"paused": ("eu", ASKS), "waiting": ("eu", ASKS)}
+    assert [store.tags(run) for run in ("waiting", "completed")] == [{"eu", ASKS}, {"eu"}]
+    PostgresStore(new).close()
+    assert _shape(sql, schema) == _shape(sql, new.rpartition("=")[2])
+    store.close()
+
+
 def test_an_older_build_reads_a_newer_format_that_only_adds_and_refuses_others(sql: psycopg.Connection[Any]) -> None:
     url = servers.postgres_store()
     schema = url.rpartition("=")[2]
@@ -176,7 +197,7 @@ def test_an_older_build_reads_a_newer_format_that_only_adds_and_refuses_others(s
     put = f"UPDATE {schema}.meta SET value = %s, checksum = {schema}.meta_check(key, %s) WHERE key = %s"
     sql.execute(put, (b"9", b"9", "format"))
     PostgresStore(url).close()
-    sql.execute(put, (b"2", b"2", "readable_from"))
+    sql.execute(put, (b"9", b"9", "readable_from"))
     with pytest.raises(StoreFormat, match="format 9"):
         PostgresStore(url)
 

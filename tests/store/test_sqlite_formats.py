@@ -10,10 +10,11 @@ import pytest
 from stories import Story, started
 
 from kedge.history.find import Finder
-from kedge.log import Log, verify
+from kedge.log import Entry, Log, verify
+from kedge.model import events as e
 from kedge.model.chain import genesis
 from kedge.store import SqliteStore
-from kedge.store.base import Told, row_check
+from kedge.store.base import ASKS, RunQuery, Told, row_check
 from kedge.store.sql import schema
 from kedge.testing.contract.asking import born
 from kedge.testing.contract.feeding import tells
@@ -35,7 +36,7 @@ def older(path: Path, number: int) -> sqlite3.Connection:
     return old
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_migrations_lead_to_the_full_schema(tmp_path: Path, number: int) -> None:
     path = tmp_path / "old.db"
     older(path, number).close()
@@ -79,6 +80,43 @@ def test_in_a_store_of_format_2_runs_that_are_over_lose_their_holders_and_others
     assert (taken.head.run, taken.left) == ("at work", "w1")
     born(store, "new", tells=tells("run.started"))
     assert store.feed() == [Told(position=1, run="new", seq=1, kind="run.started")]
+    store.close()
+
+
+def test_in_a_store_of_format_3_every_run_that_may_ask_somebody_is_found_by_the_tag(tmp_path: Path) -> None:
+    old = older(tmp_path / "old.db", 3)
+    for number, status in enumerate(("waiting", "completed", "paused", "running", "queued"), 1):
+        put_run(old, number, status, status, None)
+    old.execute("INSERT INTO tags VALUES ('eu', 1)")
+    old.execute("UPDATE runs SET tags = '[\"eu\"]' WHERE number = 1")
+    old.close()
+    store = SqliteStore(tmp_path / "old.db")
+    asking = {row.run: row.tags for row in store.runs(RunQuery(tag=ASKS))}
+    assert asking == {"waiting": ("eu", ASKS), "paused": (ASKS,), "running": (ASKS,)}
+    assert [store.tags(run) == set(tags) for run, tags in asking.items()] == [True] * 3
+    assert store.counts(RunQuery()) == dict.fromkeys(("waiting", "completed", "paused", "running", "queued"), 1)
+    assert store.inspect() == []
+    store.close()
+
+
+def test_a_tag_that_the_migration_gave_too_much_is_taken_away_by_verification(tmp_path: Path) -> None:
+    path = tmp_path / "kedge.db"
+    store = SqliteStore(path)
+    log = Log(store)
+    first = started("run_1")
+    handle = log.create(first.event, first.values or {}, holder="w1")
+    handle.append(Entry(e.RunTaken(at=9, epoch=1, holder="w1")))
+    log.close()
+    store.close()
+    plain = sqlite3.connect(path)
+    plain.executescript("DROP INDEX runs_by_standing; PRAGMA user_version = 3")
+    plain.close()
+    store = SqliteStore(path)
+    log = Log(store)
+    assert [row.run for row in store.runs(RunQuery(tag=ASKS))] == ["run_1"]
+    assert [(problem.where, problem.healed) for problem in verify(log, heal=True).problems] == [("runs", True)]
+    assert (store.runs(RunQuery(tag=ASKS)), verify(log).problems) == ([], [])
+    log.close()
     store.close()
 
 

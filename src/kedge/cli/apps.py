@@ -24,6 +24,7 @@ from kedge.runtime.registry import AGENTS, Agent, AnyAgent
 SETTINGS: Final = {
     "app": "the module that declares the agents, by its dotted name or its file",
     "store": "the store, a path from the folder of the pyproject.toml, or a URL",
+    "redact": "a list of fields whose values `kedge serve` shows to nobody",
 }
 """What `[tool.kedge]` may say."""
 
@@ -56,7 +57,9 @@ def _check(file: Path, found: Any) -> None:
             close = get_close_matches(str(name), SETTINGS, 1)  # pyright: ignore[reportUnknownArgumentType]
             hint = f"did you mean {close[0]}?" if close else f"it knows {', '.join(SETTINGS)}"
             raise Told(f"{_near(file)}: [tool.kedge] has no entry {name!r}; {hint}")
-        if not isinstance(value, str) or not value:
+        given: Any = value  # pyright: ignore[reportUnknownVariableType]
+        texts: list[Any] = given if name == "redact" and isinstance(given, list) else [given]  # pyright: ignore[reportUnknownVariableType]
+        if (name == "redact") != isinstance(given, list) or not all(isinstance(each, str) and each for each in texts):
             raise Told(f"{_near(file)}: [tool.kedge] {name} is {value!r}; give {SETTINGS[name]}")
 
 

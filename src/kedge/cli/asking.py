@@ -3,7 +3,7 @@ changed. Decides nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from kedge.cli import paint
 from kedge.cli.wording import listed
 from kedge.history.parts import Edit, Step, Wait
 from kedge.history.prose import entries_of
+from kedge.runtime.asked import agreement
 from kedge.runtime.editing import ARGUMENT_CHARS, shown, visible
 from kedge.runtime.judge import APPROVE
 
@@ -20,20 +21,6 @@ from kedge.runtime.judge import APPROVE
 def by_rule(rule: str | None) -> str:
     """The rule that has people asked; nothing where it is the tool itself."""
     return f"rule {rule}" if rule is not None and rule != APPROVE else ""
-
-
-def whom(to: Sequence[str], may: Sequence[str] | None) -> str:
-    """Of whom it is asked, with their names where those are known: managers (max, mia)."""
-    if not to:
-        return "anybody"
-    names = f" ({', '.join(may)})" if may and set(may) != set(to) else ""
-    return f"{', '.join(to)}{names}"
-
-
-def agreement(need: int, voters: Sequence[str]) -> str:
-    """How many agreed of those who have to: 1 of 2 agreed (mia)."""
-    named = f" ({', '.join(voters)})" if voters else ""
-    return f"{len(voters)} of {need} agreed{named}" if need > 1 else ""
 
 
 # on the page of a run -----------------------------------------------------------------------------

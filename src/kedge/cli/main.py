@@ -28,6 +28,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "run": "run an agent here",
         "start": "create a run for a worker",
         "worker": "serve the runs that are due",
+        "serve": "the dashboard and the API",
         "trigger": "what starts by itself",
     },
     "look": {
@@ -64,6 +65,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "keep": {
         "contract": "check, show, rejudge",
         "store": "doctor, prune, repair",
+        "token": "who may ask the server",
         "completion": "for your shell",
     },
 }
@@ -76,6 +78,7 @@ MODULES: Final = {
         "kedge.cli.check": "check",
         "kedge.cli.running": "run start",
         "kedge.cli.worker": "worker",
+        "kedge.cli.serve": "serve",
         "kedge.cli.trigger": "trigger",
         "kedge.cli.ps": "ps",
         "kedge.cli.show": "show",
@@ -89,6 +92,7 @@ MODULES: Final = {
         "kedge.cli.exporting": "export",
         "kedge.cli.keeping": "verify store",
         "kedge.cli.contract": "contract",
+        "kedge.cli.token": "token",
         "kedge.cli.completion": "completion",
     }.items()
     for name in names.split()

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.errors import DurationRefused
+from kedge.history.prose import span as span
 from kedge.model.codec import plain
 from kedge.model.retry import seconds
 
@@ -28,30 +29,10 @@ SIGNS: Final = {
 }  # fmt: skip
 """The sign before a step."""
 
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
-
 
 def status(name: str) -> Text:
     """A status in its colour."""
     return Text(name.replace("_", " "), style=STYLES.get(name, ""))
-
-
-def span(us: float) -> str:
-    """How long something took or lasts: 350 µs, 12 ms, 4.2 s, 3m 5s, 2d 4h."""
-    if us < 1_000:
-        return f"{us:.0f} µs"
-    if us < 999_500:
-        return f"{us / 1_000:.0f} ms"
-    total = us / 1_000_000
-    if total < 59.95:
-        return f"{total:.1f} s"
-    parts: list[str] = []
-    left = round(total)
-    for size, unit in _UNITS:
-        if left >= size:
-            parts.append(f"{left // size}{unit}")
-            left %= size
-    return " ".join([*parts, *([f"{left}s"] if left and total < 3_600 else [])][:2])
 
 
 def ago(at_us: int, now_us: int) -> str:

@@ -15,10 +15,10 @@ from rich.text import Text
 from kedge.cli import asking, paint
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
-from kedge.cli.wording import listed
 from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from kedge.history.timeline import timeline
 from kedge.runtime import editing, terminal
+from kedge.runtime.asked import agreement, lacking, whom
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
 from kedge.store.base import ENDED
@@ -88,10 +88,10 @@ def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
     rule = asking.by_rule(wait.rule)
     reason = Text(editing.visible(wait.reason or f"{wait.run} wants to do this"))
     reason.append(f" ({rule})" if rule else "", style="dim")
-    asked = Text(f"asked of {asking.whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
     if wait.round:
         asked.append(f", {asking.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
-    voted, until = Text(asking.agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
+    voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
     if until is not None:
         voted.append("; " if voted else "", style="dim").append_text(until)
     for line in (reason, asked, voted):
@@ -137,11 +137,6 @@ def intended(wait: Wait) -> str | None:
     return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else editing.call(told)
 
 
-def urgency(wait: Wait) -> tuple[bool, int, int]:
-    """What is due first comes first, then what waits longest."""
-    return wait.deadline_us is None, wait.deadline_us or 0, wait.since_us
-
-
 # inbox --------------------------------------------------------------------------------------------
 
 
@@ -155,7 +150,7 @@ def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
       kedge inbox
       kedge inbox --to managers --json
     """
-    waiting = sorted(shell.client.inbox(to=to, limit=10_000), key=urgency)
+    waiting = shell.client.inbox(to=to, limit=10_000)
     if shell.json:
         shell.emit([{**_fields(wait), "commands": commands(shell, wait)} for wait in waiting[:limit]])
         return
@@ -182,7 +177,7 @@ def _fields(wait: Wait) -> dict[str, Any]:
 @completing
 def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """The waits that can be answered."""
-    waits = sorted(shell.client.inbox(limit=500), key=urgency)
+    waits = shell.client.inbox(limit=500)
     return [(wait.id, paint.brief(wait.prompt or wait.name)) for wait in waits]
 
 
@@ -247,8 +242,8 @@ def _tell_answered(
     answered = ", ".join(each.id for each in waits) or wait
     voted = waits[0] if len(waits) == 1 and waits[0].need > 1 and verb == "approve" else None
     voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
-    agreed = asking.agreement(voted.need, voters) if voted is not None else ""
-    following = _lacks(voted, voters) if voted is not None and len(voters) < voted.need else _next(shell, run)
+    agreed = agreement(voted.need, voters) if voted is not None else ""
+    following = lacking(voted, voters) if voted is not None and len(voters) < voted.need else _next(shell, run)
     if shell.json:
         told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
         shell.emit({**told, "agreed": voters} if agreed else told)
@@ -264,14 +259,6 @@ def _tell_answered(
 
 def _pairs(given: dict[str, Any]) -> str:
     return ", ".join(f"{name}={editing.shown(value)}" for name, value in given.items())
-
-
-def _lacks(wait: Wait, voters: Sequence[str]) -> str:
-    """Who has to agree yet. What others said waits in the run's inbox, or is on its record."""
-    count = wait.need - len(voters)
-    others = [name for name in wait.may or () if name not in voters]
-    who = f" of {listed(others, 'or')}" if others else ""
-    return f"{count} more{who} {'has' if count == 1 else 'have'} to agree; what is there is kept until then"
 
 
 def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Sequence[str]) -> Any:
@@ -333,7 +320,7 @@ def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None
         raise Told(f"{wait}: answer what? {takes or 'nothing is asked; `kedge inbox` shows what is'}")
     for each in waits:
         if not terminal.can_answer(shell.client, each, by):
-            said = f"{by} agreed already" if by in each.votes else f"is asked of {asking.whom(each.to, each.may)}"
+            said = f"{by} agreed already" if by in each.votes else f"is asked of {whom(each.to, each.may)}"
             raise Told(f"{each.id}: {said}; --by says who answers")
         if not terminal.ask_one(shell.client, each, by=by):
             raise Told(f"{each.id}: not answered; it waits on")

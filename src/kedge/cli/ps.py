@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
@@ -18,20 +18,9 @@ from rich.text import Text
 from kedge.cli import paint
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, command
-from kedge.cli.show import is_orphaned, standing
-from kedge.cli.showing import asked_of_intention
-from kedge.errors import ValueErased
-from kedge.model import events as e
-from kedge.model.failure import Failure
-from kedge.model.fold import Fold
-from kedge.model.state import State
-from kedge.model.typed import convert
-from kedge.runtime.client import Client
+from kedge.history import listing
+from kedge.history.listing import STATUSES, About, Line
 from kedge.store.base import RunQuery, RunRow
-
-STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
-COUNTED_MAX: Final = 20_000
-"""Of more runs than this only the newest are counted."""
 
 LOOK_SECONDS: Final = 0.5
 MARKED_US: Final = 3_000_000
@@ -135,13 +124,13 @@ def ps_command(
 
 
 class Listing:
-    """Reads runs from the index, and of those that are shown what their logs say."""
+    """Which runs somebody asked for, as they stand."""
 
     def __init__(self, shell: Shell, wanted: Wanted) -> None:
         self.shell = shell
         self.client = shell.client
         self.wanted = wanted
-        self._known: dict[str, tuple[int, str, Seen]] = {}
+        self.lines = listing.Listing(shell.client.log)
 
     def rows(self, limit: int) -> list[RunRow]:
         """Newest first, page by page."""
@@ -156,59 +145,34 @@ class Listing:
         return found
 
     def seen(self) -> list[Seen]:
-        found = (self.look(row) for row in self.rows(self.wanted.limit))
-        return [each for each in found if self.wanted.has(each.status)]
+        lines = self.lines.lines(self.rows(self.wanted.limit), self.client.clock.now_us())
+        return [self._seen(line) for line in lines if self.wanted.has(line.status)]
 
-    def look(self, row: RunRow) -> Seen:
-        """A run as it stands; what its log says is read again only when that has grown."""
-        is_still = row.status in ("queued", "completed", "cancelled")
-        head = 0 if is_still else self.client.log.head(row.run).seq
-        status = standing(self.client, row.run, row.status)
-        known = self._known.get(row.run)
-        if known is None or known[:2] != (head, status):
-            known = (head, status, self._read(row, head, status))
-            self._known[row.run] = known
-        due = row.wake_at_us is not None and row.wake_at_us <= self.client.clock.now_us()
-        if due and row.status == "waiting":
-            return msgspec.structs.replace(known[2], about=f"due; {known[2].about}")
-        return known[2]
-
-    def _read(self, row: RunRow, head: int, status: str) -> Seen:
-        where, about, since, attempts, changed = "", "", None, 0, row.changed_at_us
-        if status == "broken":
-            about = f"its record does not hold; {self.shell.typed('verify', row.run)}"
-        elif row.status == "failed":
-            where, about = _failed(self.client, row.run, head)
-        elif row.status in ("running", "waiting", "paused"):
-            state = self.client.state(row.run)
-            step = state.fold.step(state.fold.facts.current) if state.fold.facts.current is not None else None
-            where, attempts = _where(state.fold), len(step.attempts) if step is not None else 0
-            about, since = _about(self.client, state)
-            changed = self.client.log.event(row.run, state.seq).at
+    def _seen(self, line: Line) -> Seen:
+        about = "; ".join(told for told in map(_told, line.about) if told)
+        if line.status == "broken":
+            about = f"{about}; {self.shell.typed('verify', line.run)}"
         return Seen(
-            run=row.run,
-            agent=row.agent,
-            status=status,
-            where=where,
-            about=about,
-            since_us=since,
-            attempts=attempts,
-            changed_at_us=changed,
-            started_at_us=row.started_at_us,
-            priority=row.priority,
-            tags=tuple(tag for tag in row.tags if not tag.startswith("input:")),
-            next=self.shell.typed("resume", row.run) if status in ("orphaned", "paused", "failed") else None,
+            run=line.run,
+            agent=line.agent,
+            status=line.status,
+            where=line.where,
+            about=f"due; {about}" if line.due else about,
+            since_us=line.since_us,
+            attempts=line.attempts,
+            changed_at_us=line.changed_at_us,
+            started_at_us=line.started_at_us,
+            priority=line.priority,
+            tags=line.tags,
+            next=self.shell.typed("resume", line.run) if line.status in ("orphaned", "paused", "failed") else None,
         )
 
     def counts(self) -> Counter[str]:
         """How many there are of each status, of those that match in all else."""
-        anything = Listing(self.shell, msgspec.structs.replace(self.wanted, status=()))
-        rows = anything.rows(COUNTED_MAX)
-        return Counter("orphaned" if is_orphaned(self.client, row.run, row.status) else row.status for row in rows)
+        return listing.counted(self.client.store, self.wanted.query)
 
     def last_line(self, shown: int) -> Text:
         counts = self.counts()
-        total = sum(counts.values())
         line = Text()
         for name in STATUSES:
             if counts[name]:
@@ -216,7 +180,7 @@ class Listing:
                 line.stylize(paint.STYLES[name], len(line) - len(f"{counts[name]} {name}"))
         matching = sum(count for name, count in counts.items() if self.wanted.has(name))
         if shown < matching:
-            more = f"{shown} of {matching}{'+' if total >= COUNTED_MAX else ''} shown; --all shows the rest"
+            more = f"{shown} of {matching} shown; --all shows the rest"
             line.append(f"   {more}", style="dim")
         return line
 
@@ -224,70 +188,23 @@ class Listing:
         counts = self.counts()
         if not counts and not (self.wanted.agent or self.wanted.tag or self.wanted.since_us):
             return f"{self.shell.store}: no runs yet; `kedge run app.py:agent` starts one, `kedge demo` shows one"
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        told = ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name])
         if not told and self.wanted.agent is not None:
-            agents = sorted({row.agent for row in self.client.store.runs(RunQuery(), limit=1_000)})
-            told = f"runs of {', '.join(agents)}"
+            told = f"runs of {', '.join(self.client.store.agents())}"
         return f"no run matches{f'; there are {told}' if told else ''}"
 
 
-def _where(fold: Fold) -> str:
-    facts = fold.facts
-    step = fold.step(facts.current) if facts.current is not None else None
-    name = f"{facts.current} {step.name}" if step is not None and step.sort != "wait" else facts.current
-    if facts.stage is None:
-        return f"step {name}" if name else ""
-    at = f" {facts.plan.index(facts.stage) + 1}/{len(facts.plan)}" if facts.stage in facts.plan else ""
-    return f"{facts.stage}{at}"
-
-
-def _about(client: Client, state: State) -> tuple[str, int | None]:
-    """What a run waits for, and since when."""
-    facts = state.fold.facts
-    told: list[str] = []
-    for wait in facts.waits.values():
-        data = state.data(wait.opened)
-        match wait.waits_for:
-            case "time":
-                told.append(f"until {paint.moment(wait.deadline or 0)[:16]}")
-            case "event":
-                told.append(f"message {wait.name}")
-            case "child":
-                told.append(wait.name)
-            case _:
-                asked = asked_of_intention(wait.waits_for, data.get("intention")) or str(
-                    data.get("prompt") or wait.name
-                )
-                told.append(f"{', '.join(wait.to)}: {asked}" if wait.to else asked)
-    for index in facts.pending.values():
-        step = state.fold.steps[index]
-        if step.status == "delayed" and step.delayed_until is not None:
-            told.append(f"attempt {len(step.attempts) + 1} of {step.name} at {paint.moment(step.delayed_until)[11:]}")
-    if facts.mend and isinstance(client.log.event(state.run, facts.mend), e.RunDiverged):
-        told.insert(0, "mended code")
-    elif facts.paused or facts.mend:
-        told.insert(0, "somebody to resume it" + (", for its record was repaired" if facts.mend else ""))
-    since = min((wait.at for wait in facts.waits.values()), default=None)
-    return "; ".join(told), since
-
-
-def _failed(client: Client, run: str, head: int) -> tuple[str, str]:
-    """Where a run failed, and with what; from its last event, where that says so."""
-    seq = head
-    event = client.log.event(run, seq)
-    if not isinstance(event, e.RunFailed):
-        seq = client.state(run).fold.facts.ended
-        event = client.log.event(run, seq)
-    step = getattr(event, "step", None)
-    found: Any = None
-    with contextlib.suppress(ValueErased):
-        found = client.log.data(run, seq).get("failure")
-    if not isinstance(found, dict):
-        return f"step {step}" if step else "", ""
-    failure = convert(found, Failure, at="failure")
-    while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
-        failure = failure.cause
-    return f"step {step}" if step else "", f"{failure.type.rpartition('.')[2]}: {failure.message}"
+def _told(about: About) -> str:
+    """What a run waits for, by the clocks of whoever is at the terminal."""
+    match about.kind:
+        case "worker":
+            return ""  # the command that helps is told instead
+        case "time":
+            return f"until {paint.moment(about.at_us or 0)[:16]}"
+        case "backoff":
+            return f"{about.text} at {paint.moment(about.at_us or 0)[11:]}"
+        case _:
+            return about.text
 
 
 # drawing ------------------------------------------------------------------------------------------

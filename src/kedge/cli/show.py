@@ -35,6 +35,7 @@ from kedge.log.log import Recorded
 from kedge.model import events as e
 from kedge.model.codec import plain
 from kedge.runtime import editing, views
+from kedge.runtime.asked import agreement, whom
 from kedge.runtime.client import Client
 from kedge.runtime.waits import VOTE
 from kedge.store.base import ENDED
@@ -203,7 +204,7 @@ def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
     is_now = shell.client.log.head(page.timeline.run).seq == page.timeline.seq
     for each in shell.client.info(page.timeline.run).waits if is_now else ():
         voters = list(each.votes) if each.step == wait.step else voters
-    told = [f"asked of {asking.whom(wait.to, wait.may)}", asking.agreement(wait.need, voters)]
+    told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
     told.append(asking.passed_on(page.timeline.step(wait.step)) if wait.round else "")
     yield Text(", ".join(filter(None, told)), style="dim")
 
@@ -407,7 +408,7 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
             Path(file).write_text(drawn, encoding="utf-8")
         except OSError as error:
             raise Told(f"{file}: cannot be written: {error.strerror}") from None
-        steps = sum(len(lane.nodes) for lane in found.lanes)
+        steps = sum(node.folded or 1 for lane in found.lanes for node in lane.nodes)
         shell.note(f"{file}: {counted(len(found.lanes), 'lane')}, {counted(steps, 'step')}")
     elif shell.json:
         shell.emit(found.document())

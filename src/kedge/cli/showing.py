@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kedge.cli import asking, moments, paint
 from kedge.history.course import alike, is_answered, led_to
+from kedge.history.listing import asked_of_intention
 from kedge.history.parts import Attempt, Entry, Moment, Step, Wait
 from kedge.history.prose import chain, entries_of
 from kedge.history.timeline import Timeline
@@ -375,14 +376,6 @@ def asked_of(wait: Wait) -> str:
     return asked_of_intention(wait.waits_for, wait.intention) or (
         asked if isinstance(asked, str) else paint.inline(asked)
     )
-
-
-def asked_of_intention(waits_for: str, intention: Any) -> str | None:
-    """Whether something happened is asked by the call that it was."""
-    told = entries_of(intention)
-    if waits_for != "settlement" or "arguments" not in told:
-        return None
-    return f"Did {told.get('tool')}({paint.arguments(told['arguments'], 200)}) happen?"
 
 
 def _grouped(attempts: Iterable[Attempt]) -> list[list[Attempt]]:

@@ -67,7 +67,7 @@ def worker_command(
             "lease_seconds": seconds(lease),
             "slice_seconds": seconds(least),
         }
-        with _told(shell):
+        with telling(shell):
             asyncio.run(_serve(client, made, until_idle=until_idle))
     except (AgentUnknown, DurationRefused) as error:
         raise Told(str(error)) from None
@@ -102,7 +102,7 @@ async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -
     await serving
 
 
-class _told(logging.Handler):  # noqa: N801
+class telling(logging.Handler):  # noqa: N801
     """Prints what the worker, and Kedge as a whole, has to say."""
 
     def __init__(self, shell: Shell) -> None:

@@ -1,19 +1,22 @@
 """Places in a run's time, as people write them: `6:before`, `6:after`, `@17`, `start`, `now`. Changes nothing.
 
 A step is meant in the current timeline; `4~1:before` means the timeline of generation 1, as it was when it was left.
+Boundaries are numbered as well, from the start to now, so that one of a long run is found without listing the others.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final, Literal
 
 import msgspec
 
 from kedge.errors import BoundaryUnknown
 from kedge.log.log import Log
 from kedge.model import events as e
-from kedge.model.fold import Fold, StepStatus
+from kedge.model.fold import BESIDE, Fold, Step, StepStatus
 
 _PLACE: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?(?::(?P<side>before|after))?")
 _NAMED_MAX: Final = 12
@@ -117,6 +120,104 @@ def history(log: Log, run: str) -> list[Boundary]:
         )
         for step in fold.steps
     ]
+
+
+# by number ----------------------------------------------------------------------------------------
+
+Side = Literal["start", "before", "after", "now", "event"]
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """A boundary by its number: which side of which step it is. The first is the start, and the last is now.
+
+    An `event` is no boundary: a place that comes after boundary `n`.
+    """
+
+    n: int
+    side: Side
+    place: Place
+    step: Step | None = None
+
+
+def count(fold: Fold) -> int:
+    """How many boundaries a timeline has: before and after each step, less those that are yet to come, and its ends."""
+    return 2 * len(fold.steps) - len(fold.facts.pending) + 2
+
+
+def nth(fold: Fold, n: int) -> Numbered:
+    """Boundary `n` of a timeline, in the order of time. Reads the steps around it alone."""
+    if n <= 0:
+        return Numbered(0, "start", Place(1, "start" if fold.facts.forked_from is None else "@1"))
+    if n >= count(fold) - 1:
+        return Numbered(count(fold) - 1, "now", Place(fold.facts.seq, "now"))
+    stretches = range(-1, len(fold.tops))
+    which = bisect_right(stretches, n - 1, key=lambda top: _first(fold, top)) - 2
+    _, step, is_after = _sides(fold, which)[n - 1 - _first(fold, which)]
+    side: Side = "after" if is_after else "before"
+    label = f"{step.id}:{side}"
+    place = after(fold, step.ended, label) if is_after else before(fold, step.intended, label)
+    return Numbered(n, side, place, step)
+
+
+def number(fold: Fold, step: e.StepId, side: Literal["before", "after"]) -> int | None:
+    """The number of a boundary; None where the timeline has none such."""
+    index = fold.find(step)
+    if index is None:
+        return None
+    which = bisect_right(fold.tops, index) - 1
+    found = (at for at, (_, each, late) in enumerate(_sides(fold, which)) if (each.id, late) == (step, side == "after"))
+    at = next(found, None)
+    return None if at is None else 1 + _first(fold, which) + at
+
+
+def _first(fold: Fold, top: int) -> int:
+    """How many boundaries stand before those of a top step and what is inside it; -1 is what comes before them all."""
+    index = fold.tops[top] if top >= 0 else 0
+    return 2 * index - sum(pending < index for pending in fold.facts.pending.values())
+
+
+def _sides(fold: Fold, top: int) -> list[tuple[int, Step, bool]]:
+    """Both sides of a step and of those inside it, as they followed upon each other: when, which, and whether after."""
+    start = fold.tops[top] if top >= 0 else 0
+    end = fold.tops[top + 1] if top + 1 < len(fold.tops) else len(fold.steps)
+    steps = fold.steps[start:end]
+    sides = [(2 * step.intended - 1, step, False) for step in steps]
+    sides += [(2 * step.ended + 1, step, True) for step in steps if step.id not in fold.facts.pending]
+    return sorted(sides, key=lambda each: (each[0], not each[2]))
+
+
+class _Narrowed(Fold):
+    """A fold that knows some of its steps."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, fold: Fold) -> None:
+        super().__init__(fold.facts)
+        self.places: dict[e.StepId, int] = {}
+
+    def find(self, step: e.StepId) -> int | None:
+        return self.places.get(step)
+
+
+def narrowed(fold: Fold, indexes: Iterable[int], failures: Iterable[int] = ()) -> Fold:
+    """A fold of these steps alone, and of the failures at these seqs: whatever reads a fold reads it at that cost."""
+    small = _Narrowed(fold)
+    for index in sorted(indexes):
+        step = fold.steps[index]
+        at = small.places[step.id] = small.steps.append(step)
+        if "." not in step.id:
+            small.tops.append(at)
+        if step.sort == "decision":
+            small.decisions.append(at)
+        elif step.sort in ("model", "tool") and not step.id.startswith(BESIDE):
+            small.trace.append(at)
+        if any(attempt.outcome not in (None, "returned") for attempt in step.attempts):
+            small.retried.append(at)
+        if step.attempts and step.effect not in (None, "reads"):
+            small.effects.append(at)
+    for seq in failures:
+        small.failures.append(seq)
+    return small
 
 
 def _last_of(log: Log, run: str, generation: int, text: str) -> int:

@@ -7,18 +7,21 @@ share is never read, so that looking at one step of a long run costs what that s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
-from kedge.history.boundaries import Place
+from kedge.history.boundaries import Place, narrowed
 from kedge.history.boundaries import at as place_at
 from kedge.history.items import Item, as_written, items
 from kedge.log.log import Log
+from kedge.model.events import StepIntended
+from kedge.model.fold import Fold, goes_back
 from kedge.model.state import State
 
 PARTS: Final = ("position", "outputs", "decisions", "retries", "failures", "context", "pending", "trace", "effects")
@@ -106,7 +109,15 @@ class Diff(msgspec.Struct, frozen=True):
 # two places, two runs -----------------------------------------------------------------------------
 
 
-def between(log: Log, run: str, *places: str) -> Diff:
+Seen = Callable[[State], State]
+"""How whoever looks sees a state: less what is not for them."""
+
+
+def _as_it_is(state: State) -> State:
+    return state
+
+
+def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is) -> Diff:
     """What changed from one place of a run to another; with one place what its step or event did, or all since it."""
     if len(places) == 1:
         [text] = places
@@ -117,12 +128,43 @@ def between(log: Log, run: str, *places: str) -> Diff:
         else:
             places = (text, "now")
     before, after = (place_at(log, run, text) for text in places)
-    return _compared(log, _side(run, before), _side(run, after))
+    return _compared(log, _side(run, before), _side(run, after), seen)
 
 
-def across(log: Log, run: str, other: str, at: str = "now") -> Diff:
+def passed(log: Log, run: str, before: Place, after: Place, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
+    """What happened from one place of a timeline to a later one, and the state there.
+
+    Reads the events between them and the steps that these name, however long the run is; so the changes are right, and
+    their pointers are not those of a whole state.
+    """
+    sides = _side(run, before), _side(run, after)
+    events = [] if before.keep or after.keep else log.read(run, after=before.seq, limit=max(after.seq - before.seq, 0))
+    if before.keep or after.keep or any(goes_back(event) for _, event, _ in events):
+        return _compared(log, *sides, seen), log.state(run, after.seq, keep=after.keep)
+    state = log.state(run, before.seq)
+    named = {str(step) for _, event, _ in events if (step := getattr(event, "step", None)) is not None}
+    named |= {event.undoes for _, event, _ in events if isinstance(event, StepIntended) and event.undoes}
+    named |= {step.undoes for name in named if (step := state.fold.step(name)) is not None and step.undoes}
+    named |= set(state.fold.facts.pending)
+    one = deepcopy(_narrowed(state, named, before.seq))
+    for seq, event, _ in events:
+        state.fold.apply(seq, event)
+    two = _narrowed(state, named, before.seq)
+    states = (seen(State(fold, state)) for fold in (one, two))
+    return Diff(*sides, tuple(_changes(*states, shared=log.head(run).seq))), state
+
+
+def _narrowed(state: State, steps: set[str], after: int) -> Fold:
+    """What is known of these steps alone, with what failed after an event."""
+    fold = state.fold
+    indexes = {index for step in steps if (index := fold.find(step)) is not None}
+    failures = list(takewhile(lambda seq: seq > after, reversed(fold.failures)))[::-1]
+    return narrowed(fold, indexes, failures)
+
+
+def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is) -> Diff:
     """What is different between two runs at the same place: a run and its fork, perhaps."""
-    return _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)))
+    return _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
 
 
 def diff(before: State, after: State) -> Diff:
@@ -135,8 +177,8 @@ def _side(run: str, place: Place) -> Side:
     return Side(run, place.seq, place.label, place.keep)
 
 
-def _compared(log: Log, before: Side, after: Side) -> Diff:
-    one, two = (log.state(side.run, side.seq, keep=side.keep) for side in (before, after))
+def _compared(log: Log, before: Side, after: Side, seen: Seen) -> Diff:
+    one, two = (seen(log.state(side.run, side.seq, keep=side.keep)) for side in (before, after))
     return Diff(before, after, tuple(_changes(one, two, shared=last_shared(log, before.run, after.run))))
 
 

@@ -178,9 +178,12 @@ class _Text:
         for branch in branches.get(-1, ()):
             yield from self.lane(branch, own)
         notable = [place for place, node in enumerate(lane.nodes) if node.notable]
-        for item in kept(len(lane.nodes), notable, [place for place in branches if place >= 0]):
-            if isinstance(item, range):
-                yield (*lead, Span("⋮ ", "quiet"), Span(f"… {counted(len(item), 'step')} …", "quiet"))
+        anchors = [place for place in branches if place >= 0]
+        anchors += [place for place, node in enumerate(lane.nodes) if node.folded]
+        for item in kept(len(lane.nodes), notable, anchors):
+            hidden = len(item) if isinstance(item, range) else lane.nodes[item].folded
+            if hidden or isinstance(item, range):
+                yield (*lead, Span("⋮ ", "quiet"), Span(f"… {counted(hidden, 'step')} …", "quiet"))
                 continue
             yield from self.node(lane.nodes[item], lane, lead, rail, digits)
             for branch in branches.get(item, ()):

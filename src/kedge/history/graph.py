@@ -1,7 +1,8 @@
 """A run with its forks, its children and what its rewinds left, as lanes of one drawing. Changes nothing.
 
 A lane is one timeline, less what it shares with the lane that it leaves: so each step is on one lane, and a lane hangs
-off the step after which it leaves. Where a drawing has no room for all, `kept` says what stays.
+off the step after which it leaves. Where a drawing has no room for all, `kept` says what stays; of a long timeline only
+that is read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from kedge.history import lanes
 from kedge.history.boundaries import Boundary
-from kedge.history.parting import Condition, Path, ancestors, changed_in, place_of
+from kedge.history.lanes import Line, Told
+from kedge.history.parting import Condition, ancestors, changed_in, place_of
 from kedge.history.parts import Step
-from kedge.history.timeline import Timeline
+from kedge.history.section import Veil
 from kedge.log.log import Log
 from kedge.model import events as e
-from kedge.model.fold import StepStatus
+from kedge.model.fold import Fold, StepStatus
 from kedge.model.ledger import EffectStatus, Ledger
 
 RUNS_MAX: Final = 40
@@ -27,6 +30,9 @@ RUNS_MAX: Final = 40
 
 LEFT_MAX: Final = 20
 """Of each run the parts that so many rewinds left, the latest; the others are counted."""
+
+CHILDREN_MAX: Final = 60
+"""Of each run so many children, the last; the others are counted."""
 
 NOTABLE_MAX: Final = 24
 """So many steps that something is to be said of stay on a lane that is folded."""
@@ -47,7 +53,10 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A step on its lane. `stands` is what the ledger knows of its effect today; `inside` are the steps of a scope."""
+    """A step on its lane. `stands` is what the ledger knows of its effect today; `inside` are the steps of a scope.
+
+    One that is `folded` stands for so many steps of a long lane that were not read.
+    """
 
     number: str
     sort: e.Sort
@@ -66,6 +75,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     child: str | None
     inside: tuple[Node, ...]
     step: Step
+    folded: int = 0
 
     @property
     def in_doubt(self) -> bool:
@@ -118,6 +128,15 @@ class Graph(msgspec.Struct, frozen=True):
                 found.setdefault(each.after, []).append(index)
         return found
 
+    @property
+    def here(self) -> tuple[int, int] | None:
+        """Where the run is that was asked for: its lane, and the step that is not over, or the last."""
+        for index, lane in enumerate(self.lanes):
+            if lane.asked and lane.nodes:
+                live = (place for place, node in enumerate(lane.nodes) if not node.folded and not node.step.is_over)
+                return index, next(live, len(lane.nodes) - 1)
+        return None
+
     def document(self) -> dict[str, Any]:
         """The graph as JSON has it: no values, which `show --json` has."""
         return {"version": GRAPH_VERSION, **_document(self)}
@@ -135,60 +154,88 @@ def _document(part: Any) -> Any:
 # making one ---------------------------------------------------------------------------------------
 
 
-def family(log: Log, run: str, *, runs_max: int = RUNS_MAX) -> Graph:
+def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: Veil | None = None) -> Graph:
     """The whole lineage that a run belongs to, from the run that was never forked, with all their children."""
     lineage = list(ancestors(log, run))
     root = lineage[-1]
-    making = _Making(log, run)
+    making = _Making(log, run, through)
     waiting, seen, left_out = [root], {root}, 0
     while waiting:
         name = waiting.pop(0)
-        ledger = making.take(name)
+        ledger = making.take(name, lineage)
         wanted = [each for each in lineage if log.head(each).parent == name]
-        wanted += [*ledger.facts.forks, *dict.fromkeys(child.run for child in ledger.children)]
+        wanted += [*ledger.facts.forks, *_children(ledger)]
+        left_out += max(len(ledger.children) - CHILDREN_MAX, 0)
         for each in wanted:
-            if each in seen or log.store.head(each) is None:
+            if each in seen:
                 continue
-            seen.add(each)
-            if len(seen) - left_out <= runs_max or each in lineage:
-                waiting.append(each)
-            else:
+            if len(seen) >= runs_max and each not in lineage:
                 left_out += 1
+            elif log.store.head(each) is not None:
+                seen.add(each)
+                waiting.append(each)
     return Graph(run, root, tuple(making.finished()), left_out + making.left_out)
+
+
+def _children(ledger: Ledger) -> list[str]:
+    """The runs that a run started; of very many the last."""
+    return list(dict.fromkeys(child.run for child in ledger.children[-CHILDREN_MAX:]))
 
 
 class _Making:
     """Makes lanes, run by run, each run after the one that it comes from."""
 
-    def __init__(self, log: Log, asked: str) -> None:
+    def __init__(self, log: Log, asked: str, through: Veil | None) -> None:
         self.log = log
         self.asked = asked
         self.lanes: list[Lane] = []
         self.left_out = 0
+        self._through = through
         self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._first: dict[str, int] = {}
         self._children: dict[str, tuple[int, int]] = {}
         self._stands: dict[tuple[str, str], EffectStatus] = {}
 
-    def take(self, run: str) -> Ledger:
+    def take(self, run: str, lineage: Sequence[str] = ()) -> Ledger:
         """Add the lanes of a run: its timeline now, then what its rewinds left, the latest first."""
         log, head = self.log, self.log.head(run)
-        own = [(each.seq, each.event) for each in log.read(run, after=head.base, limit=max(head.seq, 1))]
-        ledger = log.ledger(run)
-        stands: dict[int, EffectStatus] = {effect.intended: effect.status for effect in ledger.effects}
-        self._stands.update(
-            {(run, effect.key): effect.status for effect in ledger.effects if effect.started > head.base}
-        )
-        path = Path(log, run)
+        fold, ledger = log.state(run).fold, log.ledger(run)
+        is_long = len(fold.steps) > lanes.LONG
+        stands: Mapping[int, EffectStatus] = lanes.Stands(ledger)
+        if not is_long:
+            stands = {effect.intended: effect.status for effect in ledger.effects}
+            self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
+        born = log.event(run, head.base + 1)
+        rewinds, more = lanes.rewinds(log, run, fold)
+        near = list(self._leaving(run, ledger, lineage, rewinds)) if is_long else []
+        since = born.cut if isinstance(born, e.RunForked) else 0
+        line, told = lanes.line_of(log, run, fold, since=since, near=near, through=self._through)
         self._first[run] = len(self.lanes)
-        self._add(self._of_run(path, own), path, stands)
-        rewinds = [(seq, event) for seq, event in own if isinstance(event, e.RunRewound)][::-1]
-        self.left_out += len(rewinds[LEFT_MAX:])
+        self._add(self._of_run(told, born), line, run, stands)
+        self.left_out += more + len(rewinds[LEFT_MAX:])
         for seq, event in rewinds[:LEFT_MAX]:
-            left = Path(log, run, seq - 1)
-            if any(left.key(each.number) not in self._known for each in left.steps):
-                self._add(self._of_rewind(left, seq, event), left, stands)
+            self._take_left(run, seq, event, stands)
         return ledger
+
+    def _take_left(self, run: str, seq: int, event: e.RunRewound, stands: Mapping[int, EffectStatus]) -> None:
+        fold: Fold = self.log.state(run, seq - 1).fold
+        left, told = lanes.line_of(self.log, run, fold, seq - 1, since=event.cut, through=self._through)
+        if any(not isinstance(each, int) and left.key(each.number) not in self._known for each in left.steps):
+            self._add(self._of_rewind(told, seq, event), left, run, stands)
+
+    def _leaving(
+        self, run: str, ledger: Ledger, lineage: Sequence[str], rewinds: Sequence[tuple[int, e.RunRewound]]
+    ) -> Iterator[int]:
+        """The events of a run beside which others leave it."""
+        log = self.log
+        forks = [*(each for each in lineage if log.head(each).parent == run), *ledger.facts.forks[:RUNS_MAX]]
+        for fork in forks:
+            head = log.store.head(fork)
+            born = log.event(fork, head.base + 1) if head is not None else None
+            if isinstance(born, e.RunForked):
+                yield born.cut
+        yield from (child.spawned for child in ledger.children[-CHILDREN_MAX:])
+        yield from (event.cut for _, event in rewinds)
 
     def finished(self) -> Iterator[Lane]:
         """The lanes, when all runs were taken: then it is known what became of effects that steps took from others."""
@@ -202,16 +249,14 @@ class _Making:
         stands = self._stands.get((node.adopted.run, node.adopted.key))
         return replace(node, stands=stands, undone=node.undone or stands == "undone", inside=inside)
 
-    def _of_run(self, path: Path, own: Sequence[tuple[int, e.Event]]) -> Lane:
-        tl = path.timeline
+    def _of_run(self, tl: Told, born: e.Event) -> Lane:
         lane = Lane(
             run=tl.run, sort="run", agent=tl.agent, generation=tl.generation, status=tl.status,
             asked=tl.run == self.asked, started_at=tl.started_at, ended_at=tl.ended_at, renewed_as=tl.renewed_as,
-            failed=_failure(tl),
+            failed=tl.failed,
         )  # fmt: skip
-        forked = next((event for _, event in own if isinstance(event, e.RunForked)), None)
-        if forked is not None:
-            because = self.log.data(tl.run, own[0][0]).get("because")
+        if isinstance(born, e.RunForked):
+            forked, because = born, self.log.data(tl.run, self.log.head(tl.run).base + 1).get("because")
             conditions = changed_in(self.log, tl.run)
             return replace(
                 lane, sort="fork", conditions=conditions, by=forked.by, because=because,
@@ -225,8 +270,7 @@ class _Making:
         parent, after = self._children.get(tl.run, (self._first[tl.parent], -1))
         return replace(lane, sort="child", cut=f"{tl.parent_step}:after", parent=parent, after=after)
 
-    def _of_rewind(self, path: Path, seq: int, event: e.RunRewound) -> Lane:
-        tl = path.timeline
+    def _of_rewind(self, tl: Told, seq: int, event: e.RunRewound) -> Lane:
         because = self.log.data(tl.run, seq).get("because")
         return Lane(
             run=tl.run, sort="left", agent=tl.agent, generation=tl.generation, status="left",
@@ -241,22 +285,31 @@ class _Making:
             return f"{given[-1]}:after"
         return place_of(self.log, forked.parent, forked.cut, "after")
 
-    def _add(self, lane: Lane, path: Path, stands: Mapping[int, EffectStatus]) -> None:
+    def _add(self, lane: Lane, path: Line, run: str, stands: Mapping[int, EffectStatus]) -> None:
         """Put a lane down with those steps of its path that are on no other lane yet."""
         index, nodes = len(self.lanes), list[Node]()
         for step in path.steps:
+            if isinstance(step, int):
+                nodes.append(_folded(step))
+                continue
             known = self._known.get(path.key(step.number))
             if known is not None and not nodes and lane.sort != "child":
                 lane = replace(lane, parent=known[0], after=known[1])
             if known is not None:
                 continue
-            node = _node(step, path.timeline.run, stands, lambda number: path.key(number) not in self._known)
+            node = _node(step, run, stands, lambda number: path.key(number) not in self._known)
             for each in (node, *_inside(node)):
                 self._known[path.key(each.number)] = (index, len(nodes))
                 if each.child is not None and each.sort == "child":
                     self._children.setdefault(each.child, (index, len(nodes)))
             nodes.append(node)
         self.lanes.append(replace(lane, nodes=tuple(nodes)))
+
+
+def _folded(count: int) -> Node:
+    """So many steps that were not read."""
+    step = Step(number="", sort="tool", name="", status="done", seq=0, intended_at=0)
+    return replace(_node(step, "", {}, lambda _: True), folded=count)
 
 
 def _node(step: Step, run: str, stands: Mapping[int, EffectStatus], wanted: Callable[[str], bool]) -> Node:
@@ -291,14 +344,6 @@ def _inside(node: Node) -> Iterator[Node]:
     for each in node.inside:
         yield each
         yield from _inside(each)
-
-
-def _failure(tl: Timeline) -> str | None:
-    if tl.failed is None:
-        return None
-    failure = tl.failed.failure
-    cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
-    return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
 
 
 class Past(Boundary, frozen=True):
@@ -372,6 +417,12 @@ def layout(graph: Graph) -> Layout:
             put(index, 0)
     count = max((end for _, end in spans), default=0) + 1
     anchors = {place for start, end in spans for place in (start - 1, start, end - 1, end)}
+    anchors |= {
+        start + place
+        for start, lane in zip(starts, graph.lanes, strict=True)
+        for place, node in enumerate(lane.nodes)
+        if node.folded
+    }
     notable = {
         start + place
         for start, lane in zip(starts, graph.lanes, strict=True)

@@ -64,8 +64,8 @@ def items(state: State, part: str) -> list[Item]:
     """The items of a part that is a list, in order."""
     fold = state.fold
     if part == "pending":
-        waits = enumerate(fold.facts.waits.values())
-        return [Item(wait.step, wait.step, wait, wait.opened, partial(_nth, state, part, nth)) for nth, wait in waits]
+        waits = fold.facts.waits.values()
+        return [Item(wait.step, wait.step, wait, wait.opened, partial(state.waiting, wait)) for wait in waits]
     if part == "failures":
         return [_failure(state, nth, seq) for nth, seq in enumerate(fold.failures)]
     if part == "outputs":

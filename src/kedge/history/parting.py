@@ -14,6 +14,7 @@ from kedge.history.course import led_to
 from kedge.history.diff import Diff, across, last_shared, shown
 from kedge.history.parts import Step
 from kedge.history.prose import entries_of
+from kedge.history.section import Veil
 from kedge.history.timeline import Timeline, timeline
 from kedge.log.log import Log
 from kedge.model import events as e
@@ -195,7 +196,7 @@ def parting(log: Log, one: str, two: str) -> Parting:
     shared = _shared(log, *paths) if last_shared(log, one, two) else None
     pairs = list(_pairs(*paths))
     first = next((place for place, pair in enumerate(pairs) if pair.how is not None), len(pairs))
-    conditions = tuple(_conditions(log, one, two))
+    conditions = tuple(conditions_between(log, one, two))
     return Parting(
         paths[0].timeline, paths[1].timeline, shared, conditions, tuple(pairs[first:]), across(log, one, two)
     )
@@ -212,7 +213,7 @@ def ancestors(log: Log, run: str) -> Iterator[str]:
         parent = log.head(parent).parent
 
 
-def _conditions(log: Log, one: str, two: str) -> Iterator[Condition]:
+def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
     """What every fork changed on the way from what the two have in common to either of them."""
     ones, twos = list(_standing(log, one)), list(_standing(log, two))
     for line, other in ((ones, twos), (twos, ones)):
@@ -269,8 +270,8 @@ def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
 class Path:
     """One timeline of a run, and what tells its steps from those of another timeline."""
 
-    def __init__(self, log: Log, run: str, at: int | None = None) -> None:
-        self.timeline = timeline(log, run, at)
+    def __init__(self, log: Log, run: str, at: int | None = None, *, through: Veil | None = None) -> None:
+        self.timeline = timeline(log, run, at, through=through)
         self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
         self._folded = {step.id: step for step in self.timeline.state.fold.steps}
         self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
@@ -324,13 +325,15 @@ def _pairs(one: Path, two: Path) -> Iterator[Pair]:
     ones, twos = one.numbered(), two.numbered()
     for number in sorted({**ones, **twos}, key=_in_order):
         mine, other = ones.get(number), twos.get(number)
-        if mine is not None and other is not None:
-            if one.key(number) == two.key(number):
-                continue
-            left, right = _seen(mine), _seen(other)
-            yield Pair(number, _differs(left, right), left, right)
-        else:
-            yield Pair(number, "absent", *(_seen(step) if step is not None else None for step in (mine, other)))
+        if mine is not None and other is not None and one.key(number) == two.key(number):
+            continue
+        yield paired(number, mine, other)
+
+
+def paired(number: str, one: Step | None, two: Step | None) -> Pair:
+    """A step number with what two runs have there."""
+    left, right = (_seen(step) if step is not None else None for step in (one, two))
+    return Pair(number, "absent" if left is None or right is None else _differs(left, right), left, right)
 
 
 def _in_order(number: str) -> tuple[bool, list[int]]:

@@ -15,6 +15,8 @@ _MONTHS: Final = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
 )  # fmt: skip
+_YEAR_10_000_US: Final = 253_402_300_800_000_000
+"""What no calendar has a date for."""
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
@@ -50,6 +52,26 @@ def lasted(us: int) -> str:
             parts.append(counted(left // size, unit))
             left %= size
     return listed(parts)
+
+
+def span(us: float | None) -> str:
+    """The same in short: 350 µs, 12 ms, 4.2 s, 3m 5s, 2d 4h."""
+    if us is None:
+        return ""
+    if us < 1_000:
+        return f"{us:.0f} µs"
+    if us < 999_500:
+        return f"{us / 1_000:.0f} ms"
+    total = us / 1_000_000
+    if total < 59.95:
+        return f"{total:.1f} s"
+    parts: list[str] = []
+    left = round(total)
+    for size, unit in _UNITS[:-1]:
+        if left >= size:
+            parts.append(f"{left // size}{unit[0]}")
+            left %= size
+    return " ".join([*parts, *([f"{left}s"] if left and total < 3_600 else [])][:2])
 
 
 def sentence(text: str) -> str:
@@ -100,6 +122,8 @@ class Prose:
         return f"{time} on {day}" if day else time
 
     def _moment(self, at_us: int) -> tuple[str, str]:
+        if not 0 <= at_us < _YEAR_10_000_US:
+            return f"{at_us} µs", ""
         local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone)
         day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
         time = local.strftime("%H:%M:%S")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from itertools import combinations, islice
 from pathlib import PurePath
@@ -29,7 +30,7 @@ _GIVEN_MAX: Final = 4096
 """How many choices of arguments are tried to find those that a digest is of."""
 
 _TOLD_APART: Final = 2
-_WORD: Final = 3
+WORD_CHARS: Final = 3
 """How many characters a value of a named field has at the least to be looked for in the rest of the record: as a value
 of another field, and as a word of a text."""
 
@@ -132,8 +133,12 @@ class Sought:
             if len(text) >= _TOLD_APART:
                 self.known[text] = leaf
         self.missing = [".".join(field) for field in self._fields if field not in found]
-        words = [re.escape(text) for text in sorted(self.known, key=len, reverse=True) if len(text) >= _WORD]
-        self.words = re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)") if words else None
+
+    @cached_property
+    def words(self) -> re.Pattern[str] | None:
+        """What finds them as words of a text."""
+        words = [re.escape(text) for text in sorted(self.known, key=len, reverse=True) if len(text) >= WORD_CHARS]
+        return re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)") if words else None
 
     def is_named(self, path: _Path) -> bool:
         """Whether a value is that of a field that is named, or lies below one."""

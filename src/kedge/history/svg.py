@@ -1,12 +1,14 @@
 """Draws a graph as SVG: one file, no scripts, no fonts from elsewhere, for light and dark. A pure function of a graph.
 
+Or as a part of a page, which brings the style, and where runs and steps are links.
+
 Lanes go down, side by side; steps of one number stand beside each other. A lane leaves the one that it comes from in
 the gap before its first step, where nothing is written but headings, so that no line runs through words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -59,9 +61,13 @@ _DARK: Final = {
 }  # fmt: skip
 
 
-def svg(graph: Graph, *, text_of: TextOf = lambda _: None) -> str:
-    """The graph as one SVG document."""
-    return "\n".join(_Svg(graph, layout(graph), text_of).document())
+LinkTo = Callable[[Lane, Node | None], str]
+"""Where a page tells more of a step, or of the run of a lane."""
+
+
+def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None) -> str:
+    """The graph as one SVG document; with links, for a page that has the style."""
+    return "\n".join(_Svg(graph, layout(graph), text_of, link_to).document())
 
 
 class _Words(NamedTuple):
@@ -78,12 +84,16 @@ class _Words(NamedTuple):
 class _Svg:
     """Places everything of one graph, then writes it."""
 
-    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf) -> None:
+    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo | None) -> None:
         self.graph = graph
+        self.link_to = link_to
         self.grid = grid
         self.text_of = text_of
         self.count = max(grid.columns, default=0) + 1
         self.room = TEXT_MAX if self.count <= 6 else 30
+        if link_to is not None:
+            # A page is as wide as it is; one or two lanes may have it.
+            self.room = {1: 110, 2: 60}.get(self.count, self.room)
         self.headings = [self._heading(lane) for lane in graph.lanes]
         self.nodes: dict[tuple[int, int], list[_Words]] = {}
         shown = [row for row in grid.rows if isinstance(row, int)]
@@ -111,6 +121,9 @@ class _Svg:
         ]
 
     def _node(self, node: Node, lane: Lane, depth: int = 0) -> Iterator[_Words]:
+        if node.folded:
+            yield _Words(((f"… {counted(node.folded, 'step')} …", "quiet"),))
+            return
         room = self.room - 3 * depth
         called = cut(what(node), max(room - cells(node.number) - 1, 8))
         pieces = [(f"{node.number} ", "number"), (called, "undone" if node.undone else "name")]
@@ -155,7 +168,7 @@ class _Svg:
 
     def _down(self) -> float:
         """Give every gap, row and fold its place; the last is where the drawing ends."""
-        y = MARGIN + 30.0
+        y = MARGIN + (30.0 if self.link_to is None else 0.0)
         starts, ends = self._starts(), self._ends()
         for row in self.grid.rows:
             if isinstance(row, range):
@@ -204,13 +217,15 @@ class _Svg:
         height = bottom + MARGIN
         title = f"{self.graph.run}: its forks, children and rewinds"
         size = f'width="{self.width:.0f}" height="{height:.0f}" viewBox="0 0 {self.width:.0f} {height:.0f}"'
-        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="kedge-title kedge-desc">'
+        role = "img" if self.link_to is None else "group"
+        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="{role}" aria-labelledby="kedge-title kedge-desc">'
         yield f'<title id="kedge-title">{_text(title)}</title>'
         yield f'<desc id="kedge-desc">{_text(self._described())}</desc>'
-        yield f"<style>{_style()}</style>"
-        yield f'<rect class="bg" width="{self.width:.0f}" height="{height:.0f}"/>'
-        room = int((self.width - 2 * MARGIN) / (CHAR * 1.15))
-        yield f'<text class="title" x="{MARGIN}" y="{MARGIN + 12}">{_text(cut(title, room))}</text>'
+        if self.link_to is None:
+            room = int((self.width - 2 * MARGIN) / (CHAR * 1.15))
+            yield f"<style>{_style()}</style>"
+            yield f'<rect class="bg" width="{self.width:.0f}" height="{height:.0f}"/>'
+            yield f'<text class="title" x="{MARGIN}" y="{MARGIN + 12}">{_text(cut(title, room))}</text>'
         for index in range(len(self.graph.lanes)):
             yield from self._rails(index)
         for index, lane in enumerate(self.graph.lanes):
@@ -225,7 +240,8 @@ class _Svg:
         for lane in self.graph.lanes:
             where = f", leaving at {lane.cut}" if lane.cut is not None else ""
             name = f"{lane.run}, what a rewind left" if lane.sort == "left" else lane.run
-            told.append(f"{name} ({lane.sort}{where}): {counted(len(lane.nodes), 'step')}, {ending(lane)}.")
+            steps = sum(node.folded or 1 for node in lane.nodes)
+            told.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
         return " ".join(told)
 
     def _rails(self, index: int) -> Iterator[str]:
@@ -241,11 +257,20 @@ class _Svg:
             yield f'<path class="rail {hue}{child}" d="M{from_x:.1f} {y:.1f}H{x - TURN:.1f}q{TURN} 0 {TURN} {TURN}"/>'
             top = y + TURN
         end, path = self._end(index), f"M{x:.1f} {top:.1f}"
-        for hidden, y in self.folds.items():
-            if start <= hidden.start and hidden.stop <= start + len(lane.nodes):
-                path += f"V{y + 2:.1f}M{x:.1f} {y + LINE * 1.6 - 2:.1f}"
+        breaks = [
+            (y + 2, y + LINE * 1.6 - 2)
+            for hidden, y in self.folds.items()
+            if start <= hidden.start and hidden.stop <= start + len(lane.nodes)
+        ]
+        breaks += [(y - 1, y + LINE + 1) for place, y in self.rows.items() if self._is_folded(lane, place - start)]
+        for above, below in sorted(breaks):
+            path += f"V{above:.1f}M{x:.1f} {below:.1f}"
         asked = " asked" if lane.asked else ""
         yield f'<path class="rail {hue}{asked}" d="{path}V{end:.1f}"/>'
+
+    @staticmethod
+    def _is_folded(lane: Lane, place: int) -> bool:
+        return 0 <= place < len(lane.nodes) and bool(lane.nodes[place].folded)
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         start, x = self.grid.starts[index], self._line(index)
@@ -255,14 +280,21 @@ class _Svg:
             at = f'x="{x + INDENT - RADIUS - 4:.1f}" y="{y + 1:.1f}"'
             yield f'<rect class="halo" {at} width="{wide:.1f}" height="{LINE}" rx="4"/>'
         for number, line in enumerate(self.headings[index]):
-            yield self._words(line, x, y + number * LINE)
+            words = self._words(line, x, y + number * LINE)
+            yield words if number or lane.asked or lane.sort == "left" else self._linked(words, lane)
         for place, node in enumerate(lane.nodes):
-            if (index, start + place) in self.nodes:
+            if (index, start + place) in self.nodes and node.folded:
+                yield _dots(x, self.rows[start + place] - 4)
+                yield self._words(self.nodes[index, start + place][0], x, self.rows[start + place])
+            elif (index, start + place) in self.nodes:
+                if self.graph.here == (index, place):
+                    at = f'cx="{x:.1f}" cy="{self.rows[start + place] + LINE / 2:.1f}"'
+                    yield f'<circle class="here {_sign(node)}" {at} r="{RADIUS + 3}"/>'
                 yield from self._step(node, lane, x, self.rows[start + place], self.nodes[index, start + place])
         for hidden, y in self.folds.items():
             if start <= hidden.start and hidden.stop <= start + len(lane.nodes):
                 told = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
-                yield f'<path class="dots" d="M{x:.1f} {y + 7:.1f}v.01m0 6v.01m0 6v.01"/>'
+                yield _dots(x, y)
                 yield self._words(told, x, y + 4)
         end = self._end(index)
         status = "left" if lane.sort == "left" else _status(lane.status)
@@ -271,15 +303,21 @@ class _Svg:
         yield self._words(told, x, end - LINE / 2)
 
     def _step(self, node: Node, lane: Lane, x: float, y: float, lines: Sequence[_Words]) -> Iterator[str]:
-        yield f"<g><title>{_text(self._tip(node, lane))}</title>"
-        yield _disc(node, x, y + LINE / 2)
+        drawn = [f"<g><title>{_text(self._tip(node, lane))}</title>", _disc(node, x, y + LINE / 2)]
         inner = _flat(node)
         for number, line in enumerate(lines):
             top = y + number * LINE
             if line.indent and line.pieces[0][1] == "number":
-                yield _disc(inner.pop(0), x + line.indent, top + LINE / 2, small=True)
-            yield self._words(line, x, top)
-        yield "</g>"
+                drawn.append(_disc(inner.pop(0), x + line.indent, top + LINE / 2, small=True))
+            drawn.append(self._words(line, x, top))
+        yield self._linked("\n".join([*drawn, "</g>"]), lane, node)
+
+    def _linked(self, drawn: str, lane: Lane, node: Node | None = None) -> str:
+        """What is drawn of a run or a step, as a link to where more is told of it."""
+        if self.link_to is None or (lane.sort == "left" and node is not None):
+            return drawn
+        named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(node.number)}" if node else "")
+        return f"<a href={quoteattr(self.link_to(lane, node))}{named}>{drawn}</a>"
 
     def _words(self, line: _Words, x: float, y: float) -> str:
         pieces = "".join(f"<tspan class={quoteattr(style)}>{_text(piece)}</tspan>" for piece, style in line.pieces)
@@ -288,7 +326,8 @@ class _Svg:
     def _legend(self) -> tuple[list[str], float]:
         """The signs that are there, and what they mean; and where that ends."""
         made: list[str] = []
-        found = {_sign(each) for lane in self.graph.lanes for node in lane.nodes for each in (node, *_flat(node))}
+        nodes = [node for lane in self.graph.lanes for node in lane.nodes if not node.folded]
+        found = {_sign(each) for node in nodes for each in (node, *_flat(node))}
         x, y = float(MARGIN + RADIUS), self.bottom + LINE
         for sign in (sign for sign in _SIGNS if sign in found):
             wide = cells(_WORDS[sign]) * CHAR + INDENT + 22
@@ -324,6 +363,10 @@ def _mark(sign: str, x: float, y: float, *, small: bool = False) -> str:
     )
 
 
+def _dots(x: float, y: float) -> str:
+    return f'<path class="dots" d="M{x:.1f} {y + 7:.1f}v.01m0 6v.01m0 6v.01"/>'
+
+
 def _status(status: str) -> str:
     return {"completed": "done", "queued": "intended", "paused": "waiting"}.get(status, status)
 
@@ -340,6 +383,7 @@ def _style() -> str:
         ".undone{text-decoration:line-through}.rail{fill:none;stroke-width:2}.rail.asked{stroke-width:3.5}"
         ".rail.past{stroke-dasharray:4 4}.rail.child{stroke-dasharray:1 4;stroke-linecap:round}"
         ".dots{fill:none;stroke-width:2.6;stroke-linecap:round}.end{stroke-width:3;stroke-linecap:round}"
+        ".here{fill:none;stroke-width:2}"
         ".mark path{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}.past .mark{opacity:.75}"
     )
     return f"{shape}{_palette(_LIGHT)}@media(prefers-color-scheme:dark){{{_palette(_DARK)}}}"
@@ -356,5 +400,5 @@ def _palette(colours: dict[str, str]) -> str:
     rules += [f".rail.{hue}{{stroke:{colours[hue]}}}" for hue in _HUES]
     for sign in _SIGNS:
         rules.append(f".mark.{sign} circle{{fill:{colours[sign]}}}.end.{sign}{{stroke:{colours[sign]}}}")
-        rules.append(f".ends.{sign}{{fill:{colours[sign]}}}")
+        rules.append(f".ends.{sign}{{fill:{colours[sign]}}}.here.{sign}{{stroke:{colours[sign]}}}")
     return "".join(rules)

@@ -223,8 +223,9 @@ class _Why(Course):
         has_input = with_input and tl.input is not None
         told = [f"The run had been started with the input {self.value(tl.input)}."] if has_input else []
         before = [each for each in self.steps if self.was_over(each, step)]
-        if len(before) > BEFORE_MAX:
-            told.append(f"Of the {len(before)} steps before it, these were the last {BEFORE_MAX}.")
+        count = len(before) + tl.skipped
+        if count > BEFORE_MAX:
+            told.append(f"Of the {count} steps before it, these were the last {BEFORE_MAX}.")
         told += [
             sentence(f"Step {each.number} ({self.short(each)}) {self.came_to(each)}") for each in before[-BEFORE_MAX:]
         ]

@@ -27,7 +27,19 @@ from kedge.model.events import (
 from kedge.model.fold import FOLD, Fold
 from kedge.model.ledger import Ledger
 from kedge.model.values import Blob, pack
-from kedge.store.base import Append, Birth, Claim, Delivery, Head, Row, RunIndex, Snapshot, Telling, Transaction
+from kedge.store.base import (
+    ASKS,
+    Append,
+    Birth,
+    Claim,
+    Delivery,
+    Head,
+    Row,
+    RunIndex,
+    Snapshot,
+    Telling,
+    Transaction,
+)
 
 SNAPSHOT_EVERY: Final = 1_024
 """Events between two snapshots: what opening a state folds at the most."""
@@ -351,7 +363,7 @@ class RunLog:
             rows.append(Row(seq, body, data, hash_))
             told.append((seq, entry.event))
         self._seq, self._hash = seq, hash_
-        quiet = self._fold.are_quiet(told)
+        quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
         self._unfolded += told
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
         more = {} if lone else self._more(quiet, pieces, rights, told)
@@ -470,9 +482,13 @@ def _refuse_unreadable(event: Event) -> None:
         raise ValueRefused(_place(event), str(error)) from None
 
 
+_OF_PEOPLE: Final = ("answer", "settlement")
+
+
 def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
     """What a run is found by."""
     facts = fold.facts
+    asks = not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values())
     return RunIndex(
         agent=facts.agent,
         status=facts.status,
@@ -480,7 +496,7 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         wake_at_us=fold.wake_at,
         started_at_us=facts.started_at,
         changed_at_us=facts.changed_at,
-        tags=facts.tags,
+        tags=(*facts.tags, ASKS) if asks else facts.tags,
         seen=seen,
     )
 

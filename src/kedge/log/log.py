@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -31,6 +33,8 @@ from kedge.model.typed import convert
 from kedge.model.values import Blob, children, references, unpack
 from kedge.store.base import READ_LIMIT, Birth, Head, Opening, Row, Snapshot, Store
 
+T = TypeVar("T")
+
 _ROUND: Final = 2_000
 
 
@@ -51,6 +55,11 @@ class Log:
         self.store = store
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
+        self._folds: Kept | None = None
+
+    def keep_folds(self, count: int) -> None:
+        """Keep what the runs that were looked at last add up to, for a process that is asked for them over and over."""
+        self._folds = self._folds or Kept(count)
 
     def close(self) -> None:
         """Commit what waits; the store stays open."""
@@ -287,7 +296,10 @@ class Log:
         `keep` are later events that count as well, where a timeline has been put together of parts.
         """
         head = self.head(run)
-        fold = self._fold(head, _place(head, at))
+        if at is None and not keep and self._folds is not None:
+            fold = self._folds.get(head, "fold", lambda: self._fold(head, head.seq))
+        else:
+            fold = self._fold(head, _place(head, at))
         for seq in keep:
             fold.apply(seq, self.event(run, seq))
         return State(fold, _Reader(self, run))
@@ -306,6 +318,8 @@ class Log:
     def ledger(self, run: str, at: int | None = None) -> Ledger:
         """The ledger likewise: every event counts, also what was rewound."""
         head = self.head(run)
+        if at is None and self._folds is not None:
+            return self._folds.get(head, "ledger", lambda: self._ledger(head, head.seq))
         return self._ledger(head, _place(head, at))
 
     def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
@@ -448,6 +462,31 @@ class Log:
             found.update(level)
             wanted = [child for piece in level.values() for child in children(piece) if child not in found]
         return found
+
+
+class Kept:
+    """What runs add up to at their heads, for those that were asked for last. Whoever gets it only reads it."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._known: OrderedDict[tuple[str, str], tuple[bytes, Any]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, head: Head, sort: str, make: Callable[[], T]) -> T:
+        """What is known at this very head; else it is made, with others free to ask meanwhile."""
+        place = (head.run, sort)
+        with self._mutex:
+            known = self._known.get(place)
+            if known is not None and known[0] == head.hash:
+                self._known.move_to_end(place)
+                return cast("T", known[1])
+        made = make()
+        with self._mutex:
+            self._known[place] = (head.hash, made)
+            self._known.move_to_end(place)
+            while len(self._known) > self._count:
+                self._known.popitem(last=False)
+        return made
 
 
 def _place(head: Head, at: int | None) -> int:

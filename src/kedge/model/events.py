@@ -86,6 +86,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
     parent: str | None = None
     parent_step: StepId | None = None
     follows: str | None = None
+    by: str | None = None
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
@@ -609,6 +610,30 @@ class StoreSealed(Event, frozen=True, tag="store.sealed"):
     by: str | None = None
 
 
+# tokens -------------------------------------------------------------------------------------------
+
+Scope = Literal["viewer", "operator", "admin"]
+
+
+class TokenIssued(Event, frozen=True, tag="token.issued"):
+    """Somebody may ask the server for what the scope allows, until `expires_at`; `hash` is of the token's secret, which
+    is kept nowhere."""
+
+    id: str
+    name: str
+    scope: Scope
+    hash: Digest
+    expires_at: int | None = None
+    by: str | None = None
+
+
+class TokenRevoked(Event, frozen=True, tag="token.revoked"):
+    """A token opens nothing any more. Data: `because`."""
+
+    id: str
+    by: str | None = None
+
+
 AnyEvent = (
     RunStarted | RunForked | ForkMade | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
@@ -619,6 +644,7 @@ AnyEvent = (
     | ValueErasedOnPurpose
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
     | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
+    | TokenIssued | TokenRevoked
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}

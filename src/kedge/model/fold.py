@@ -741,8 +741,9 @@ def _hook_failed(fold: Fold, seq: int, event: e.HookFailed) -> None:
         fold.facts.hook = Hook(hook.cursor, hook.set, event.position, event.attempt, event.retry_at)
 
 
-def _store_sealed(fold: Fold, seq: int, event: e.StoreSealed) -> None:
+def _kept_for_itself(fold: Fold, seq: int, event: e.Event) -> None:
     # The log of seals is over after each, so that nothing ever makes it due; another seal is added to it all the same.
+    # So is that of tokens.
     fold.facts.ended, fold.facts.ended_as = seq, "completed"
 
 
@@ -793,7 +794,9 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.HookFailed: _hook_failed,
     e.HookDropped: _hook_moved,
     e.HookMoved: _hook_moved,
-    e.StoreSealed: _store_sealed,
+    e.StoreSealed: _kept_for_itself,
+    e.TokenIssued: _kept_for_itself,
+    e.TokenRevoked: _kept_for_itself,
 }
 
 

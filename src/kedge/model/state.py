@@ -273,7 +273,7 @@ class State:
 
     @property
     def pending(self) -> tuple[Pending, ...]:
-        return tuple(self._pending(wait) for wait in self.fold.facts.waits.values())
+        return tuple(self.waiting(wait) for wait in self.fold.facts.waits.values())
 
     @property
     def trace(self) -> Part[Traced]:
@@ -352,7 +352,8 @@ class State:
         tool, attempt = step.name if step else None, getattr(event, "attempt", None)
         return Failure(event.at, named, tool, attempt, arguments, data.get("progress"), data.get("failure"))
 
-    def _pending(self, wait: Wait) -> Pending:
+    def waiting(self, wait: Wait) -> Pending:
+        """One wait that is open, as people read it."""
         data = self.data(wait.opened)
         asked = (data.get("prompt"), data.get("schema"))
         return Pending(wait.step, wait.waits_for, wait.name, wait.to, wait.at, wait.deadline, *asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import math
 import os
@@ -41,12 +42,10 @@ from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report
 from kedge.log.verify import Progress
 from kedge.model import events as e
-from kedge.model import fold
-from kedge.model.codec import Erased
 from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.runtime import approving, firing, waits
+from kedge.runtime import approving, asked, firing, waits
 from kedge.runtime.acting import Acting
 from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
@@ -66,7 +65,7 @@ from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.runtime.worker import SLICE_SECONDS, Worker
 from kedge.store import Store, open_store
-from kedge.store.base import ENDED, Delivered, Head, RunQuery
+from kedge.store.base import ENDED, Delivered, Head, RunQuery, shown_tags
 
 if TYPE_CHECKING:
     from kedge.history.rejudging import Rejudged
@@ -213,6 +212,25 @@ class Client(Acting):
             slice_seconds=slice_seconds,
         )
 
+    def asgi(
+        self,
+        identify: Callable[[Any], Any] | None = None,
+        *,
+        redact: Sequence[str] = (),
+        webhooks: Mapping[str, str | Sequence[str]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """The dashboard and the HTTP API over this client, as an ASGI app: to be mounted in one's own.
+
+        identify   who a request is from: a function of the request that gives a `kedge.Person`, or None for nobody.
+                   Without it everybody needs a token, of those that `kedge token create` makes
+        redact     the names of fields whose values nobody is shown
+        webhooks   the secrets of webhooks that may come in, by the name of the event that each becomes
+        """
+        # The web is a surface: it stands on this, and this knows it only when somebody asks for it.
+        bridge = importlib.import_module("kedge.web.app")
+        return bridge.asgi(self, identify=identify, redact=redact, webhooks=webhooks, **options)
+
     def executor(self) -> Executor:
         """The executor of the running loop."""
         loop = asyncio.get_running_loop()
@@ -295,6 +313,7 @@ class Client(Acting):
         query = RunQuery(status=statuses, agent=agent, tag=tag, since_us=since_us, until_us=until_us)
         rows = self.store.runs(query, before=before, limit=limit)
         names = Listed.__struct_fields__
+        rows = [msgspec.structs.replace(row, tags=shown_tags(row.tags)) for row in rows]
         return [Listed(**{name: getattr(row, name) for name in names}) for row in rows]
 
     @property
@@ -304,21 +323,13 @@ class Client(Acting):
 
     @Both
     def inbox(self, *, to: str | None = None, answered: bool = False, limit: int = 100) -> Sequence[Wait]:
-        """Everything that waits for a person, the oldest run first; or with `answered`, what a run is yet to take."""
-        found: list[Wait] = []
-        for row in reversed(self.store.runs(RunQuery(status=("waiting", "running")), limit=10_000)):
-            state = self.log.state(row.run)
-            asked = [wait for wait in self._waits(state) if wait.waits_for in ("answer", "settlement")]
-            there = {message.id for message in self.store.inbox(row.run, name=waits.ANSWER)} if asked else set[str]()
-            opened = state.fold.facts.waits
-            found += [
-                wait
-                for wait in asked
-                if (to is None or to in wait.to or to in (wait.may or ()))
-                and (waits.answer_id(row.run, wait.step, opened[wait.step].opened) in there or wait.is_agreed)
-                == answered
-            ]
-        return found[:limit]
+        """Everything that waits for a person, the most urgent first: what is due soonest, then what has priority, then
+        what waits longest. With `answered`, what was answered and a run is yet to take."""
+
+        def chosen(wait: Wait) -> bool:
+            return to is None or to in wait.to or to in (wait.may or ())
+
+        return asked.everything(self.log, chosen, now_us=self.clock.now_us(), answered=answered, limit=limit)
 
     @Both
     def diff(self, run: str, *places: str, against: str | None = None) -> Diff:
@@ -414,40 +425,7 @@ class Client(Acting):
         return prune(self.log, chosen, to, holder=self.ids.new("prune"), now_us=now_us)
 
     def _waits(self, state: State) -> Iterator[Wait]:
-        for wait in state.fold.facts.waits.values():
-            data = state.data(wait.opened)
-            erased = isinstance(data.get("prompt"), Erased)
-            yield Wait(
-                id=f"{state.run}:{wait.step}",
-                run=state.run,
-                step=wait.step,
-                waits_for=wait.waits_for,
-                name=wait.name,
-                prompt="(what was asked is erased)" if erased else data.get("prompt"),
-                to=wait.to,
-                deadline_us=wait.deadline,
-                since_us=wait.at,
-                verbs=waits.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
-                options=() if erased else tuple(data.get("options") or ()),
-                schema=None if erased else data.get("schema"),
-                intention=None if erased else data.get("intention"),
-                need=wait.need,
-                votes=self._votes(state.run, wait),
-                may=None if erased or data.get("may") is None else tuple(data["may"]),
-                rule=wait.rule,
-                reason=None if erased else data.get("reason"),
-                digest=getattr(state.event(wait.opened), "digest", None),
-                round=wait.round,
-            )
-
-    def _votes(self, run: str, wait: fold.Wait) -> tuple[str, ...]:
-        """Who agreed, also those whose word the run has not taken yet."""
-        if wait.need <= 1:
-            return wait.votes
-        answer = waits.answer_id(run, wait.step, wait.opened)
-        there = self.store.inbox(run, name=waits.VOTE)
-        late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
-        return tuple(dict.fromkeys((*wait.votes, *late)))
+        return asked.waits_of(self.store, state)
 
     # people -----------------------------------------------------------------------------------
 
@@ -528,11 +506,11 @@ class Client(Acting):
             raise RunUnknown(run or wait)
         run = waits.latest(self.log, run)
         state = self.log.state(run)
-        asked = [each for each in self._waits(state) if each.verbs and (not step or each.step == step)]
-        if len(asked) == 1:
-            return asked[0]
-        if asked:
-            ids = ", ".join(each.id for each in asked)
+        found = [each for each in self._waits(state) if each.verbs and (not step or each.step == step)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(each.id for each in found)
             raise AnswerRefused(wait, f"several waits are open; name one of {ids}")
         self._refuse_closed(wait, run, step)
         raise AnswerRefused(wait, f"nothing to answer here; the run is {state.status}")
@@ -624,8 +602,10 @@ class Client(Acting):
         priority: int | None,
         tags: Sequence[str],
         fresh: bool,
+        by: str | None = None,
     ) -> tuple[str, Start | None]:
         """The run's id, and how to create it if it is not there."""
+        waits.refuse_own(id)
         value = self._checked(agent, input)
         if id is None and not fresh:
             id = self._unfinished(agent, value)  # noqa: A001
@@ -642,6 +622,7 @@ class Client(Acting):
             build=self.engine.build(agent),
             priority=agent.options.priority if priority is None else priority,
             tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
+            by=waits.who(by, run),
         )
         return run, Start(started, agent, value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -90,6 +90,45 @@ def checked(wait: Wait, changes: Any) -> dict[str, Any]:
             given = json.dumps(value, default=str)
             raise AnswerRefused(wait.id, f"{name}={given} does not fit; {_tool(wait)} takes {name} as {kind}")
     return found
+
+
+def misfit(schema: Any, value: Any) -> str | None:
+    """What of a JSON value is plainly not what a schema asks for, by its path; None where nothing is."""
+    root = _mapping(schema)
+    return next(_misfits(root, value, root, ""), None)
+
+
+def _misfits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any], at: str) -> Iterator[str]:
+    wanted = _named(wanted, root)
+    if not _fits(wanted, value, root):
+        kind = wanted.get("enum") or wanted.get("type") or "what is asked for"
+        yield f"{at or 'the value'} takes {kind}, not {shown(value, 40)}"
+    elif (bound := _beyond(wanted, value)) is not None:
+        yield f"{at or 'the value'} takes {bound}, not {shown(value, 40)}"
+    elif isinstance(value, dict):
+        given, known = cast("dict[str, Any]", value), _table(wanted, "properties")
+        missing = [name for name in wanted.get("required", ()) if name not in given]
+        yield from (f"{at}{'.' if at else ''}{name} is missing" for name in missing)
+        for name in known.keys() & given.keys():
+            yield from _misfits(_table(known, name), given[name], root, f"{at}{'.' if at else ''}{name}")
+    elif isinstance(value, list):
+        rows: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        for number, each in enumerate(rows):
+            yield from _misfits(_table(wanted, "items"), each, root, f"{at}[{number}]")
+
+
+def _beyond(wanted: Mapping[str, Any], value: Any) -> str | None:
+    """The bound that a number or a text is beyond."""
+    size: float
+    if isinstance(value, str):
+        low, high, size, unit = wanted.get("minLength"), wanted.get("maxLength"), len(value), " characters"
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        low, high, size, unit = wanted.get("minimum"), wanted.get("maximum"), value, ""
+    else:
+        return None
+    if isinstance(low, int | float) and size < low:
+        return f"at least {low}{unit}"
+    return f"at most {high}{unit}" if isinstance(high, int | float) and size > high else None
 
 
 def arguments(wait: Wait) -> list[str]:

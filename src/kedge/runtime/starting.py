@@ -110,24 +110,25 @@ class StartMethod:
     @overload
     def __call__(
         self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        tx: Any = None,
+        by: str | None = None, tx: Any = None,
     ) -> Handle[O]: ...  # fmt: skip
     @overload
     def __call__(
         self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), tx: Any = None,
+        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> Handle[O]: ...  # fmt: skip
     def __call__(
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
-        tags: Sequence[str] = (), tx: Any = None,
+        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> Handle[Any]:  # fmt: skip
         """Create a run, durably, for whoever advances it; the same id again gives the same run.
 
-        With `tx`, the caller's own connection to the store's database, it is there when they commit.
+        `by` is who starts it, for the record. With `tx`, the caller's own connection to the store's database, it is
+        there when they commit.
         """
         client = self._client
         agent = client.named(agent)
-        run, start = client.begin(agent, input, id, priority, tags, True)
+        run, start = client.begin(agent, input, id, priority, tags, True, by)
         if start is not None:
             log = client.log.begin(run)
             if tx is None:
@@ -135,7 +136,7 @@ class StartMethod:
                     log.append(*first_entries(*start))
                 except RunExists:
                     # Somebody was quicker, or it was us and the answer was lost: the same is the same run.
-                    run, _ = client.begin(agent, input, run, priority, tags, True)
+                    run, _ = client.begin(agent, input, run, priority, tags, True, by)
             else:
                 [made] = joining(client.store, tx).append([log.built(*first_entries(*start))])
                 if isinstance(made, LogError):
@@ -145,12 +146,12 @@ class StartMethod:
     @overload
     def soon(
         self, agent: Agent[None, O], *, id: str | None = None, priority: int | None = None, tags: Sequence[str] = (),
-        tx: Any = None,
+        by: str | None = None, tx: Any = None,
     ) -> Awaitable[Handle[O]]: ...  # fmt: skip
     @overload
     def soon(
         self, agent: Agent[I, O], input: I, *, id: str | None = None, priority: int | None = None,
-        tags: Sequence[str] = (), tx: Any = None,
+        tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> Awaitable[Handle[O]]: ...  # fmt: skip
     def soon(self, agent: AnyAgent, input: Any = None, **options: Any) -> Awaitable[Handle[Any]]:  # noqa: A002
         """The same, without blocking the loop."""

@@ -104,10 +104,11 @@ def forked(
     because: str | None,
 ) -> Handle[Any]:
     """Make a run that leaves another at a place; it is due at once."""
+    waits.refuse_own(id)
     log, row = client.log, client.store.index(run)
     if row is None:
         raise RunUnknown(run)
-    conditions = _checked(client, run, row.agent, conditions, by)
+    conditions = checked(client, run, row.agent, conditions, by)
     number, name = 1, id or f"{run}-fork"
     while True:
         try:
@@ -159,7 +160,7 @@ def _refuse_rejected(client: Client, run: str, agent: str, conditions: Condition
         raise TimeRefused(run, told)
 
 
-def _checked(client: Client, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
+def checked(client: Client, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
     """Conditions as the fork's code will see them; what does not fit is refused here, where somebody can mend it."""
     if conditions.effects not in ("recorded", "live", "none"):
         raise TimeRefused(run, f"effects={conditions.effects!r} is not one of recorded, live, none")

@@ -14,7 +14,7 @@ from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.codec import digest
 from kedge.model.values import unpack
-from kedge.store.base import ENDED, Delivery, Message, RunQuery
+from kedge.store.base import ENDED, Delivery, Message, RunQuery, is_own
 
 if TYPE_CHECKING:
     from kedge.runtime.execution import Branch, Execution
@@ -173,6 +173,12 @@ def may_answer(
     if found is None:
         return False  # whoever tells roles knows nobody of that name, which may be a role's own
     return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)
+
+
+def refuse_own(id: str | None) -> None:  # noqa: A002
+    """Refuse an id for a run that a log of Kedge's own has, or may come to have."""
+    if id is not None and is_own(id):
+        raise ValueRefused("id", f"{id!r} is named as Kedge's own logs are; choose another")
 
 
 def who(by: object, about: str) -> str | None:

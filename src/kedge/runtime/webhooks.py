@@ -266,7 +266,7 @@ def webhook_verify(
     _check_signature(secret, given, body)
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise WebhookRefused("its body is not a JSON object") from None
 
 

@@ -15,9 +15,10 @@ import msgspec
 
 from kedge.clock import Clock
 from kedge.errors import LogError
+from kedge.model.fold import OWN_TAGS
 from kedge.model.values import Blob
 
-STORE_FORMAT: Final = 3
+STORE_FORMAT: Final = 4
 """The newest layout this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
@@ -31,9 +32,30 @@ ENDED: Final = ("completed", "failed", "cancelled")
 OWN_AGENTS: Final = "kedge."
 """How agents are named under which Kedge keeps logs for itself."""
 
+OWN_RUNS: Final = "kedge:"
+"""How such logs are named that are nobody's business but an admin's."""
+
+
+def is_own(run: str) -> bool:
+    """Whether an id is that of a log that Kedge keeps for itself, or may come to be: nobody's run is called so."""
+    return run == "seal" or run.startswith((OWN_RUNS, "trigger:", "hook:"))
+
 
 FEED_RANG: Final = "kedge:feed"
 """What a bell says, instead of a run's id, when something was told to the feed."""
+
+
+HIDDEN_TAGS: Final = ("kedge:", *OWN_TAGS)
+"""How tags begin that runs are found by, and that nobody gave them."""
+
+
+ASKS: Final = "kedge:asks"
+"""The tag of a run that may wait for a person: for an answer, or to say what became of an effect."""
+
+
+def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Those of a run's tags that somebody gave it."""
+    return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -118,6 +140,28 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     since_us: int | None = None
     until_us: int | None = None
+    contains: str | None = None
+    """A part of the run's id; A and a are the same, as all letters of ASCII are."""
+    holders: tuple[str, ...] = ()
+    """Whom the run's head names as its holder: one of these."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who names itself on the heads of runs. `until_us` is the soonest end of its leases, by the store's own clock
+    (None: they have no end); `lives` says whether it may still be at work on any of them."""
+
+    holder: str
+    runs: int
+    until_us: int | None
+    lives: bool
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a run stands: its head, its status (None: it has no index), and why it is set apart, if it is."""
+
+    head: Head
+    status: str | None
+    quarantined: str | None
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -571,6 +615,10 @@ class Store(Protocol):
         """Messages not yet taken, oldest first."""
         ...
 
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        """A message by its id, taken or not."""
+        ...
+
     def messages(self, run: str) -> list[Message]:
         """Every message a run ever got, taken or not."""
         ...
@@ -598,6 +646,22 @@ class Store(Protocol):
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
         """Runs that match, newest first, below a cursor."""
+        ...
+
+    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+        """How some runs stand, all at one time; those that are not there are left out."""
+        ...
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        """How many runs there are of each status, of those that match in all else."""
+        ...
+
+    def agents(self) -> list[str]:
+        """The agents that have runs, by name, without those under which Kedge keeps logs for itself."""
+        ...
+
+    def holders(self) -> list[Holder]:
+        """Who names itself as the holder of runs, by name."""
         ...
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:

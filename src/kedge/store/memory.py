@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
@@ -28,6 +28,7 @@ from kedge.store.base import (
     Delivered,
     Delivery,
     Head,
+    Holder,
     Marking,
     Message,
     Opening,
@@ -40,6 +41,7 @@ from kedge.store.base import (
     RunQuery,
     RunRow,
     Snapshot,
+    Standing,
     Told,
     Transaction,
     lease_clock_us,
@@ -248,6 +250,23 @@ class MemoryStore(Runs):
                 run.head is not None and run.head.holder == holder for run in self._runs.values()
             )
 
+    def holders(self) -> list[Holder]:
+        held: defaultdict[str, list[Head]] = defaultdict(list)
+        with self._open():
+            for _, head in self._present():
+                if head.holder is not None:
+                    held[head.holder].append(head)
+            now_us = self.now_us()
+        return [
+            Holder(
+                holder=holder,
+                runs=len(heads),
+                until_us=min((head.lease_until_us for head in heads if head.lease_until_us is not None), default=None),
+                lives=any(lease_end_us(head) > now_us for head in heads) and self.lives(holder),
+            )
+            for holder, heads in sorted(held.items())
+        ]
+
     # the inbox --------------------------------------------------------------------------------
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
         with self._open():
@@ -256,6 +275,9 @@ class MemoryStore(Runs):
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         waiting = [one for one in self.messages(run) if one.taken is None and one.number > after]
         return [one for one in waiting if name is None or one.name == name][:limit]
+
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        return next((one for one in self.messages(run) if one.id == id), None)
 
     def messages(self, run: str) -> list[Message]:
         with self._open():
@@ -290,16 +312,41 @@ class MemoryStore(Runs):
             return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        with self._open():
-            lines = [run.index for run, _ in reversed(self._present()) if run.index is not None]
+        lines = self._matching(query)
         lines = [line for line in lines if before is None or line.number < before]
-        lines = [line for line in lines if not query.status or line.status in query.status]
+        return [line for line in lines if not query.status or line.status in query.status][:limit]
+
+    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+        with self._open():
+            kept = [self._runs[run] for run in runs]
+            return {
+                run.head.run: Standing(run.head, None if run.index is None else run.index.status, run.quarantined)
+                for run in kept
+                if run.head is not None
+            }
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        return dict(Counter(line.status for line in self._matching(query)))
+
+    def agents(self) -> list[str]:
+        return sorted({line.agent for line in self._matching(RunQuery())})
+
+    def _matching(self, query: RunQuery) -> list[RunRow]:
+        """Runs that match in all but their status, newest first."""
+        with self._open():
+            wanted = [
+                run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
+            ]
+            lines = [run.index for run in wanted if run.index is not None]
         if query.agent is None and query.tag is None:
             lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
         lines = [line for line in lines if query.agent is None or line.agent == query.agent]
         lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
         lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
-        return [line for line in lines if query.tag is None or query.tag in line.tags][:limit]
+        if query.contains is not None:
+            part = query.contains.encode().lower()  # of bytes only ASCII has cases
+            lines = [line for line in lines if part in line.run.encode().lower()]
+        return [line for line in lines if query.tag is None or query.tag in line.tags]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._open():

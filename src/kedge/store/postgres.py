@@ -21,6 +21,7 @@ from kedge.ids import Ids, RandomIds
 from kedge.model.values import Blob
 from kedge.store import postgres_marks as marks
 from kedge.store.base import (
+    OWN_AGENTS,
     READ_LIMIT,
     Append,
     Behind,
@@ -31,6 +32,7 @@ from kedge.store.base import (
     Delivery,
     Durability,
     Head,
+    Holder,
     Marking,
     Message,
     Opening,
@@ -43,6 +45,7 @@ from kedge.store.base import (
     RunQuery,
     RunRow,
     Snapshot,
+    Standing,
     Told,
     Transaction,
 )
@@ -58,6 +61,7 @@ from kedge.store.postgres_bell import Bell
 from kedge.store.postgres_inspect import conditions, damaged_marks, damaged_pieces, problems
 from kedge.store.postgres_rows import (
     claimed_of,
+    counts_wanted,
     head_of,
     message_of,
     run_row_of,
@@ -334,6 +338,10 @@ class PostgresStore:
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
         return [message_of(run, row) for row in self._rows(self._q.inbox, run, after, name, limit)]
 
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        found = self._rows(self._q.message, run, id)
+        return message_of(run, found[0]) if found else None
+
     def messages(self, run: str) -> list[Message]:
         return [message_of(run, row) for row in self._rows(self._q.messages, run)]
 
@@ -371,6 +379,20 @@ class PostgresStore:
         name, sql, values = runs_wanted(query)
         statement = self._q.of(name, lambda: sql)
         return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
+
+    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+        return {row[1]: Standing(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.standings, list(runs))}
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        name, sql, values = counts_wanted(query)
+        return dict(self._rows(self._q.of(name, lambda: sql), *values))
+
+    def agents(self) -> list[str]:
+        return [agent for (agent,) in self._rows(self._q.agents) if not agent.startswith(OWN_AGENTS)]
+
+    def holders(self) -> list[Holder]:
+        rows = self._rows(self._q.holders, self._clock_us())
+        return [Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows]
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         wanted = None if agents is None else list(agents)

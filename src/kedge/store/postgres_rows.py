@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from kedge.store.base import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
 from kedge.store.postgres_wire import Q
 
@@ -45,17 +47,30 @@ def claimed_of(found: tuple[Any, ...]) -> Claimed:
 
 def runs_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
     """A listing as SQL under a name that tells it from others, and the values after its cursor and its limit."""
-    name, conditions, values = "runs", "", list[Any]()
+    name, conditions, values = _wanted(query, taken=2)
+    return f"runs{name}", Q.runs.format(conditions=conditions), values
+
+
+def counts_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
+    """The same for how many there are, of any status."""
+    name, conditions, values = _wanted(replace(query, status=()), taken=0)
+    return f"counts{name}", Q.counts.format(conditions=conditions), values
+
+
+def _wanted(query: RunQuery, *, taken: int) -> tuple[str, str, list[Any]]:
+    name, conditions, values = "", "", list[Any]()
     for part, value, condition in (
         ("status", list(query.status) or None, "status = ANY ({value})"),
         ("agent", query.agent, "agent = {value}"),
         ("tag", query.tag, Q.tagged),
         ("since", query.since_us, "changed_at_us >= {value}"),
         ("until", query.until_us, "changed_at_us < {value}"),
+        ("holders", list(query.holders) or None, "holder = ANY ({value})"),
+        ("contains", query.contains, Q.containing),
         ("other", None if query.agent or query.tag else OWN_AGENTS, "NOT starts_with(agent, {value})"),
     ):
         if value is not None:
             values.append(value)
             name += f"_{part}"
-            conditions += f" AND {condition.format(value=f'${len(values) + 2}')}"
-    return name, Q.runs.format(conditions=conditions), values
+            conditions += f" AND {condition.format(value=f'${len(values) + taken}')}"
+    return name, conditions, values

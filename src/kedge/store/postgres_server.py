@@ -32,11 +32,13 @@ from kedge.store.base import Durability
 from kedge.store.postgres_wire import Failed, Q, Session, Statement
 from kedge.store.sql import migration, schema
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The newest layout of a PostgreSQL store that this build reads and writes; opening an older one migrates it."""
 
-READABLE_FROM: Final = 1
-"""The oldest build, by its format, that can work with what this one makes: formats in between only added things."""
+READABLE_FROM: Final = 2
+"""The oldest build, by its format, that can work with what this one makes: formats in between only added things.
+
+One before the second would write runs that wait for a person without the tag that they are found by."""
 
 SERVER_NEEDED: Final = 140000
 SCHEMA_BYTES_MAX: Final = 48

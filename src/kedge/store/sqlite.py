@@ -17,6 +17,7 @@ from kedge.clock import Clock, SystemClock
 from kedge.errors import LogError, RunBusy, StoreBroken, StoreError
 from kedge.ids import Ids, RandomIds
 from kedge.model.values import Blob
+from kedge.store import sqlite_listing as listing
 from kedge.store import sqlite_marks as marks
 from kedge.store.base import (
     ENDED,
@@ -30,6 +31,7 @@ from kedge.store.base import (
     Delivery,
     Durability,
     Head,
+    Holder,
     Marking,
     Message,
     Opening,
@@ -42,6 +44,7 @@ from kedge.store.base import (
     RunQuery,
     RunRow,
     Snapshot,
+    Standing,
     Told,
     lease_clock_us,
     row_check,
@@ -67,8 +70,6 @@ from kedge.store.sqlite_rows import (
     number_known,
     number_of,
     run_row,
-    run_row_of,
-    runs_wanted,
     snapshot_of,
 )
 from kedge.store.sqlite_transaction import SqliteTransaction, joining, transaction
@@ -361,6 +362,12 @@ class SqliteStore:
                 else [message_of(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
             )
 
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            found = None if number is None else db.execute(Q.message_by_id, (number, id)).fetchone()
+        return None if found is None else message_of(run, found)
+
     def messages(self, run: str) -> list[Message]:
         with self._file.reading() as db:
             number = number_of(db, run)
@@ -403,9 +410,24 @@ class SqliteStore:
         return True
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        sql, values = runs_wanted(query)
         with self._file.reading() as db:
-            return [run_row_of(row) for row in db.execute(sql, (SEQ_MAX if before is None else before, *values, limit))]
+            return listing.listed(db, query, before, limit)
+
+    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+        with self._file.reading() as db:
+            return listing.standings(db, runs)
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        with self._file.reading() as db:
+            return listing.counted(db, query)
+
+    def agents(self) -> list[str]:
+        with self._file.reading() as db:
+            return listing.agents(db)
+
+    def holders(self) -> list[Holder]:
+        with self._file.reading() as db:
+            return listing.holders(db, self.now_us(), self._holders.lives)
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
         with self._file.reading() as db:

@@ -10,7 +10,7 @@ import msgspec
 
 from kedge.errors import RunUnknown
 from kedge.model.values import Blob
-from kedge.store.base import OWN_AGENTS, Append, Head, Message, Row, RunQuery, RunRow, Snapshot, row_check
+from kedge.store.base import Append, Head, Message, Row, RunRow, Snapshot, row_check
 from kedge.store.sql import queries
 
 Q: Final = queries("sqlite")
@@ -144,25 +144,6 @@ def run_row_of(row: tuple[Any, ...]) -> RunRow:
         number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
         started_at_us=started, changed_at_us=changed, tags=tags_of(tags), delivered=delivered,
     )  # fmt: skip
-
-
-def runs_wanted(query: RunQuery) -> tuple[str, list[str | int]]:
-    """A listing as SQL, and the values it compares with, between its cursor and its limit."""
-    conditions, values = "", list[str | int](query.status)
-    if query.agent is None and query.tag is None:
-        conditions += f" AND agent NOT GLOB '{OWN_AGENTS}*'"
-    if query.status:
-        conditions += f" AND status IN ({', '.join('?' * len(query.status))})"
-    for value, condition in (
-        (query.agent, "agent = ?"),
-        (query.tag, f"number IN ({Q.tagged})"),
-        (query.since_us, "changed_at_us >= ?"),
-        (query.until_us, "changed_at_us < ?"),
-    ):
-        if value is not None:
-            conditions += f" AND {condition}"
-            values.append(value)
-    return Q.runs.format(conditions=conditions), values
 
 
 def tags_of(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,4 +221,5 @@ def commands(folder: Path) -> list[tuple[str, str]]:
         (f"kedge show {RUN} --why {KILLED_AT}", "why step 6, and how it came out"),
         (f"kedge diff {RUN} {KILLED_AT}:before {KILLED_AT}:after", "what it knew before and after"),
         ("kedge check meeting.py:arrange", "kill it everywhere else, too"),
+        *([("kedge serve", "all of it on a page")] if find_spec("starlette") else []),
     ]

@@ -16,6 +16,7 @@ from kedge.testing.contract.appending import Appending
 from kedge.testing.contract.asking import Again
 from kedge.testing.contract.births import Births
 from kedge.testing.contract.claiming import Claiming
+from kedge.testing.contract.counting import Counting
 from kedge.testing.contract.feeding import Feeding
 from kedge.testing.contract.finding import Finding
 from kedge.testing.contract.inbox import Inbox
@@ -36,6 +37,7 @@ class StoreContract(
     Rights,
     Inbox,
     Finding,
+    Counting,
     Claiming,
     Feeding,
     Watching,

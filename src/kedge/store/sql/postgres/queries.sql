@@ -194,6 +194,10 @@ ORDER BY message LIMIT $4
 SELECT message, id, name, body, sender, at_us, taken FROM kedge.heads JOIN kedge.inbox USING (number)
 WHERE run = $1 AND NOT removed ORDER BY message
 
+-- name: message
+SELECT message, id, name, body, sender, at_us, taken FROM kedge.heads JOIN kedge.inbox USING (number)
+WHERE run = $1 AND id = $2 AND NOT removed
+
 -- name: last_message
 SELECT coalesce(max(message), 0) FROM kedge.inbox WHERE number = $1
 
@@ -233,6 +237,32 @@ FROM kedge.heads WHERE number < $1 AND agent IS NOT NULL {conditions} ORDER BY n
 
 -- name: tagged
 number IN (SELECT number FROM kedge.tags WHERE tag = {value})
+
+-- name: standings
+SELECT number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, quarantined
+FROM kedge.heads WHERE run = ANY ($1::text[]) AND NOT removed
+
+-- name: counts
+SELECT status, count(*) FROM kedge.heads WHERE agent IS NOT NULL {conditions} GROUP BY status
+
+-- Only letters of ASCII have cases here, whatever the database's language is.
+-- name: containing
+strpos(lower(run), lower({value}::text COLLATE "C")) > 0
+
+-- Each agent is found behind the one before, one step in the index each.
+-- name: agents
+WITH RECURSIVE names (agent) AS (
+    SELECT min(agent) FROM kedge.heads WHERE agent IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(heads.agent) FROM kedge.heads WHERE heads.agent > names.agent)
+    FROM names WHERE names.agent IS NOT NULL
+)
+SELECT agent FROM names WHERE agent IS NOT NULL
+
+-- name: holders
+SELECT holder, count(*), min(lease_until_us),
+    bool_or(lease_until_us IS NULL OR lease_until_us > kedge.time_us($1))
+FROM kedge.heads WHERE holder IS NOT NULL AND NOT removed GROUP BY holder ORDER BY holder
 
 -- name: due
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,

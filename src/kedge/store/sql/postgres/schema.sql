@@ -1,4 +1,4 @@
--- Format 1. `kedge.` stands for the schema that a store is opened in, `:bell` for the channel that it rings on, and
+-- Format 2. `kedge.` stands for the schema that a store is opened in, `:bell` for the channel that it rings on, and
 -- `:numbers` for the sequence of that name.
 --
 -- Truth: meta, heads (up to `removed`), events, pieces, inbox, claims. Derived and rebuilt when wrong: the rest of
@@ -51,6 +51,9 @@ CREATE INDEX heads_held ON kedge.heads (holder) WHERE holder IS NOT NULL;
 CREATE INDEX heads_by_parent ON kedge.heads (parent) WHERE parent IS NOT NULL;
 CREATE INDEX heads_by_status ON kedge.heads (status, number) WHERE status IS NOT NULL;
 CREATE INDEX heads_by_agent ON kedge.heads (agent, number) WHERE agent IS NOT NULL;
+
+-- How many runs an agent has of each status is counted here alone.
+CREATE INDEX heads_by_standing ON kedge.heads (agent, status, number, changed_at_us) WHERE agent IS NOT NULL;
 
 CREATE TABLE kedge.events (
     number bigint NOT NULL,

@@ -162,7 +162,33 @@ SELECT tag FROM tags WHERE number = ?
 -- The conditions that a listing does not use fall away, and what is left picks the index.
 -- name: runs
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
-FROM runs JOIN heads USING (number) WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
+FROM {source} WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
+
+-- name: from_runs
+runs JOIN heads USING (number)
+
+-- A tag leads to its runs in the order of their numbers, however many have it.
+-- name: from_tags
+tags AS tagged CROSS JOIN runs USING (number) CROSS JOIN heads USING (number)
+
+-- Ids are looked through in the order of their numbers, and only runs whose ids fit are looked at.
+-- name: from_heads
+heads NOT INDEXED CROSS JOIN runs USING (number)
+
+-- name: from_held
+heads INDEXED BY heads_by_holder CROSS JOIN runs USING (number)
+
+-- name: counts
+SELECT status, count(*) FROM {source} WHERE true {conditions} GROUP BY +status
+
+-- name: next_agent
+SELECT min(agent) FROM runs WHERE agent > ?
+
+-- name: next_status
+SELECT min(status) FROM runs WHERE agent = ? AND status > ?
+
+-- name: count_standing
+SELECT count(*) FROM runs INDEXED BY runs_by_standing WHERE agent = ? AND status = ? {conditions}
 
 -- Every agent and priority that runs which are to wake have, and when the first of them is to: one step in the index each.
 -- name: lines
@@ -192,6 +218,10 @@ AND holder IS NULL AND number NOT IN (SELECT number FROM quarantine) ORDER BY wa
 
 -- name: holders
 SELECT DISTINCT holder FROM heads WHERE holder IS NOT NULL
+
+-- name: holdings
+SELECT holder, count(*), min(lease_until_us), max(lease_until_us IS NULL OR lease_until_us > ?) FROM heads
+WHERE holder IS NOT NULL GROUP BY holder
 
 -- Without a time, all that a holder has. A paused one waits for its time to wake.
 -- name: left
@@ -229,6 +259,10 @@ FROM heads LEFT JOIN quarantine ON quarantine.number = heads.number
 LEFT JOIN snapshots ON snapshots.number = heads.number AND snapshots.fold = ?1 AND snapshots.seq = (
     SELECT max(seq) FROM snapshots AS newer WHERE newer.number = heads.number AND newer.fold = ?1 AND newer.seq <= heads.seq
 ) WHERE run = ?2
+
+-- name: standing
+SELECT heads.number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed, status, reason
+FROM heads LEFT JOIN runs USING (number) LEFT JOIN quarantine USING (number) WHERE run = ? AND NOT removed
 
 -- name: quarantined
 SELECT reason FROM quarantine WHERE number = ?
@@ -287,9 +321,6 @@ SELECT count(*), coalesce(max(number), 0) FROM heads
 
 -- name: count_tables
 SELECT count(*) FROM sqlite_master
-
--- name: tagged
-SELECT number FROM tags WHERE tag = ?
 
 -- name: drop_head
 DELETE FROM heads WHERE number = ?

@@ -1,4 +1,4 @@
--- Format 3. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
+-- Format 4. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
 -- snapshots, runs, tags, quarantine, marks, marked. A queue: feed. A checksum column stands wherever the hash chain does not reach.
 
 CREATE TABLE meta (
@@ -108,6 +108,9 @@ CREATE TABLE runs (
 CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
 CREATE INDEX runs_by_status ON runs (status, number);
 CREATE INDEX runs_by_agent ON runs (agent, number);
+
+-- How many runs an agent has of each status is counted here alone.
+CREATE INDEX runs_by_standing ON runs (agent, status, number, changed_at_us);
 
 CREATE TABLE tags (
     tag TEXT NOT NULL,

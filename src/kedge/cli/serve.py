@@ -1,0 +1,100 @@
+"""`kedge serve`: the dashboard and the HTTP API over a store, from this process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import webbrowser
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+import click
+
+from kedge.cli import apps
+from kedge.cli.exits import Exit, Told
+from kedge.cli.shell import Shell, command
+from kedge.cli.worker import telling
+from kedge.errors import AccessRefused
+from kedge.runtime.registry import AGENTS
+
+EXTRA: Final = ("jinja2", "starlette", "uvicorn")
+"""What the web needs that Kedge by itself does not."""
+
+
+@command("serve", app=True)
+@click.argument("target", metavar="[APP]", required=False)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+              help="The address to serve on. One that others can reach takes tokens.")  # fmt: skip
+@click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8300, show_default=True,
+              help="The port; 0 takes a free one.")  # fmt: skip
+@click.option("--worker/--no-worker", default=False, help="Also serve the runs that are due.  [default: no]")
+@click.option("--redact", metavar="FIELD", multiple=True,
+              help="Show the values of this field to nobody, nor where else they stand. May be repeated.")  # fmt: skip
+@click.option("--webhook", "webhooks", metavar="NAME=ENV", multiple=True,
+              help="Take webhooks as events of this name; the variable has their secret. May be repeated.")  # fmt: skip
+@click.option("--host-name", "host_names", metavar="NAME", multiple=True,
+              help="A further name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+def serve_command(
+    shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
+    webhooks: tuple[str, ...], host_names: tuple[str, ...], opens: bool,
+) -> Exit:  # fmt: skip
+    """Serve the dashboard and the HTTP API, until it is told to stop.
+
+    APP is the file or module that declares the agents, so that they can be started; without it, the app of
+    [tool.kedge]. On this machine's own address nobody is asked who they are until the store has a token; any other
+    address is refused without one.
+
+    \b
+      kedge serve app.py --worker
+      kedge serve --open
+      kedge serve --host 0.0.0.0 --redact card_number
+    """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise Told(f"the dashboard needs its extra ({', '.join(missing)} missing); pip install 'kedge[web]'")
+    if target is not None:
+        apps.load_module(target)
+    else:
+        shell.load_app()
+    if worker and not AGENTS.names():
+        raise Told("no agents are declared here for a worker; name the app: `kedge serve app.py --worker`")
+    client = shell.creating() if target or shell.app else shell.client
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "worker": worker,
+        "redact": redact or tuple(shell.settings.get("redact", ())),
+        "webhooks": dict(map(_secret, webhooks)),
+        "host_names": host_names,
+    }
+    # The web is another surface: this one knows it by name only.
+    server = importlib.import_module("kedge.web.server")
+    options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
+    try:
+        with telling(shell):
+            asyncio.run(server.serve(client, **options))
+    except AccessRefused as error:
+        raise Told(str(error)) from None
+    return Exit.DONE
+
+
+def _secret(text: str) -> tuple[str, str]:
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise Told(f"{text!r}: no name and variable; write it as --webhook order.created=ORDERS_SECRET")
+    if not os.environ.get(variable):
+        raise Told(f"{variable}: not in the environment; set it to the secret of the webhook {name}")
+    return name, f"env:{variable}"
+
+
+def _ready(shell: Shell, url: str, *, opens: bool, alone: bool) -> None:
+    if shell.json:
+        shell.emit_line({"what": "serving", "url": url, "store": shell.client.store.place})
+    else:
+        shell.out.print(f"serving {shell.client.store.place} at {url}", soft_wrap=True, markup=False)
+    if not alone:
+        shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
+    if opens:
+        webbrowser.open(url)

@@ -1,0 +1,324 @@
+"""What a person does at the bridge: starts, watches, answers, travels, forks, compares, acts. Nothing is reloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import kedge
+from browser import office
+from browser.browsing import Watch, bridge, serving
+from kedge.cli import demo
+from kedge.runtime.client import Client
+from kedge.runtime.registry import AGENTS
+from kedge.runtime.tokens import issue, revoke
+from kedge.runtime.triggers import TRIGGERS
+from kedge.web.access import TokenAccess
+from kedge.web.app import asgi
+
+STAYS = "window.kedge_stays = true"
+STAYED = "window.kedge_stays === true"
+
+
+@contextlib.contextmanager
+def worker(folder: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own, as somebody would start it; gone when this ends."""
+    environment = os.environ | {"CALENDAR_API": address}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kedge", "worker", "meeting.py", "--store", "kedge.db"],
+        cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def declared(file: Path) -> Any:
+    """The demo's own module, so that the page where runs are started knows its agent."""
+    spec = importlib.util.spec_from_file_location("meeting", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["meeting"] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    AGENTS.add(module.arrange)
+    return module
+
+
+def test_the_demo_is_started_seen_to_die_at_step_6_and_to_go_on_without_a_reload(tmp_path: Path, watch: Watch) -> None:
+    folder = tmp_path / "demo"
+    demo.prepare(folder)
+    with (
+        demo.serving(folder) as (_, address),
+        kedge.open(str(folder / "kedge.db")) as kd,
+        bridge(kd) as server,
+        watch(server) as window,
+    ):
+        declared(folder / "meeting.py")
+        page = window.goto("/start?agent=arrange")
+        page.get_by_role("textbox", name=re.compile("Input", re.I)).first.fill("the launch")
+        page.get_by_text("Id, priority, tags").click()
+        page.get_by_role("textbox", name=re.compile(r"^Id")).fill("launch_meeting")
+        page.get_by_role("button", name="Start", exact=True).click()
+        page.wait_for_url("**/runs/launch_meeting")
+        page.evaluate(STAYS)
+        status = page.locator("main .chip").first
+        expect(status).to_have_text("queued")
+        with worker(folder, address) as first:
+            expect(status).to_have_text("running")
+            _until(lambda: bool(demo.calendar(address)["invites"]))
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+        # Nobody is told of a death; who looks, sees it.
+        with watch(server) as another:
+            row = another.goto("/workers").get_by_role("row", name=re.compile("launch_meeting.*orphaned")).first
+            expect(row).to_be_visible()
+        with worker(folder, address):
+            expect(status).to_have_text("completed", timeout=20_000)
+        assert page.evaluate(STAYED)
+        assert sorted(each["to"] for each in demo.calendar(address)["invites"]) == ["ann", "bob", "cyd"]
+
+
+def _until(holds: Any, seconds: float = 20.0) -> None:
+    late = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < late, "it never came to that"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[Client]:
+    """The office after a morning. What a test declares is gone with it."""
+    declared = TRIGGERS.copy()
+    with office.opened(str(tmp_path / "kedge.db")) as made:
+        office.fill(made)
+        yield made
+    TRIGGERS.restore(declared)
+
+
+def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_with_it(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox")
+        page.evaluate(STAYS)
+        asked = page.get_by_role("article", name="claim-18:5")
+        asked.get_by_text("Edit the arguments").click()
+        amount = asked.get_by_role("textbox", name="amount")
+        amount.fill("900")
+        expect(asked.locator("[data-changes]")).to_contain_text("2400 → 900")
+        asked.get_by_role("button", name="Send the edit").click()
+        expect(page.get_by_role("article", name="claim-18:5")).to_have_count(0)
+        kd.advance("claim-18")
+        page.goto(f"{server}/runs/claim-18")
+        expect(page.locator("main .chip").first).to_have_text("completed")
+    [paid] = kd.find.calls("pay", run="claim-18")
+    assert (paid.arguments["amount"], paid.status) == (900, "done")
+    [answer] = kd.find.answers(run="claim-18")
+    assert (answer.verb, answer.by) == ("edit", "ann")
+
+
+def test_an_edit_that_does_not_fit_is_refused_at_its_field_and_nothing_is_sent(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox/claim-18%3A5")
+        asked = page.get_by_role("article", name="claim-18:5")
+        asked.get_by_text("Edit the arguments").click()
+        amount = asked.get_by_role("textbox", name="amount")
+        amount.fill("much")
+        asked.get_by_role("button", name="Send the edit").click()
+        expect(asked.get_by_role("alert").filter(has_text="whole number")).to_be_visible()
+        expect(amount).to_be_focused()
+        expect(amount).to_have_attribute("aria-invalid", "true")
+    assert [wait.id for wait in kd.inbox()].count("claim-18:5") == 1
+
+
+def test_time_is_travelled_by_keyboard_and_each_boundary_shows_what_was_known_there(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-17?tab=state")
+        moment = page.locator("[data-time-moment]")
+        assert "1:after" in _travel(page, "3:before")
+        expect(moment).to_contain_text("invoice-17.pdf")
+        expect(moment).not_to_contain_text("T-17-640")
+        page.keyboard.press("End")
+        expect(page.locator("[data-time-place]")).to_have_text("now")
+        expect(moment).to_contain_text("T-17-640")
+
+
+def _travel(page: Page, to: str) -> list[str]:
+    """Go from the start to a place, boundary by boundary, with the arrow key; gives back where it went."""
+    slider = page.get_by_role("slider")
+    expect(slider).to_be_enabled()
+    slider.focus()
+    page.keyboard.press("Home")
+    place = page.locator("[data-time-place]")
+    expect(place).to_have_text("start")
+    seen = ["start"]
+    while seen[-1] != to:
+        assert seen[-1] != "now", f"{to} is not among {seen}"
+        page.keyboard.press("ArrowRight")
+        expect(place).not_to_have_text(seen[-1])
+        seen.append(place.inner_text())
+    return seen
+
+
+def test_a_fork_from_a_place_in_time_with_another_output_is_compared_with_its_parent(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/claim-17?tab=state")
+        _travel(page, "2:after")
+        page.get_by_role("button", name="Fork from here").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        dialog.get_by_text("Another output of a step").click()
+        dialog.get_by_label("Step", exact=True).fill("2")
+        dialog.get_by_label(re.compile("^Its output")).fill('{"covers": [], "limit": 0}')
+        dialog.get_by_text("Model, id").click()
+        dialog.get_by_label(re.compile("^Id of the fork")).fill("what-if")
+        expect(dialog.locator("[data-will]")).to_contain_text(re.compile("fork", re.I))
+        dialog.get_by_role("button", name="Fork", exact=True).click()
+        page.wait_for_url("**/runs/what-if")
+        assert kd.log.head("what-if").parent == "claim-17"
+        page = window.goto("/compare?a=claim-17&b=what-if")
+        expect(page.locator("main")).to_contain_text("what-if")
+        expect(page.get_by_text("another output").first).to_be_visible()
+
+
+def test_a_run_is_paused_resumed_and_cancelled_each_told_before_it_is_done(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs/sub-acme")
+        page.evaluate(STAYS)
+        status = page.locator("main .chip").first
+        for button, does, becomes in (
+            ("Pause…", "Pause", "paused"),
+            ("Resume…", "Resume", "waiting"),
+            ("Cancel…", "Cancel the run", "cancelled"),
+        ):
+            _open(page, button)
+            dialog = page.get_by_role("dialog")
+            button_does = dialog.get_by_role("button", name=does, exact=True)
+            expect(button_does).to_be_enabled()
+            expect(dialog.locator("[data-will]")).to_contain_text("sub-acme")
+            dialog.get_by_label(re.compile("^Why")).fill("to see it")
+            button_does.click()
+            dialog.get_by_role("button", name="Close").click()
+            if becomes == "cancelled":
+                kd.advance("sub-acme")
+            expect(status).to_have_text(becomes)
+        assert page.evaluate(STAYED)
+    told = [each.event for each in kd.events("sub-acme")]
+    assert [event.by for event in told if type(event).__name__ in ("RunPaused", "RunResumed", "CancelRequested")] == [
+        "ann"
+    ] * 3
+
+
+def _open(page: Page, label: str) -> None:
+    """Press a button of what can be done, where it is."""
+    button = page.get_by_role("button", name=label)
+    if not button.is_visible():
+        page.locator("#act-more > summary").click()
+    button.click()
+
+
+def test_a_trigger_is_fired_with_an_input_paused_and_resumed_from_its_page(kd: Client, watch: Watch) -> None:
+    office.triggers()
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/triggers")
+        page.evaluate(STAYS)
+        page.locator("#fire-noon > summary").click()
+        page.get_by_role("form", name="Fire noon").get_by_label(re.compile("^Input")).fill('"2026-11-16"')
+        page.get_by_role("form", name="Fire noon").get_by_role("button", name="Fire").click()
+        expect(page.locator("#trigger-noon")).to_contain_text("noon#hand")
+        page.reload()
+        for act, becomes in (("pause", "paused"), ("resume", "")):
+            page.locator(f"#{act}-noon > summary").click()
+            page.locator(f"#{act}-noon button").click()
+            expect(page.locator("#trigger-noon .chip.paused")).to_have_count(1 if becomes else 0)
+    [run] = kd.list(agent="report")
+    assert kd.log.data(run.run, 1)["input"] == "2026-11-16"
+
+
+def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_things(kd: Client, watch: Watch) -> None:
+    token, text = issue(kd, "vera", "viewer")
+    with serving(asgi(kd, access=TokenAccess(kd))) as server, watch(server) as window:
+        page = window.goto("/runs/claim-18")
+        page.wait_for_url("**/login?next=*")
+        page.get_by_label("Your token").fill("kedge_nobody_nothing")
+        window.expected.add(401)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("no token of this store")
+        page.get_by_label("Your token").fill(text)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/runs/claim-18")
+        expect(page.locator("header .who")).to_contain_text("vera")
+        expect(page.get_by_role("button", name="Pause…")).to_have_count(0)
+        window.expected.add(403)
+        refused = page.evaluate(_FORGED)
+        assert refused == 403
+        revoke(kd, token.id)
+        page.goto(f"{server}/runs")
+        page.wait_for_url("**/login?next=*")
+    assert kd.info("claim-18").status == "waiting"
+
+
+_FORGED = """async () => (await fetch("/api/v1/runs/claim-18/pause", {
+  method: "POST", body: "{}",
+  headers: {
+    "Content-Type": "application/json",
+    "X-Kedge-CSRF": document.querySelector("meta[name=kedge-csrf]").content,
+  },
+})).status"""
+
+
+def test_runs_are_searched_and_filtered(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs")
+        page.get_by_role("searchbox").fill("CLAIM")
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url("**q=CLAIM*")
+        rows = page.locator("tr[data-row]")
+        expect(rows).to_have_count(4)
+        page.get_by_role("link", name=re.compile("^Waiting")).click()
+        expect(rows).to_have_count(1)
+        expect(rows).to_contain_text("claim-18")
+        page.get_by_role("link", name=re.compile("^Clear")).click()
+        page.get_by_label("Agent").select_option("onboard")
+        page.wait_for_url("**agent=onboard*")
+        expect(rows).to_have_count(2)
+
+
+def test_everything_is_reached_by_keyboard_alone(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/runs")
+        page.keyboard.press("/")
+        expect(page.get_by_role("searchbox")).to_be_focused()
+        page.keyboard.type("claim-1")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=claim-1*")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/runs/claim-18*")
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.keyboard.press("g")
+        page.keyboard.press("i")
+        page.wait_for_url("**/inbox")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("r")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article", name="claim-18:5")).to_have_count(0)
+    assert kd.inbox(answered=True)[0].id == "claim-18:5"

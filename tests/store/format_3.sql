@@ -1,0 +1,168 @@
+-- Format 3. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
+-- snapshots, runs, tags, quarantine, marks, marked. A queue: feed. A checksum column stands wherever the hash chain does not reach.
+
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row a run: how long its log is, and who may lengthen it. A removed run keeps its row as a tombstone.
+CREATE TABLE heads (
+    number INTEGER PRIMARY KEY,
+    run TEXT NOT NULL UNIQUE,
+    seq INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    epoch INTEGER NOT NULL,
+    base INTEGER NOT NULL,
+    parent TEXT,
+    holder TEXT,
+    lease_until_us INTEGER,
+    removed INTEGER NOT NULL DEFAULT 0,
+    checksum INTEGER NOT NULL
+) STRICT;
+
+-- What each holder has, and until when.
+CREATE INDEX heads_by_holder ON heads (holder, lease_until_us) WHERE holder IS NOT NULL;
+
+-- The id is the run's number and the seq in one integer, so that a run's events lie together in the
+-- order they are read, and no second index is needed.
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    body BLOB NOT NULL,
+    hash BLOB NOT NULL,
+    data BLOB, -- last, so that reading the rest of a row stops before it
+    number INTEGER GENERATED ALWAYS AS (id >> 32) VIRTUAL,
+    seq INTEGER GENERATED ALWAYS AS (id & 4294967295) VIRTUAL
+) STRICT;
+
+-- The one way for an event into a log: it moves the head from where its writer saw it, or nothing happens.
+CREATE VIEW appends AS
+SELECT number, seq AS after, hash AS before, epoch, holder, lease_until_us,
+    seq, NULL AS body, NULL AS data, hash, checksum FROM heads;
+
+CREATE TRIGGER append_moves_the_head INSTEAD OF INSERT ON appends
+BEGIN
+    UPDATE heads SET seq = new.seq, hash = new.hash, checksum = new.checksum
+    WHERE number = new.number AND seq = new.after AND hash = new.before AND epoch = new.epoch
+        AND holder IS new.holder AND lease_until_us IS new.lease_until_us AND NOT removed;
+    SELECT raise(ABORT, 'head moved') WHERE changes() = 0;
+    INSERT INTO events (id, body, data, hash) VALUES ((new.number << 32) + new.seq, new.body, new.data, new.hash);
+END;
+
+-- Values stored once under their hash; a null body was erased.
+CREATE TABLE pieces (
+    piece INTEGER PRIMARY KEY,
+    hash BLOB NOT NULL UNIQUE,
+    codec TEXT NOT NULL,
+    body BLOB
+) STRICT;
+
+-- Which run keeps which piece alive: by its log and inbox (kind 0) or its snapshots (kind 1).
+CREATE TABLE piece_uses (
+    number INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    piece INTEGER NOT NULL,
+    PRIMARY KEY (number, kind, piece)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE inbox (
+    number INTEGER NOT NULL,
+    message INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    body BLOB NOT NULL,
+    sender TEXT,
+    at_us INTEGER NOT NULL,
+    taken INTEGER,
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (number, message),
+    UNIQUE (number, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE claims (
+    space TEXT NOT NULL,
+    key BLOB NOT NULL,
+    number INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (space, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX claims_by_run ON claims (number);
+
+CREATE TABLE runs (
+    number INTEGER PRIMARY KEY,
+    agent TEXT NOT NULL,
+    status TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    wake_at_us INTEGER,
+    started_at_us INTEGER NOT NULL,
+    changed_at_us INTEGER NOT NULL,
+    tags TEXT NOT NULL,
+    delivered INTEGER NOT NULL,
+    delivered_checksum INTEGER NOT NULL -- an inbox that lost its last message is known by this count alone
+) STRICT;
+
+-- What is to wake, by agent and priority: a long line of one agent keeps nobody from the lines of others.
+CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
+CREATE INDEX runs_by_status ON runs (status, number);
+CREATE INDEX runs_by_agent ON runs (agent, number);
+
+CREATE TABLE tags (
+    tag TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (tag, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE snapshots (
+    number INTEGER NOT NULL,
+    fold INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    root BLOB NOT NULL,
+    PRIMARY KEY (number, fold, seq)
+) STRICT, WITHOUT ROWID;
+
+-- What verification found broken; it would find it again.
+CREATE TABLE quarantine (
+    number INTEGER PRIMARY KEY,
+    reason TEXT NOT NULL
+) STRICT;
+
+-- What repairs took out of a log, kept as it was found.
+CREATE TABLE aside (
+    id INTEGER PRIMARY KEY,
+    body BLOB NOT NULL,
+    data BLOB,
+    hash BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+) STRICT;
+
+-- What questions across runs are answered from: a term, as a number, stands at an event. In the order that
+-- questions read them, newest first.
+CREATE TABLE marks (
+    term INTEGER NOT NULL,
+    at_us INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (term, at_us, number, seq)
+) STRICT, WITHOUT ROWID;
+
+-- How far each run is marked, and the sum of its marks' checksums, by which a lost or changed mark is known.
+CREATE TABLE marked (
+    number INTEGER PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    total INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+) STRICT;
+
+-- Events that hooks may want to hear of, in the order of their commits, until all have heard them.
+CREATE TABLE feed (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX feed_by_run ON feed (number);

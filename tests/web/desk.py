@@ -1,0 +1,180 @@
+"""A desk: agents that ask, act, fail and wait; and people who come to them over HTTP. For tests of what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+from starlette.testclient import TestClient
+
+import kedge
+from kedge import rules
+from kedge.clock import ManualClock
+from kedge.runtime.client import Client
+from kedge.web.access import Identified
+from kedge.web.app import asgi
+
+PEOPLE = {"managers": ["mia", "max"], "leads": ["lea", "leo"]}
+
+limits = kedge.Contract(
+    "limits",
+    [
+        rules.deny("desk_pay", name="large", message="large sums are put to people",
+                   ask=kedge.Approval("managers", timeout="3d")),
+        rules.deny("desk_apply", name="two", message="servers change", ask=kedge.Approval("leads", need=2)),
+    ],
+    people=PEOPLE,
+)  # fmt: skip
+
+
+@kedge.tool(name="desk_pay", effect="idempotent")
+def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+    """Pay somebody."""
+    return f"paid {amount} to {to}"
+
+
+@kedge.tool(name="desk_apply", effect="idempotent")
+def apply(hosts: int) -> str:
+    return f"{hosts} hosts"
+
+
+def refund(effect: kedge.Effect) -> str:
+    return f"cancelled {effect.result}"
+
+
+@kedge.tool(name="desk_book", effect="idempotent", compensate=refund)
+def book(room: str) -> str:
+    return f"booking of {room}"
+
+
+@kedge.tool(name="desk_charge", effect="at_most_once")
+def charge(card: str, amount: int) -> str:
+    raise TimeoutError("the bank did not answer")
+
+
+@kedge.tool(
+    name="desk_flaky", effect="reads", retry=kedge.Retry(attempts=5, first=3600, max=7200, on=(ConnectionError,))
+)
+def flaky() -> str:
+    raise ConnectionError("503")
+
+
+class Claim(BaseModel):
+    name: str
+    amount: int = Field(ge=1)
+
+
+@kedge.agent(name="desk_claim", contract=limits)
+async def claim(run: kedge.Run, claim: Claim) -> str:
+    """Pay a claim."""
+    await run.update(route="north", limit=500)
+    try:
+        return await run.call(pay.options(because="the storm is on record"), claim.name, claim.amount)
+    except kedge.Rejected as no:
+        return f"not paid: {no.message}"
+
+
+@kedge.agent(name="desk_rollout", contract=limits)
+async def rollout(run: kedge.Run, hosts: int) -> str:
+    return await run.call(apply, hosts)
+
+
+@kedge.agent(name="desk_asks")
+async def asks(run: kedge.Run, what: str) -> Any:
+    answer = await run.ask(what, to="mia", options=["now", "later"])
+    return [answer.kind, answer.value, answer.by]
+
+
+class Offer(BaseModel):
+    amount: float = Field(ge=0)
+    reason: str
+
+
+@kedge.agent(name="desk_offers")
+async def offers(run: kedge.Run) -> Any:
+    return (await run.ask("What do we offer?", returns=Offer)).value
+
+
+@kedge.agent(name="desk_checkout")
+async def checkout(run: kedge.Run, card: str) -> str:
+    await run.call(book, "sea view")
+    return await run.call(charge, card, 120)
+
+
+@kedge.agent(name="desk_polls")
+async def polls(run: kedge.Run) -> str:
+    return await run.call(flaky)
+
+
+@kedge.agent(name="desk_waits")
+async def waits(run: kedge.Run) -> Any:
+    await run.call(book, "attic")
+    return await run.wait("paid")
+
+
+@kedge.agent(name="desk_fails")
+async def fails(run: kedge.Run) -> str:
+    await run.call(book, "cellar")
+    raise RuntimeError("no")
+
+
+class Desk:
+    """One store, and whoever sits at it."""
+
+    def __init__(self, kd: Client, clock: ManualClock, **options: Any) -> None:
+        self.kd = kd
+        self.clock = clock
+        self.person = ("mia", "operator")
+        self.web = TestClient(
+            asgi(kd, access=Identified(kd, lambda request: self.person), **options),
+            headers={"Authorization": "Bearer mine"},
+        )
+
+    def be(self, name: str, scope: str = "operator") -> Desk:
+        self.person = (name, scope)
+        return self
+
+    def at(self, agent: Any, value: Any = None, *, run: str = "r", **options: Any) -> str:
+        """A run, as far as it goes."""
+        self.kd.start(agent, value, id=run, **options)
+        self.kd.advance(run)
+        return run
+
+    def get(self, path: str, status: int = 200) -> Any:
+        answer = self.web.get(f"/api/v1{path}")
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def page(self, path: str, status: int = 200) -> str:
+        answer = self.web.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def post(self, path: str, status: int = 200, *, key: str | None = None, **body: Any) -> Any:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        answer = self.web.post(f"/api/v1{path}", json=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def does(self, path: str, **body: Any) -> tuple[str, str]:
+        """What a command says that it will do, which changes nothing; and what it then did."""
+        run = path.split("/")[2]
+        before = self.kd.log.head(run).seq
+        will = self.post(path, dry_run=True, **body)
+        assert self.kd.log.head(run).seq == before
+        assert will["did"] is None
+        done = self.post(path, **body)
+        assert done["will"] is None
+        return " ".join([will["will"], *will["more"]]), done["did"]
+
+
+@contextmanager
+def desk(folder: Path, **options: Any) -> Iterator[Desk]:
+    clock = ManualClock(1_794_819_600_000_000)
+    with kedge.open(str(folder / "kedge.db"), clock=clock) as kd:
+        made = Desk(kd, clock, **options)
+        with made.web:
+            yield made

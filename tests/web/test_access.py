@@ -1,0 +1,441 @@
+"""Who gets in: every route for nobody, for each scope, for tokens that are over; sessions, forgeries, host names."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+import kedge
+from kedge.runtime.tokens import Person, issue, revoke
+from kedge.store import MemoryStore
+from kedge.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, Open
+from kedge.web.app import ROUTES, asgi
+from kedge.web.guard import CSP, Guard
+from kedge.web.routing import Route
+
+SCOPES: Final = ("viewer", "operator", "admin")
+NOBODY: Final = ("none", "wrong", "revoked", "expired")
+WRITES: Final = [route for route in ROUTES if route.writes and route.scope is not None]
+
+
+def named(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+@pytest.fixture
+def clock() -> kedge.ManualClock:
+    return kedge.ManualClock()
+
+
+@pytest.fixture
+def kd(clock: kedge.ManualClock) -> Iterator[kedge.Client]:
+    with kedge.Client(MemoryStore(clock=clock), clock=clock, behind=False) as client:
+        yield client
+
+
+@pytest.fixture
+def cards(kd: kedge.Client, clock: kedge.ManualClock) -> dict[str, str | None]:
+    """What somebody may come with, by what it is."""
+    found: dict[str, str | None] = {scope: issue(kd, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
+    found["revoked"] = issue(kd, "gone", "admin")[1]
+    revoke(kd, "gone")
+    found["expired"] = issue(kd, "late", "admin", expires_seconds=1)[1]
+    clock.advance(2)
+    return found | {"none": None, "wrong": "kedge_00000000_" + "A" * 43}
+
+
+# every route --------------------------------------------------------------------------------------
+
+
+async def begun(app: Guard, method: str, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    """How a response begins. A stream is left as soon as it has: it has no end."""
+    sent: list[Any] = []
+    began = asyncio.Event()
+    bodies = [{"type": "http.request", "body": b"{}" if method != "GET" else b"", "more_body": False}]
+
+    async def receive() -> Any:
+        if not bodies:
+            await asyncio.Event().wait()
+        return bodies.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            began.set()
+
+    given = {"host": "localhost", "content-type": "application/json", "accept": "*/*", **headers}
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()], "client": ("127.0.0.1", 9),
+        "server": ("localhost", 80), "scheme": "http", "root_path": "", "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+    }  # fmt: skip
+    running = asyncio.ensure_future(app(scope, receive, send))
+    waiting = asyncio.ensure_future(began.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    for each in (running, waiting):
+        each.cancel()
+    await asyncio.gather(running, waiting, return_exceptions=True)
+    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], told, b"".join(each.get("body", b"") for each in sent[1:])
+
+
+def ask(app: Guard, method: str, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+    filled = re.sub(r"\{[^}]+\}", "x1", path)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return asyncio.run(begun(app, method, filled, headers))
+
+
+def code_of(body: bytes) -> str | None:
+    try:
+        return str(msgspec.json.decode(body).get("code"))
+    except (msgspec.DecodeError, AttributeError):
+        return None
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=named)
+def test_a_route_of_the_api_lets_in_whom_its_scope_says_and_nobody_else(
+    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+) -> None:
+    app = asgi(kd)
+    for card, token in cards.items():
+        status, headers, body = ask(app, route.method, f"/api/v1{route.path}", token)
+        if route.scope is None:
+            assert code_of(body) not in ("unauthenticated", "scope_too_small", "csrf"), card
+        elif card in NOBODY:
+            assert (status, code_of(body)) == (401, "unauthenticated"), card
+            assert headers["www-authenticate"].startswith("Bearer")
+        elif SCOPES.index(card) < SCOPES.index(route.scope):
+            assert (status, code_of(body)) == (403, "scope_too_small"), card
+        else:
+            assert status != 401, card
+            assert code_of(body) not in ("scope_too_small", "csrf"), card
+            assert status < 500, body
+        assert headers["content-security-policy"] == CSP
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.at], ids=named)
+def test_a_page_lets_in_whom_its_scope_says_and_sends_others_to_sign_in(
+    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+) -> None:
+    app = asgi(kd)
+    for at in route.at:
+        for card, token in cards.items():
+            status, headers, _ = ask(app, "GET", at, token)
+            if route.scope is None:
+                assert status not in (401, 403), card
+            elif card in NOBODY:
+                assert status == 303, card
+                assert headers["location"].startswith("/login?next=%2F"), card
+            elif SCOPES.index(card) < SCOPES.index(route.scope):
+                assert status == 403, card
+            else:
+                assert status not in (303, 401, 403), card
+                assert status < 500, (card, at)
+
+
+@pytest.mark.parametrize("route", WRITES, ids=named)
+def test_a_write_by_a_session_is_refused_without_its_proof_and_from_another_site(
+    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+) -> None:
+    app = asgi(kd)
+    with TestClient(app, base_url="http://localhost") as web:
+        proof = signed_in(web, cards["admin"])
+        path = "/api/v1" + re.sub(r"\{[^}]+\}", "x1", route.path)
+
+        def write(**headers: str) -> str | None:
+            given = {"Content-Type": "application/json", **headers}
+            return code_of(web.request(route.method, path, content=b"{}", headers=given).content)
+
+        assert write() == "csrf"
+        assert write(**{"X-Kedge-CSRF": proof.swapcase()}) == "csrf"
+        assert write(**{"X-Kedge-CSRF": ""}) == "csrf"
+        assert write(**{"X-Kedge-CSRF": proof, "Origin": "http://evil.example"}) == "cross_site"
+        assert write(**{"X-Kedge-CSRF": proof, "Origin": "null"}) == "cross_site"
+        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "cross-site"}) == "cross_site"
+        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "same-site"}) == "cross_site"
+        assert write(**{"X-Kedge-CSRF": proof, "Origin": "http://localhost"}) not in ("csrf", "cross_site")
+        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "same-origin"}) not in ("csrf", "cross_site")
+
+
+# sessions -----------------------------------------------------------------------------------------
+
+
+def proof_in(page: str) -> str:
+    found = re.search(r'name="kedge-csrf" content="([^"]+)"', page)
+    assert found is not None
+    return found[1]
+
+
+def sign_in(web: TestClient, token: str | None, **more: str) -> Any:
+    proof = proof_in(web.get("/login").text)
+    return post(web, "/login", {"csrf": proof, "token": token or "", **more})
+
+
+def post(web: TestClient, path: str, fields: dict[str, str], **headers: str) -> Any:
+    given = {"Content-Type": "application/x-www-form-urlencoded", **headers}
+    return web.post(path, content=urlencode(fields), headers=given, follow_redirects=False)
+
+
+def signed_in(web: TestClient, token: str | None) -> str:
+    """Sign in; returns what pages prove themselves with from then on."""
+    assert sign_in(web, token).status_code == 303
+    return proof_in(web.get("/health").text)
+
+
+@pytest.fixture
+def web(kd: kedge.Client, cards: dict[str, str | None]) -> Iterator[TestClient]:
+    with TestClient(asgi(kd), base_url="http://localhost") as client:
+        yield client
+
+
+def test_whoever_gives_a_token_once_is_known_by_a_cookie_that_is_none(web: TestClient, cards: dict[str, Any]) -> None:
+    assert web.get("/health", follow_redirects=False).headers["location"] == "/login?next=%2Fhealth"
+    answer = sign_in(web, cards["viewer"], next="/health")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/health")
+    [cookie] = [each for each in answer.headers.get_list("set-cookie") if each.startswith(SESSION)]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Path=/" in cookie
+    assert "Secure" not in cookie
+    assert cards["viewer"] not in cookie
+    assert cards["viewer"].split("_", 2)[2] not in cookie
+    page = web.get("/health")
+    assert page.status_code == 200
+    assert "viewer" in page.text
+    assert web.get("/login", follow_redirects=False).status_code == 303, "who is known goes on"
+
+
+def test_over_tls_cookies_are_for_tls_alone(kd: kedge.Client, cards: dict[str, Any]) -> None:
+    with TestClient(asgi(kd), base_url="https://kedge.example") as web:
+        answer = sign_in(web, cards["viewer"])
+        assert all("Secure" in each for each in answer.headers.get_list("set-cookie"))
+
+
+def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: kedge.Client, cards: Any) -> None:
+    signed_in(web, cards["viewer"])
+    revoke(kd, "viewer")
+    assert web.get("/health", follow_redirects=False).status_code == 303
+
+
+def test_a_session_ends_after_its_time(web: TestClient, clock: kedge.ManualClock, cards: dict[str, Any]) -> None:
+    signed_in(web, cards["viewer"])
+    kept = web.cookies[SESSION]
+    clock.advance(SESSION_SECONDS - 60)
+    assert web.get("/health", follow_redirects=False).status_code == 200
+    clock.advance(61)
+    web.cookies.set(SESSION, kept, domain="localhost.local", path="/")
+    assert web.get("/health", headers={"Cookie": f"{SESSION}={kept}"}, follow_redirects=False).status_code == 303
+
+
+def test_a_session_that_somebody_changed_opens_nothing(
+    web: TestClient, kd: kedge.Client, cards: dict[str, Any]
+) -> None:
+    signed_in(web, cards["viewer"])
+    version, _, until, signature = web.cookies[SESSION].strip('"').split(".")
+    admin = issue(kd, "eve", "admin")[0].id
+    web.cookies.clear()
+    later = str(int(until) + 1)
+    for forged in (
+        f"{version}.{admin}.{until}.{signature}", f"{version}.{admin}.{later}.{signature}", f"..{signature}", "x", "",
+        f"{version}.{admin}.{until}.", "1.1.1.1.1",
+    ):  # fmt: skip
+        answer = web.get("/health", headers={"Cookie": f"{SESSION}={forged}"}, follow_redirects=False)
+        assert answer.status_code == 303, forged
+
+
+def test_signing_out_takes_the_proof_and_ends_the_session_here(web: TestClient, cards: dict[str, Any]) -> None:
+    proof = signed_in(web, cards["viewer"])
+    assert post(web, "/logout", {}).status_code == 403
+    assert web.get("/health", follow_redirects=False).status_code == 200
+    assert post(web, "/logout", {"csrf": proof}).status_code == 303
+    assert web.get("/health", follow_redirects=False).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "https://evil.example/",
+        "//evil.example",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "",
+        "runs",
+        "/\nSet-Cookie: a=b",
+    ],
+)
+def test_after_signing_in_nobody_is_sent_elsewhere(web: TestClient, cards: dict[str, Any], wanted: str) -> None:
+    assert sign_in(web, cards["viewer"], next=wanted).headers["location"] == "/"
+
+
+def test_signing_in_takes_a_form_of_ours(web: TestClient, cards: dict[str, Any]) -> None:
+    token = cards["admin"]
+    proof = proof_in(web.get("/login").text)
+    assert post(web, "/login", {"token": token}).status_code == 403
+    assert post(web, "/login", {"token": token, "csrf": proof}, Origin="http://evil.example").status_code == 403
+    assert web.post("/login", json={"token": token, "csrf": proof}).status_code == 415
+    assert SESSION not in web.cookies
+
+
+def test_a_wrong_token_is_told_as_wrong_logged_without_it_and_not_tried_for_ever(
+    web: TestClient, clock: kedge.ManualClock, cards: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        answer = sign_in(web, cards["revoked"])
+        assert answer.status_code == 401
+        assert "This is no token of this store" in answer.text
+        assert cards["revoked"] not in answer.text
+    refused = sign_in(web, cards["viewer"])
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "a wrong token was given from testclient" in caplog.text
+    assert cards["revoked"].split("_", 2)[2] not in caplog.text
+    clock.advance(10)
+    assert sign_in(web, cards["viewer"]).status_code == 303
+
+
+def test_a_proof_fits_one_browser_and_one_session(kd: kedge.Client, cards: dict[str, Any]) -> None:
+    app = asgi(kd)
+    with TestClient(app, base_url="http://localhost") as one, TestClient(app, base_url="http://localhost") as other:
+        proof = signed_in(one, cards["admin"])
+        signed_in(other, cards["admin"])
+        answer = other.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Kedge-CSRF": proof})
+        assert answer.json()["code"] == "csrf"
+        # Cookies that somebody else planted, with the proof that fits them, do not fit the session.
+        stranger = other.get("/login", headers={"Cookie": ""}, follow_redirects=False)
+        planted = stranger.headers.get("set-cookie", "")
+        assert SESSION not in planted
+
+
+# on this machine alone ----------------------------------------------------------------------------
+
+
+def local(kd: kedge.Client, host: str = "localhost", **options: Any) -> TestClient:
+    return TestClient(asgi(kd, access=Open(kd, **options)), base_url=f"http://{host}")
+
+
+def test_without_tokens_whoever_sits_here_is_an_admin_by_their_own_name(
+    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    with local(kd) as web:
+        page = web.get("/health")
+        assert page.status_code == 200
+        assert "ada" in page.text
+        assert "Sign out" not in page.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8300", "127.0.0.1", "127.0.0.1:1", "[::1]:8300", "LOCALHOST"])
+def test_names_of_this_machine_are_answered_to(kd: kedge.Client, host: str) -> None:
+    with local(kd) as web:
+        assert web.get("/api/v1/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8300", "", "[::2]", "127.0.0.2"]
+)
+def test_a_name_that_somebody_points_here_is_not(kd: kedge.Client, host: str) -> None:
+    with local(kd) as web:
+        answer = web.get("/api/v1/health", headers={"Host": host})
+        assert (answer.status_code, answer.json()["code"]) == (421, "host_unknown")
+
+
+def test_a_further_name_can_be_given(kd: kedge.Client) -> None:
+    with local(kd, "box.lan", host_names=["Box.lan"]) as web:
+        assert web.get("/api/v1/health").status_code == 200
+
+
+def test_what_came_through_a_proxy_is_somebody_elses(kd: kedge.Client) -> None:
+    with local(kd) as web:
+        assert web.get("/api/v1/health", headers={"X-Forwarded-For": "6.6.6.6"}).json()["code"] == "forwarded"
+
+
+def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: kedge.Client) -> None:
+    with local(kd) as web:
+        assert web.get("/api/v1/health").status_code == 200
+        made, text = issue(kd, "ann", "viewer")
+        assert web.get("/api/v1/health").status_code == 401
+        headers = {"Authorization": f"Bearer {text}"}
+        assert web.get("/api/v1/health", headers=headers).status_code == 200
+        revoke(kd, made.id)
+        assert web.get("/api/v1/health").status_code == 401
+        assert web.get("/api/v1/health", headers=headers).status_code == 401
+
+
+def test_a_write_without_tokens_takes_a_page_of_ours_all_the_same(kd: kedge.Client) -> None:
+    with local(kd) as web:
+        body = {"name": "ann"}
+        assert web.post("/api/v1/tokens", json=body).json()["code"] == "csrf"
+        proof = proof_in(web.get("/health").text)
+        assert web.post("/api/v1/tokens", json=body, headers={"X-Kedge-CSRF": proof}).status_code == 201
+
+
+# in somebody's own app ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "person"),
+    [
+        (None, None),
+        ("ann", Person("ann", "operator")),
+        (("ann", "viewer"), Person("ann", "viewer")),
+        (Person("ann", "admin"), Person("ann", "admin")),
+    ],
+)
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_an_app_says_who_asks_in_any_of_these_ways(kd: kedge.Client, told: Any, person: Any, how: str) -> None:
+    async def later(request: Request) -> Any:
+        return told
+
+    access = Identified(kd, later if how == "async" else lambda request: told)
+    assert asyncio.run(access.identify(Request({"type": "http", "headers": []}))) == person
+
+
+def test_what_says_nothing_of_who_asks_lets_nobody_in(kd: kedge.Client) -> None:
+    for told in (7, "", ("ann", "root"), ("ann",), True):
+        with TestClient(asgi(kd, identify=lambda request: told)) as web:
+            assert web.get("/api/v1/health").status_code in (409, 500), told
+
+
+def test_mounted_everything_is_below_the_mount_and_the_apps_own_people_get_in(kd: kedge.Client) -> None:
+    def who(request: Request) -> Any:
+        return request.headers.get("x-user")
+
+    own = Starlette(routes=[Mount("/ops/kedge", asgi(kd, identify=who))])
+    with TestClient(own, base_url="http://localhost") as web:
+        assert web.get("/ops/kedge/api/v1/health").status_code == 401
+        page = web.get("/ops/kedge/health", headers={"x-user": "ann"})
+        assert page.status_code == 200
+        assert 'href="/ops/kedge/static/' in page.text
+        assert f"{CSRF}=" in page.headers["set-cookie"]
+        assert "Path=/ops/kedge" in page.headers["set-cookie"]
+        assert web.get("/ops/kedge/health").status_code == 401, "there is no page of ours to sign in at"
+        assert web.get("/ops/kedge/login", headers={"x-user": "ann"}).status_code == 404
+
+
+def test_mounted_people_sign_in_below_the_mount(kd: kedge.Client, cards: dict[str, Any]) -> None:
+    own = Starlette(routes=[Mount("/ops", asgi(kd))])
+    with TestClient(own, base_url="http://localhost") as web:
+        sent = web.get("/ops/health?limit=1", follow_redirects=False).headers["location"]
+        assert sent == "/ops/login?next=%2Fops%2Fhealth%3Flimit%3D1"
+        proof = proof_in(web.get(sent).text)
+        fields = {"csrf": proof, "token": cards["viewer"], "next": "/ops/health"}
+        answer = post(web, "/ops/login", fields)
+        assert answer.headers["location"] == "/ops/health"
+        assert web.get("/ops/health").status_code == 200
+        assert (
+            post(
+                web, "/ops/login", {**fields, "csrf": proof_in(web.get("/ops/health").text), "next": "/other"}
+            ).headers["location"]
+            == "/ops/"
+        )

@@ -1,0 +1,180 @@
+"""Two runs side by side: what they share, what a fork was given, and every step from where they part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import kedge
+from families import Family
+from kedge.history.parting import parting
+from kedge.log import Log
+from kedge.store import MemoryStore
+from kedge.web.access import Identified
+from kedge.web.app import asgi
+from kedge.web.compare import PAGE, apart
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@kedge.tool(effect="reads")
+async def compare_look(n: int) -> dict[str, Any]:
+    return {"n": n, "sizes": (n, n + 1), "email": "ann@example.org"}
+
+
+@kedge.tool(effect="at_most_once")
+async def compare_pay(to: str, amount: int) -> str:
+    return f"paid {amount}"
+
+
+@kedge.agent
+async def compare_agent(run: kedge.Run, n: int) -> str:
+    seen = await run.call(compare_look, n)
+    await run.gather(*(run.call(compare_look, each) for each in (1, 2)))
+    route = await run.decided("Who?", "manager", options=["auto", "manager"])
+    await run.update(route=route)
+    if route == "manager":
+        await run.decided("Is it much?", "no", options=["yes", "no"])
+    return await run.call(compare_pay, seen["email"], n if route == "auto" else n + 1)
+
+
+@pytest.fixture
+def kd() -> Iterator[kedge.Client]:
+    with kedge.Client(MemoryStore(), clock=kedge.LeapingClock()) as made:
+        made.run(compare_agent, 4, id="r")
+        made.fork("r", "3:after", id="f", output={"3": "auto"}, effects="live", by="tom", because="what if?")
+        made.run(compare_agent, 4, id="f")
+        made.run(compare_agent, 5, id="other")
+        yield made
+
+
+@pytest.fixture
+def web(kd: kedge.Client) -> Iterator[TestClient]:
+    with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as made:
+        yield made
+
+
+def compared(web: TestClient, **asked: Any) -> Any:
+    page = web.get("/compare", params=asked)
+    assert page.status_code == 200, page.text
+    answer = web.get("/api/v1/compare", params=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_fork_and_its_parent_part_where_the_record_does(kd: kedge.Client, web: TestClient) -> None:
+    found = compared(web, a="r", b="f")
+    wanted = parting(kd.log, "r", "f")
+    assert wanted.shared is not None
+    assert found["shared"] == {"steps": wanted.shared.steps, "place": wanted.shared.place}
+    assert found["parts_at"] == "3"
+    assert [(pair["step"], pair["how"]) for pair in found["pairs"]] == [(pair.step, pair.how) for pair in wanted.pairs]
+    assert [(given["what"], given["step"], given["value"]) for given in found["conditions"]] == [
+        ("output", "3", "auto"),
+        ("effects", None, "live"),
+    ]
+    assert [(change["path"], change["before"], change["after"]) for change in found["changes"]] == [
+        ("route", "manager", "auto")
+    ]
+    assert (found["a"]["status"], found["b"]["forked_from"], found["b"]["result"]) == ("completed", "r", "paid 4")
+
+
+def test_strangers_are_compared_step_by_step_and_what_is_other_is_marked(web: TestClient) -> None:
+    found = compared(web, a="r", b="other")
+    assert found["shared"] is None
+    assert found["parts_at"] == "1"
+    assert [pair["step"] for pair in found["pairs"]] == ["1", "2", "2.1.1", "2.2.1", "3", "4", "5"]
+    [same] = [pair for pair in found["pairs"] if pair["step"] == "2.1.1"]
+    assert (same["how"], same["is_shared"]) == (None, False)
+    first = found["pairs"][0]
+    assert first["how"] == "arguments"
+    assert [piece["text"] for piece in first["one"]["arguments_pieces"] if piece["other"]] == ["4"]
+    assert [piece["text"] for piece in first["two"]["arguments_pieces"] if piece["other"]] == ["5"]
+    assert first["one"]["output"]["sizes"] == {"$tuple": [4, 5]}
+
+
+def test_the_family_comes_first_among_those_to_compare_with(web: TestClient) -> None:
+    assert [(kin["run"], kin["how"]) for kin in compared(web, a="r")["kin"]] == [("f", "fork"), ("other", "same agent")]
+    assert next((kin["run"], kin["how"]) for kin in compared(web, a="f")["kin"]) == ("r", "parent")
+    assert compared(web)["a"] is None
+
+
+def test_a_run_is_compared_with_itself_then_and_now(web: TestClient) -> None:
+    found = compared(web, a="r", b="r", at="3:after")
+    assert {change["part"] for change in found["changes"]} >= {"outputs", "decisions", "context", "effects", "position"}
+    assert compared(web, a="r", b="r", at="now")["changes"] == []
+    refused = web.get("/api/v1/compare", params={"a": "r", "b": "r", "at": "77"})
+    assert refused.status_code == 404
+
+
+def test_a_run_that_is_not_there_is_said_to_be_unknown(web: TestClient) -> None:
+    for address in ("/compare", "/api/v1/compare"):
+        answer = web.get(address, params={"a": "r", "b": "nobody"})
+        assert answer.status_code == 404
+        assert "nobody" in answer.text
+
+
+def test_the_page_says_what_differs_in_words_and_marks(web: TestClient) -> None:
+    page = web.get("/compare", params={"a": "r", "b": "f"}).text
+    assert "They share 2 steps, up to" in page
+    assert "≠ another output" in page
+    assert "<mark>manager</mark>" in page
+    assert 'id="pair-3"' in page
+
+
+def test_redacted_fields_are_nowhere_on_the_page(kd: kedge.Client) -> None:
+    with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web:
+        for asked in ({"a": "r", "b": "f"}, {"a": "r", "b": "other"}, {"a": "r", "b": "r", "at": "start"}):
+            for address in ("/compare", "/api/v1/compare"):
+                assert "@example.org" not in web.get(address, params=asked).text
+
+
+def test_texts_are_told_apart_word_by_word_and_say_the_same_as_before() -> None:
+    one, two = apart("Pay 1250 to Ann", "Pay 90 to Ann")
+    assert one is not None
+    assert two is not None
+    assert ("".join(piece.text for piece in one), "".join(piece.text for piece in two)) == (
+        "Pay 1250 to Ann",
+        "Pay 90 to Ann",
+    )
+    assert [piece.text for piece in (*one, *two) if piece.other] == ["1250", "90"]
+    assert apart("same", "same") == (None, None)
+    assert apart("x" * 5_000, "y") == (None, None)
+
+
+# long runs ----------------------------------------------------------------------------------------
+
+
+class Counting(MemoryStore):
+    """Counts the rows that are read."""
+
+    rows = 0
+
+    def read(self, run: str, **asked: Any) -> Any:
+        found = super().read(run, **asked)
+        self.rows += len(found)
+        return found
+
+
+def test_a_long_run_and_its_fork_are_read_from_where_they_part_a_page_at_a_time() -> None:
+    store = Counting()
+    told = Family(Log(store))
+    told.start()
+    for first in range(1, 4_000, 100):
+        told.steps("r", first, first + 99)
+    cut = told.log.state("r").fold.step("3900")
+    assert cut is not None
+    told.fork("f", "r", cut.ended)
+    told.steps("f", 3_901, 3_910, "otherwise")
+    with kedge.Client(store) as kd, TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
+        store.rows = 0
+        found = compared(web, a="r", b="f")
+        assert found["shared"] == {"steps": 3_900, "place": "3900:after"}
+        assert [pair["step"] for pair in found["pairs"]] == [str(3_901 + at) for at in range(PAGE)]
+        assert {pair["how"] for pair in found["pairs"]} == {"call", "absent"}
+        assert store.rows < 12_000 * 2
+        further = compared(web, a="r", b="f", cursor=found["next"])
+        assert further["pairs"][0]["step"] == str(3_901 + PAGE)

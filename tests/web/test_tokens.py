@@ -1,0 +1,189 @@
+"""Tokens: what is on record of them, what opens and what does not; and the page and the API for admins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import kedge
+from kedge.errors import AccessRefused, ValueRefused
+from kedge.ids import SeededIds
+from kedge.model import events as e
+from kedge.runtime.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
+from kedge.store import MemoryStore
+from kedge.web.app import asgi
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def clock() -> kedge.ManualClock:
+    return kedge.ManualClock()
+
+
+@pytest.fixture
+def kd(clock: kedge.ManualClock) -> Iterator[kedge.Client]:
+    with kedge.Client(MemoryStore(clock=clock), clock=clock, ids=SeededIds(7), behind=False) as client:
+        yield client
+
+
+# what is on record --------------------------------------------------------------------------------
+
+
+def test_a_token_opens_what_it_was_issued_for(kd: kedge.Client) -> None:
+    made, text = issue(kd, "ann", "operator", by="root")
+    assert re.fullmatch(r"kedge_[0-9a-z]{8}_[A-Za-z0-9_-]{43}", text)
+    found = Tokens(kd).check(text, kd.clock.now_us())
+    assert found == made
+    assert found.person == Person("ann", "operator", made.id)
+
+
+def test_the_secret_is_nowhere_in_the_store(tmp_path: Path) -> None:
+    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+        _, text = issue(kd, "ann", "admin", by="root")
+        revoke(kd, "ann", by="root", because="lost")
+        secret = text.split("_", 2)[2]
+    for file in tmp_path.iterdir():
+        assert secret.encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("change", [(-1, 1), (0, 0), (6, 14), (15, 30)])
+def test_a_token_that_is_changed_anywhere_opens_nothing(kd: kedge.Client, change: tuple[int, int]) -> None:
+    _, text = issue(kd, "ann")
+    at = change[0] % len(text)
+    other = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
+    assert Tokens(kd).check(other, kd.clock.now_us()) is None
+    for wrong in ("", "kedge", text[:-1], text + "A", text.upper(), f" {text}", text.replace("_", "-"), "é" * 57):
+        assert Tokens(kd).check(wrong, kd.clock.now_us()) is None
+
+
+def test_a_revoked_token_opens_nothing_from_the_next_check_on_in_every_process(tmp_path: Path) -> None:
+    place = str(tmp_path / "kedge.db")
+    with kedge.open(place) as here, kedge.open(place) as there:
+        _, text = issue(here, "ann")
+        known = Tokens(there)
+        assert known.check(text, there.clock.now_us()) is not None
+        revoke(here, "ann", by="root")
+        assert known.check(text, there.clock.now_us()) is None
+
+
+def test_an_expired_token_opens_nothing(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+    _, text = issue(kd, "ann", expires_seconds=60)
+    assert Tokens(kd).check(text, clock.now_us() + 60 * SECOND - 1) is not None
+    assert Tokens(kd).check(text, clock.now_us() + 60 * SECOND) is None
+
+
+def test_a_name_that_two_tokens_bear_is_revoked_by_id(kd: kedge.Client) -> None:
+    (first, _), (second, text) = issue(kd, "ann"), issue(kd, "ann")
+    with pytest.raises(AccessRefused, match=f"2 tokens; say which by its id: {first.id}, {second.id}"):
+        revoke(kd, "ann")
+    assert revoke(kd, first.id).id == first.id
+    assert Tokens(kd).check(text, kd.clock.now_us()) is not None
+    assert revoke(kd, "ann").id == second.id
+
+
+def test_revoking_twice_says_it_once(kd: kedge.Client) -> None:
+    made, _ = issue(kd, "ann")
+    gone = revoke(kd, made.id, by="bob")
+    assert revoke(kd, made.id, by="eve") == gone
+    assert gone.revoked_by == "bob"
+    assert len(kd.events(TOKENS)) == 3
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 81, "a\nb", "\x1b[31m"])
+def test_a_name_that_is_none_is_refused_and_nothing_is_written(kd: kedge.Client, name: str) -> None:
+    with pytest.raises(AccessRefused, match="no name for a token"):
+        issue(kd, name)
+    assert kd.store.head(TOKENS) is None
+
+
+def test_what_cannot_be_revoked_names_the_next_move(kd: kedge.Client) -> None:
+    with pytest.raises(AccessRefused, match="`kedge token list` lists them"):
+        revoke(kd, "nobody")
+    with pytest.raises(AccessRefused, match="would have expired already"):
+        issue(kd, "ann", expires_seconds=0)
+
+
+def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
+    kd: kedge.Client, clock: kedge.ManualClock
+) -> None:
+    issue(kd, "ann", by="root")
+    revoke(kd, "ann", because="lost")
+    clock.advance(10**8)
+    assert kd.verify().problems == []
+    assert kd.store.due(clock.now_us()) == []
+    assert kd.list() == []
+    row = kd.store.index(TOKENS)
+    assert row is not None
+    assert (row.agent, row.status, row.wake_at_us) == (AGENT, "completed", None)
+    assert isinstance(kd.log.event(TOKENS, 2), e.TokenIssued)
+    assert kd.log.data(TOKENS, 3) == {"because": "lost"}
+
+
+def test_no_run_and_no_fork_can_have_the_name_of_a_log_of_kedges_own(kd: kedge.Client) -> None:
+    @kedge.agent
+    async def other(run: kedge.Run, given: None) -> None: ...
+
+    kd.run(other, None, id="r1")
+    for name in (TOKENS, "kedge:http:2026-11-15", "hook:x", "trigger:x", "seal"):
+        with pytest.raises(ValueRefused, match="choose another"):
+            kd.start(other, None, id=name)
+        with pytest.raises(ValueRefused, match="choose another"):
+            kd.fork("r1", id=name)
+    assert tokens(kd) == []
+
+
+# by HTTP ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web(kd: kedge.Client) -> Iterator[TestClient]:
+    _, text = issue(kd, "root", "admin")
+    with TestClient(asgi(kd), headers={"Authorization": f"Bearer {text}"}) as client:
+        yield client
+
+
+def test_an_admin_makes_a_token_that_is_told_once(web: TestClient, kd: kedge.Client) -> None:
+    answer = web.post("/api/v1/tokens", json={"name": "ann", "scope": "operator", "expires": "30d"})
+    assert answer.status_code == 201
+    told = answer.json()
+    found = Tokens(kd).check(told["token"], kd.clock.now_us())
+    assert found is not None
+    assert (found.name, found.scope, found.by) == ("ann", "operator", "root")
+    assert found.expires_at_us == kd.clock.now_us() + 30 * 86_400 * SECOND
+    for page in ("/api/v1/tokens", "/tokens"):
+        shown = web.get(page).text
+        assert "ann" in shown
+        assert told["token"] not in shown
+        assert told["token"].split("_", 2)[2] not in shown
+        assert found.hash not in shown
+
+
+def test_a_token_made_with_a_key_is_kept_for_no_replay(web: TestClient, kd: kedge.Client) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    first = web.post("/api/v1/tokens", json={"name": "ann"}, headers=headers).json()["token"]
+    again = web.post("/api/v1/tokens", json={"name": "ann"}, headers=headers).json()["token"]
+    assert first != again
+    secret = first.split("_", 2)[2].encode()
+    for _, head in kd.store.heads():
+        assert all(secret not in message.body for message in kd.store.messages(head.run))
+        assert all(secret not in (row.data or b"") + row.body for row in kd.store.read(head.run))
+
+
+def test_an_admin_revokes_a_token_by_its_id(web: TestClient, kd: kedge.Client) -> None:
+    made, text = issue(kd, "ann")
+    assert web.delete(f"/api/v1/tokens/{made.id}").status_code == 204
+    assert Tokens(kd).check(text, kd.clock.now_us()) is None
+    assert next(each for each in tokens(kd) if each.id == made.id).revoked_by == "root"
+    assert web.delete("/api/v1/tokens/unknown1").json()["code"] == "token_unknown"
+
+
+@pytest.mark.parametrize("body", [{}, {"name": ""}, {"name": "x", "scope": "root"}, {"name": "x", "expires": "soon"}])
+def test_a_token_that_does_not_fit_is_refused_with_a_problem(web: TestClient, body: dict[str, str]) -> None:
+    answer = web.post("/api/v1/tokens", json=body)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"

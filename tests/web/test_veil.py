@@ -1,0 +1,195 @@
+"""Redaction: what rules name is seen nowhere, and without rules nothing is looked at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from starlette.testclient import TestClient
+
+import kedge
+from kedge.errors import RunWaiting
+from kedge.history.redacting import Sought
+from kedge.runtime.tokens import issue
+from kedge.store import MemoryStore
+from kedge.web.app import ROUTES, asgi
+from kedge.web.veil import HIDDEN, Veil, _Words
+
+SSN = "123-45-6789"
+
+
+@kedge.tool(effect="reads")
+async def look_up(ssn: str, pin: int) -> dict[str, Any]:
+    return {"found": f"{ssn} is known", "again": {"of": [ssn]}, "code": pin, "age": 41}
+
+
+@kedge.agent
+async def clerk(run: kedge.Run, person: dict[str, Any]) -> str:
+    await run.call(look_up, person["ssn"], person["pin"])
+    await run.update(seen=person["ssn"])
+    answer = await run.ask(f"Is {person['ssn']} right?", to="managers")
+    return str(answer.value)
+
+
+@pytest.fixture
+def kd() -> Iterator[kedge.Client]:
+    with kedge.Client(MemoryStore(), behind=False) as client:
+        with pytest.raises(RunWaiting):
+            client.run(clerk, {"ssn": SSN, "pin": 90_210, "age": 41}, id="r1")
+        yield client
+
+
+def test_a_named_field_is_hidden_in_any_document(kd: kedge.Client) -> None:
+    veil = Veil(kd, ["ssn", "person.age"])
+    shown = veil.over({"steps": [{"arguments": {"ssn": ["a", {"b": 1}], "age": 41}}], "person": {"age": 41}}, run="r1")
+    assert shown == {
+        "steps": [{"arguments": {"ssn": [HIDDEN, {"b": HIDDEN}], "age": 41}}],
+        "person": {"age": HIDDEN},
+    }
+
+
+def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: kedge.Client) -> None:
+    veil = Veil(kd, ["ssn"])
+    document = {
+        "run": "r1",
+        "prompt": f"Is {SSN} right?",
+        "call": f'{{"who": "{SSN}", "n": 1}}',
+        SSN: "as a name",
+        "error": f"ValueError: <{SSN}>",
+        "part": f"x{SSN}",
+    }
+    shown = veil.over(document)
+    assert shown["prompt"] == f"Is {HIDDEN} right?"
+    assert shown["call"] == '{"who":"(redacted)","n":1}'
+    assert shown[HIDDEN] == "as a name"
+    assert shown["error"] == f"ValueError: <{HIDDEN}>"
+    assert shown["part"] == f"x{SSN}", "a longer word is another word"
+
+
+def test_a_number_is_hidden_where_it_is_long_enough_to_be_one_and_no_time(kd: kedge.Client) -> None:
+    shown = Veil(kd, ["pin", "age"]).over({"run": "r1", "code": 90_210, "at_us": 90_210, "seq": 41, "yes": True})
+    assert shown == {"run": "r1", "code": HIDDEN, "at_us": 90_210, "seq": 41, "yes": True}
+
+
+def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
+    seed = random.Random(17)
+    signs = "ab1-_ .@é/"
+
+    def text(chars: int) -> str:
+        return "".join(seed.choices(signs, k=chars))
+
+    for _ in range(300):
+        values = [text(seed.randint(3, 6)) for _ in range(20)]
+        sought = Sought(["x"], [{"x": values}])
+        assert sought.words is not None
+        document = text(200)
+        assert _Words(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
+
+
+def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: kedge.Client) -> None:
+    veil = Veil(kd, ["secret_word"])
+    assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == "it is swordfish"
+    kd.send("r1", "hint", {"secret_word": "swordfish"})
+    assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == f"it is {HIDDEN}"
+
+
+def test_ids_of_runs_stay_for_everything_is_found_by_them(kd: kedge.Client) -> None:
+    with pytest.raises(RunWaiting):
+        kd.run(clerk, {"ssn": "r2", "pin": 1}, id="r2")
+    shown = Veil(kd, ["ssn"]).over({"run": "r2", "parent": "r2", "text": "r2"})
+    assert shown["run"] == "r2"
+    assert shown["parent"] == "r2"
+
+
+def test_without_rules_the_very_same_document_comes_back_and_no_store_is_read(kd: kedge.Client) -> None:
+    kd.close()
+    document = {"run": "r1", "ssn": SSN}
+    assert Veil(kd).over(document) is document
+
+
+def test_a_log_is_read_once_however_often_it_is_shown(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    veil, read = Veil(kd, ["ssn"]), []
+    monkeypatch.setattr(
+        kd.log, "read", lambda run, **asked: read.append(asked) or kedge.log.Log.read(kd.log, run, **asked)
+    )
+    for _ in range(5):
+        assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
+    assert len(read) == 1
+    kd.note("r1", "more", by="ann")
+    assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
+    assert len(read) == 2
+    assert read[1]["after"] > 0
+
+
+def test_a_run_is_exported_with_the_fields_that_it_has(kd: kedge.Client) -> None:
+    veil = Veil(kd, ["ssn", "iban"])
+    assert veil.redaction("r1") == ("ssn",)
+    assert SSN.encode() not in kd.export("r1", redact=veil.redaction("r1"))
+
+
+@kedge.agent
+async def assistant(run: kedge.Run, word: str) -> str:
+    return f"{word} is filed"
+
+
+@kedge.agent
+async def chief(run: kedge.Run, person: dict[str, str]) -> None:
+    if "ssn" in person:
+        await (await run.spawn(assistant, person["ssn"], id="below")).result()
+        await run.renew({"named": person["ssn"]})
+
+
+def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_there_too(kd: kedge.Client) -> None:
+    kd.run(chief, {"ssn": SSN}, id="above")
+    veil = Veil(kd, ["ssn"])
+    for run in ("below", "above+2"):
+        assert veil.over({"run": run, "text": f"of {SSN}"})["text"] == f"of {HIDDEN}"
+        assert veil.redaction(run) is True
+        assert SSN.encode() not in kd.export(run, redact=veil.redaction(run))
+
+
+@pytest.mark.parametrize("word", ["run", "next", "status", "waiting", "arguments", "number", "steps", "kind"])
+def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: kedge.Client, word: str) -> None:
+    with pytest.raises(RunWaiting):
+        kd.run(clerk, {"ssn": word, "pin": 1}, id="odd")
+    _, text = issue(kd, "root", "admin")
+    with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
+        for path in ("/inbox", "/runs", "/runs/odd", "/api/v1/runs/odd/steps/1", "/runs/odd/act"):
+            assert web.get(path).status_code == 200, path
+        told = web.get("/api/v1/runs/odd").json()
+        assert (told["run"], told["status"]) == ("odd", "waiting")
+        assert web.get("/api/v1/runs/odd/steps/1").json()["arguments"]["ssn"] == HIDDEN
+
+
+def test_nobody_learns_by_asking_whether_they_guessed_right(kd: kedge.Client) -> None:
+    _, text = issue(kd, "root", "admin")
+    with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
+        for guess in (SSN, "123-45-6780"):
+            assert web.get("/api/v1/runs/r1/steps", params={"q": guess}).json()["q"] == guess
+            for asked in ({"because": guess}, {"question": guess}, {"choice": guess}, {"where": f"ssn={guess}"}):
+                answer = web.get("/api/v1/find", params={"what": "decisions", **asked})
+                assert (answer.status_code, answer.json()["code"]) == (403, "redacted")
+
+
+PLACES: Final = {"{run}": "r1", "{step}": "1", "{seq}": "3", "{name}": "arguments", "{n}": "1", "{wait}": "r1:2"}
+
+
+def test_no_page_and_no_document_shows_what_is_redacted(kd: kedge.Client) -> None:
+    _, text = issue(kd, "root", "admin")
+    asked = [
+        path
+        for route in ROUTES
+        if route.method == "GET" and route.media != "text/event-stream"
+        for path in (f"/api/v1{route.path}", *route.at)
+    ]
+    for name, place in PLACES.items():
+        asked = [path.replace(name, place) for path in asked]
+
+    def showing(*redact: str) -> list[str]:
+        with TestClient(asgi(kd, redact=redact), headers={"Authorization": f"Bearer {text}"}) as web:
+            return [path for path in asked if SSN in web.get(path).text]
+
+    assert len(showing()) > 15, "what is not redacted is there to be seen"
+    assert showing("ssn") == []
