@@ -101,6 +101,10 @@ def test_a_runs_id_may_be_made_of_anything(web: TestClient, run: str) -> None:
     assert web.get(address(request, "/api/v1/runs/{run}", run=run)).json()["run"] == run
 
 
+def test_what_stands_for_a_slash_is_no_way_to_another_run(web: TestClient) -> None:
+    assert web.get("/api/v1/runs/a%1Fb").json()["run"] not in ("a/b", "a\x1fb")
+
+
 def test_a_fixed_word_wins_over_a_parameter_whatever_the_order(web: TestClient) -> None:
     assert web.get("/api/v1/runs/known").json()["run"] == "a fixed word"
 

@@ -196,7 +196,8 @@ class Paths:
 
 
 def _unquoted(part: str) -> str:
-    return unquote(part).replace("/", SLASH)
+    # What stands for a slash stands for nothing else.
+    return unquote(part).replace(SLASH, "\N{REPLACEMENT CHARACTER}").replace("/", SLASH)
 
 
 # serving ------------------------------------------------------------------------------------------

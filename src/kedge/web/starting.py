@@ -145,7 +145,10 @@ def send(call: Call[RunAsked, Send]) -> Did:
     if body.dry_run:
         told = foretold.send(run, body.name)
         return Did(run=run.run, will=told.will, more=told.more)
-    client.send(run.run, body.name, body.body, id=body.id or derived(call, "msg"), by=call.person.name)
+    message = body.id or derived(call, "msg")
+    if message is not None and client.store.message(run.run, message) is not None:
+        return Did(run=run.run, did=f"{message} was sent before; the same id counts once")
+    client.send(run.run, body.name, body.body, id=message, by=call.person.name)
     return Did(run=run.run, did=f"{body.name} sent")
 
 
