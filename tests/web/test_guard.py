@@ -215,22 +215,6 @@ def test_a_stream_ends_when_the_server_stops() -> None:
     assert not found.sent[-1].get("more_body"), "it is ended as a whole response, not torn"
 
 
-def test_a_stream_ends_when_whoever_follows_it_may_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kedge.web.guard.LASTS_SECONDS", 0.01)
-    may = [True, True, False]
-
-    async def stream(scope: Any, receive: Any, send: Any) -> None:
-        scope[VISIT].lasts = lambda: may.pop(0)
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"one", "more_body": True})
-        assert await receive() == {"type": "http.disconnect"}
-
-    found = ask(guarded(stream))
-    assert found.body == "one"
-    assert may == []
-
-
 def test_an_error_of_the_apps_is_told_to_nobody_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("the secret is 42")

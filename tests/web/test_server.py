@@ -272,8 +272,6 @@ def hurried(
 @pytest.fixture(params=["h11_impl:H11Protocol", "httptools_impl:HttpToolsProtocol"])
 def kind(request: pytest.FixtureRequest) -> Any:
     module, _, name = request.param.partition(":")
-    if module.startswith("httptools"):
-        pytest.importorskip("httptools")
     return getattr(importlib.import_module(f"uvicorn.protocols.http.{module}"), name)
 
 

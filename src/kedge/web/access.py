@@ -12,7 +12,6 @@ import hmac
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -85,12 +84,7 @@ class _Door:
         visit = request.scope.get(VISIT)
         if visit is not None:
             visit.person = person
-            visit.lasts = None if person is None or person.token is None else partial(self.lasts, person.token)
         return person
-
-    def lasts(self, token: str) -> bool:
-        """Whether somebody who came with this token still may."""
-        return True
 
     async def _identified(self, request: Request) -> Person | None:
         raise NotImplementedError
@@ -175,9 +169,6 @@ class TokenAccess(_Door):
             id_ = self._session(request.cookies.get(SESSION, ""), now)
             token = self.tokens.live(id_, now) if id_ else None
         return token.person if token is not None else None
-
-    def lasts(self, token: str) -> bool:
-        return self.tokens.live(token, self.client.clock.now_us()) is not None
 
     # sessions: `1.<token's id>.<until, in seconds>.<signature>`
 

@@ -30,7 +30,7 @@ HINT_SECONDS: Final = 0.3
 SEND_SECONDS: Final = 60.0
 """How long a follower may take to take what is sent, before it is let go."""
 
-KNOWN_SECONDS: Final = 5.0
+KNOWN_SECONDS: Final = 2.0
 """How often it is asked whether whoever follows still may."""
 
 LIVE_RUNS_MAX: Final = 200

@@ -54,8 +54,6 @@ VISIT: Final = "kedge.visit"
 _LOOKS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BUCKETS_MAX: Final = 10_000
 _DIGITS_MAX: Final = 15
-LASTS_SECONDS: Final = 2.0
-"""How often it is looked whether somebody who follows a stream still may."""
 _SLOW: Final = "the request's body did not come within {:g} s; send it again at once"
 
 
@@ -73,13 +71,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Visit:
-    """One request on its way. Whoever finds out who asks, says so here; and how to see whether they still may."""
+    """One request on its way. Whoever finds out who asks, says so here."""
 
-    __slots__ = ("lasts", "person")
+    __slots__ = ("person",)
 
     def __init__(self) -> None:
         self.person: Person | None = None
-        self.lasts: Callable[[], bool] | None = None
 
 
 class Buckets:
@@ -185,7 +182,6 @@ class _Passage:
         self._body: list[Message] = []
         self.status = 0
         self.ended = False
-        self.lapsed = False
 
     async def through(self) -> None:
         self.scope[VISIT] = self.visit
@@ -205,7 +201,7 @@ class _Passage:
             logger.exception("a request failed")
             if not self.status:
                 await self._refuse(Problem(500, "this is a fault of the server's; its log has more", code="internal"))
-        if self.status and not self.ended and (self.guard.closing or self.lapsed):
+        if self.status and not self.ended and self.guard.closing:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
         self._note()
 
@@ -246,10 +242,8 @@ class _Passage:
         gone: asyncio.Future[Any] = asyncio.ensure_future(self._receive())
         self.guard.streams.add(closing)
         try:
-            while not (self.guard.closing or gone.done() or self.lapsed):
-                await asyncio.wait({gone, closing}, return_when=asyncio.FIRST_COMPLETED, timeout=LASTS_SECONDS)
-                lasts = self.visit.lasts
-                self.lapsed = lasts is not None and not gone.done() and not await asyncio.to_thread(lasts)
+            if not self.guard.closing:
+                await asyncio.wait({gone, closing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.guard.streams.discard(closing)
             gone.cancel()
