@@ -1,4 +1,5 @@
-"""Runs the subjects and writes their table: all of them into RESULTS.md, some of them to the screen alone."""
+"""Runs the subjects and writes their table: all of them into RESULTS.md, some of them to the screen alone, or, with
+`--write`, into their place in it."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ from bench import (
     steps,
     time_travel,
     waking,
+    window,
     workers,
 )
 from bench.machine import description, sync_us
@@ -58,6 +60,8 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "contracts": contracts.measure,
     "pages": pages.measure,
     "followers": followers.measure,
+    "window": window.measure,
+    "paging": window.paging,
 }
 
 PREFACE: Final = """\
@@ -73,6 +77,8 @@ server on the same disk, started for a subject; its clients reach it by TCP on t
 
 def main(names: list[str]) -> int:
     """Measure and print; the verdicts are for people, so the exit code does not depend on them."""
+    writes = "--write" in names
+    names = [name for name in names if name != "--write"]
     unknown = [name for name in names if name not in SUBJECTS]
     if unknown:
         print(f"bench: no subject {', '.join(unknown)}; there are {', '.join(SUBJECTS)}", file=sys.stderr)
@@ -96,7 +102,22 @@ def main(names: list[str]) -> int:
     if not names:
         (HERE / "RESULTS.md").write_text(f"{PREFACE}\n{machine}\n\n{table(measures)}\n", encoding="utf-8")
         print(f"written to {HERE / 'RESULTS.md'}")
+    elif writes:
+        replace(measures, names)
     return 0
+
+
+def replace(measures: list[Measure], names: list[str]) -> None:
+    """Some subjects' rows in RESULTS.md anew; the others stay as they were measured."""
+    page = HERE / "RESULTS.md"
+    head, _, rows = page.read_text(encoding="utf-8").partition("| --- |")
+    first, *old = rows.splitlines()
+    kept = [row for row in old if row.startswith("| ") and row.split(" | ")[0].removeprefix("| ") not in names]
+    new = table(measures).splitlines()[2:]
+    order = list(SUBJECTS)
+    every = sorted([*kept, *new], key=lambda row: order.index(row.split(" | ")[0].removeprefix("| ")))
+    page.write_text("\n".join([f"{head}| --- |{first}", *every]) + "\n", encoding="utf-8")
+    print(f"written to {page}: the rows of {', '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ LAYERS: Final = {
     "store": 2,
     "log": 3,
     "runtime": 4, "history": 4, "check": 4, "window": 4, "workspace": 4,
-    "cli": 5, "web": 5, "adapters": 5, "engines": 5, "testing": 5,
+    "cli": 5, "web": 5, "proxy": 5, "adapters": 5, "engines": 5, "testing": 5,
 }  # fmt: skip
 """Which layer each part of the package belongs to; a part imports its own layer and those below."""
 

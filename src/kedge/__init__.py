@@ -64,6 +64,7 @@ from kedge.runtime.views import RunInfo, Wait
 from kedge.runtime.waits import Answer
 from kedge.runtime.webhooks import webhook, webhook_verify
 from kedge.store import open_store
+from kedge.window import Window
 
 __all__ = [
     "KEY",
@@ -133,6 +134,7 @@ __all__ = [
     "WaitExpired",
     "WaitFor",
     "WebhookRefused",
+    "Window",
     "agent",
     "cron",
     "every",

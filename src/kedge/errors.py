@@ -36,6 +36,7 @@ KedgeError
 ├── ReplayParted            code that does not do again what is on record
 │   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
+├── WindowRefused           a budget that holds nothing, or a page that is none
 ├── ContractRefused         a contract that says what cannot be
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
@@ -389,6 +390,10 @@ class DeclarationRefused(KedgeError, TypeError):
         super().__init__(f"{name}: {reason}")
         self.name = name
         self.reason = reason
+
+
+class WindowRefused(KedgeError, ValueError):
+    """A window that cannot be as was asked: a budget that holds nothing, a handle that names no page."""
 
 
 class ContractRefused(KedgeError, ValueError):

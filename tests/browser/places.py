@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from kedge.web.app import ROUTES
 
-TABS: Final = ("workflow", "state", "trace", "decisions", "failures", "effects", "log")
+TABS: Final = ("workflow", "state", "trace", "window", "decisions", "failures", "effects", "log")
 QUERIES: Final[dict[str, tuple[str, ...]]] = {
     "/find": tuple(f"?what={what}" for what in ("calls", "decisions", "failures", "effects", "answers")),
     "/runs/{run}": tuple(f"?tab={tab}" for tab in TABS),

@@ -20,6 +20,7 @@ from browser import office
 from browser.browsing import SHOTS, Watch, Watched, bridge
 from kedge.runtime.client import Client
 from kedge.runtime.triggers import TRIGGERS
+from sessions import coder
 
 WIDE: Final = ViewportSize(width=1280, height=800)
 PHONE: Final = ViewportSize(width=390, height=780)
@@ -96,6 +97,8 @@ def test_pictures_are_made(kd: Client, watch: Watch) -> None:
         page.get_by_role("button", name="Pause…").click()
         expect(page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True)).to_be_enabled()
         _shot(window, "act")
+        kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="mend-parser")
+        _shot(window, "window", "/runs/mend-parser?tab=window")
 
 
 def _shot(window: Watched, name: str, path: str | None = None) -> None:

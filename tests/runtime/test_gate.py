@@ -1163,7 +1163,7 @@ def test_r15_a_tool_in_a_process_of_its_own_is_killed_for_real_when_its_time_is_
 ) -> None:
     isolated(
         f"""
-@kedge.tool(isolate="process", timeout=1.0)
+@kedge.tool(isolate="process", timeout=4.0)
 def alone() -> None:
     with open({str(tmp_path / "pid")!r}, "w") as told:
         told.write(str(os.getpid()))

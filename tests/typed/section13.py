@@ -93,7 +93,7 @@ async def send_email(
     return Receipt(f"{to} {subject} {body} {key}")
 
 
-@kedge.tool(effect="reads")
+@kedge.tool(effect="reads", changes="by effects")
 async def fetch_docs(claim: int, limit: int = 10) -> list[str]:
     return [str(claim)] * limit
 
@@ -169,7 +169,9 @@ async def side_by_side(run: kedge.Run, claims: list[Claim]) -> float:
     assert_type(run.parent, str | None)
     async for chunk in run.stream(client.create, model="m", messages=[]):
         print(chunk)  # noqa: T201
-    answers = await run.dispatch(tools, Reply("…"))
+    sent = await run.fit(kedge.Window(60_000), [], tools.schemas())
+    assert_type(sent.messages, list[Any])
+    answers = await run.dispatch(tools, Reply("…"), window=kedge.Window(60_000))
     assert_type(answers, list[dict[str, Any]])
     return amount
 
@@ -202,7 +204,8 @@ def blocks(run: kedge.SyncRun[Any], claim: Claim) -> Verdict:
     assert_type(run.result(child), float)
     run.sleep("3d")
     assert_type(run.wait("paid", returns=Receipt), Receipt)
-    outcome = kedge.loop_sync(run, client.ask, tools, messages="hi")
+    assert_type(run.fit(kedge.Window(60_000), []).tokens, int)
+    outcome = kedge.loop_sync(run, client.ask, tools, messages="hi", budget=60_000)
     assert_type(outcome.turns, int)
     return Verdict(answer.approved, reply.why)
 

@@ -109,19 +109,25 @@ def _checked(shell: Shell, case: Case, most: int) -> Report:
     begun = clock.monotonic()
     if shell.json or not shell.err.is_terminal:
         with _patiently(case):
-            report = check(case, stories_max=most)
+            report = check(case, stories_max=most, progress=lambda way, count: _go_on())
     else:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=shell.err, transient=True) as progress, _patiently(case):
             task = progress.add_task(f"interrupting {case.agent.name}", total=None)
 
             def tell(way: str, count: int) -> None:
+                _go_on()
                 progress.update(task, description=f"interrupting {case.agent.name}: {count} ways ({way})")
 
             report = check(case, stories_max=most, progress=tell)
     if not shell.json:
         shell.out.print(rendered(report, clock.monotonic() - begun))
     return report
+
+
+def _go_on() -> None:
+    """Another rehearsal begins, and may take its time."""
+    signal.alarm(PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -133,7 +139,7 @@ def _patiently(case: Case) -> Generator[None]:
         raise Told(f"{case.agent.name}: still computing after {PATIENCE_SECONDS} s, at {where}; does it ever end?")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(PATIENCE_SECONDS)
+    _go_on()
     logger = logging.getLogger("kedge")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # what rehearsals tell each other is nobody's business

@@ -29,6 +29,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "start": "create a run for a worker",
         "worker": "serve the runs that are due",
         "serve": "the dashboard and the API",
+        "proxy": "page and record any agent",
         "trigger": "what starts by itself",
     },
     "look": {
@@ -79,6 +80,7 @@ MODULES: Final = {
         "kedge.cli.running": "run start",
         "kedge.cli.worker": "worker",
         "kedge.cli.serve": "serve",
+        "kedge.cli.proxy": "proxy",
         "kedge.cli.trigger": "trigger",
         "kedge.cli.ps": "ps",
         "kedge.cli.show": "show",

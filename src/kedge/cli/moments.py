@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kedge.cli import paint
 from kedge.history.parts import Moment
-from kedge.history.prose import counted, entries_of
+from kedge.history.prose import counted, entries_of, paged
 from kedge.model import events as e
 from kedge.runtime.waits import SAID
 
@@ -66,6 +66,8 @@ def told(page: Page, moment: Moment) -> Text:
             return Text(f"priority {event.priority}{by}", style="dim")
         case e.FactDrawn():
             return Text.assemble((f"{event.name} ", "dim")).append(page.value(data.get("value")))
+        case e.PageEvicted() | e.PageFaulted() | e.PagePinned():
+            return Text(paged(event), style="dim")
         case e.AttemptSettled():
             return Text(
                 f"what {event.key} left in doubt was settled{by}: {event.settlement.replace('_', ' ')}",

@@ -21,6 +21,7 @@ from kedge.cli.moments import process
 from kedge.cli.people import commands
 from kedge.cli.shell import Shell, command, run_argument
 from kedge.cli.showing import VALUE_CHARS, WHOLE, Page, asked_of, reply_text
+from kedge.cli.window import show as show_window
 from kedge.errors import ValueErased
 from kedge.history import boundaries
 from kedge.history.boundaries import Place
@@ -38,7 +39,7 @@ from kedge.runtime import editing, views
 from kedge.runtime.asked import agreement, whom
 from kedge.runtime.client import Client
 from kedge.runtime.waits import VOTE
-from kedge.store.base import ENDED
+from kedge.store.base import ENDED, shown_tags
 
 LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""
@@ -56,6 +57,7 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 @click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
 @click.option("--graph", is_flag=True, help="A drawing of it with its forks, children and rewinds.")
 @click.option("--svg", metavar="FILE", help="The same drawing into a file; - is the standard output.")
+@click.option("--window", is_flag=True, help="What its models were sent: what fills it, what is wasted, what left.")
 @click.option("--follow", "-f", is_flag=True, help="Print what happens as it is committed, until the run has ended.")
 @click.option("--full", is_flag=True, help="Values whole, and what is usually left out.")
 @click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history what was left, too.")
@@ -69,6 +71,7 @@ def show_command(
     history: bool,
     graph: bool,
     svg: str | None,
+    window: bool,
     follow: bool,
     full: bool,
     everything: bool,
@@ -81,7 +84,8 @@ def show_command(
       kedge show claim_17 --at 6:before --state
     """
     chosen = [name for name, on in (("--why", number is not None), ("--state", state), ("--log", log),
-              ("--history", history), ("--graph", graph or svg is not None), ("--follow", follow)) if on]  # fmt: skip
+              ("--history", history), ("--graph", graph or svg is not None), ("--window", window),
+              ("--follow", follow)) if on]  # fmt: skip
     if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
         raise Told(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
     client, run = shell.client, shell.run(run)
@@ -96,6 +100,8 @@ def show_command(
         _history(shell, run, everything=everything)
     elif graph or svg is not None:
         _graph(shell, run, svg)
+    elif window:
+        show_window(shell, run, place, everything=everything, full=full)
     else:
         found = timeline(client.log, run, place.seq, keep=place.keep) if place else timeline(client.log, run)
         if number is not None:
@@ -268,7 +274,7 @@ def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:
 
 def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     tl = page.timeline
-    tags = [tag for tag in tl.tags if not tag.startswith("input:")]
+    tags = shown_tags(tl.tags)
     facts = {
         "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
         "goes on as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
@@ -281,7 +287,8 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
-    more = ["--graph"] * bool(tl.generation or any(forks)) + ([] if page.full else ["--full"])
+    more = ["--graph"] * bool(tl.generation or any(forks)) + ["--window"] * any(s.sort == "model" for s in tl.steps())
+    more += [] if page.full else ["--full"]
     yield from paint.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
     )

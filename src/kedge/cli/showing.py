@@ -33,7 +33,7 @@ WIDE: Final = 160
 VALUE_CHARS: Final = 1_000
 WHOLE: Final = 1_000_000_000
 
-_QUIET: Final = frozenset({"fact.drawn", "run.tagged"})
+_QUIET: Final = frozenset({"fact.drawn", "page.pinned", "run.tagged"})
 _OURS: Final = frozenset({COMMAND, ANSWER, VOTE, CHILD})
 _FOREIGN: Final = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "/kedge/runtime/")
 

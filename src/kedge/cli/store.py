@@ -181,7 +181,10 @@ def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: 
         kd.store.release(run, epoch=log.epoch)
 
 
-_BETWEEN: Final = (e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken)
+_BETWEEN: Final = (
+    e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken, e.PageEvicted, e.PageFaulted,
+    e.PagePinned,
+)  # fmt: skip
 """Events that name the step they stand before, and are not of it."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kedge.model import events as e
 from kedge.model.codec import Erased, Secret, plain
 from kedge.model.failure import Failure
 
@@ -29,6 +30,24 @@ def listed(words: Sequence[str]) -> str:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """1 branch, 3 branches."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+_CAME_BACK: Final = {
+    "recalled": "recalled", "repeated": "asked for again, from the record", "reread": "read again, and the same",
+    "found": "found", "called": "its stub was called",
+}  # fmt: skip
+
+
+def paged(event: e.PageEvent) -> str:
+    """What became of pages of a window."""
+    match event:
+        case e.PageEvicted():
+            pages = counted(len(event.pages), "page")
+            return f"{pages} left the window ({event.because}), {event.tokens:,} tokens less a call"
+        case e.PageFaulted():
+            return f"{event.page} came back to the window: {_CAME_BACK[event.how]}"
+        case e.PagePinned():
+            return f"{event.page} stays in the window until turn {event.until:,}"
 
 
 def ordinal(number: int) -> str:

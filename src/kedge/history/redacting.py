@@ -360,6 +360,8 @@ class _Redactor:
             changes["doubts"] = tuple(doubts)
         if isinstance(event, e.ValueErasedOnPurpose):
             changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
+        if isinstance(event, e.PageEvicted):
+            changes["marks"] = ()  # of what the pages held
         changed: e.Event = msgspec.structs.replace(event, **changes)
         return changed
 

@@ -487,6 +487,53 @@ class FactDrawn(Event, frozen=True, tag="fact.drawn"):
     step: StepId | None = None
 
 
+# the window ---------------------------------------------------------------------------------------
+
+EvictedBecause = Literal["pays", "budget", "duplicate", "unused"]
+FaultedHow = Literal["recalled", "repeated", "reread", "found", "called"]
+PinnedBecause = Literal["fault", "asked"]
+
+
+class PageEvicted(Event, frozen=True, tag="page.evicted"):
+    """Pages left what a model is sent, all at once: these handles, from the call after `turn` others on. `tokens` is
+    what each call saves; `marks` are how the hashes begin of what they held, since a place in a history that was edited
+    may hold something else. Data: `pages`, each with `page`, `kind`, `source`, `tokens`, `why`; `budget`; `window`,
+    where several decide before the same step, is which."""
+
+    pages: tuple[str, ...]
+    tokens: int
+    because: EvictedBecause
+    turn: int
+    step: StepId | None = None
+    marks: tuple[str, ...] = ()
+
+
+class PageFaulted(Event, frozen=True, tag="page.faulted"):
+    """A page that had left was wanted after all, and how it came back: recalled by its handle; the same read repeated
+    and answered from the record; read again and found the same; a tool's schema found, or its stub called.
+    Data: `source`, `window`; `text` and `failed`, where a tool call was answered so."""
+
+    page: str
+    how: FaultedHow
+    tokens: int
+    turn: int
+    step: StepId | None = None
+
+
+class PagePinned(Event, frozen=True, tag="page.pinned"):
+    """A page stays in what a model is sent until a turn; one that is over lets it go. Data: `source`,
+    `window`."""
+
+    page: str
+    until: int
+    because: PinnedBecause
+    turn: int
+    step: StepId | None = None
+
+
+PageEvent = PageEvicted | PageFaulted | PagePinned
+
+
 class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
     """Values left the store for good: the data of these events, and these stored pieces."""
 
@@ -644,7 +691,7 @@ AnyEvent = (
     | ValueErasedOnPurpose
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
     | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
-    | TokenIssued | TokenRevoked
+    | TokenIssued | TokenRevoked | PageEvicted | PageFaulted | PagePinned
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}

@@ -812,6 +812,9 @@ _QUIET: Final = frozenset(
         e.PlanReached,
         e.NoteMade,
         e.FactDrawn,
+        e.PageEvicted,
+        e.PageFaulted,
+        e.PagePinned,
     }
 )
 

@@ -29,7 +29,7 @@ from kedge.model.chain import value_hash
 from kedge.model.codec import Erased, plain, restore
 from kedge.model.typed import convert
 
-__all__ = ["Blob", "Erased", "Fetch", "Packed", "check", "children", "pack", "references", "unpack"]
+__all__ = ["Blob", "Erased", "Fetch", "Packed", "Sharing", "check", "children", "pack", "references", "unpack"]
 
 STRING_BYTES_MAX: Final = 512
 """A string or bytes that is longer, as encoded, becomes pieces."""
@@ -117,6 +117,31 @@ def unpack(raw: bytes, fetch: Fetch, type: Any = Any) -> Any:  # noqa: A002
         return value if type is Any else convert(value, type)
     except RecursionError:
         raise ValueBroken(digest, "nested too deeply to read") from None
+
+
+class Sharing:
+    """Reads many values that share pieces, each piece once: what is alike in two of them is the very same object.
+
+    A conversation that grows is read at the cost of what is new. Whoever gets the values only reads them.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._pieces: dict[str, Blob] = {}
+        self._reader = _SharingReader(self._pieces, keeps_erased=True)
+
+    def expect(self, raws: Iterable[bytes]) -> None:
+        """Fetch what these values are made of, all of them at once; it is no harm if they are never read."""
+        _gathered(b"\n".join(raws), self._fetch, self._pieces)
+
+    def unpack(self, raw: bytes) -> Any:
+        """The value, with `Erased` for what was erased."""
+        digest = value_hash("json", raw)
+        try:
+            self.expect([raw])
+            return self._reader.value(_tree(digest, raw), digest)
+        except RecursionError:
+            raise ValueBroken(digest, "nested too deeply to read") from None
 
 
 def references(raw: bytes) -> list[bytes]:
@@ -290,10 +315,10 @@ def _node(tag: bytes, names: list[bytes]) -> bytes:
 # Reading.
 
 
-def _gathered(raw: bytes, fetch: Fetch) -> dict[str, Blob]:
-    """Every piece below this JSON by its written hash, fetched level by level."""
-    pieces: dict[str, Blob] = {}
-    wanted = _names(raw)
+def _gathered(raw: bytes, fetch: Fetch, known: dict[str, Blob] | None = None) -> dict[str, Blob]:
+    """Every piece below this JSON by its written hash, fetched level by level; added to those that are known."""
+    pieces: dict[str, Blob] = {} if known is None else known
+    wanted = {name: None for name in _names(raw) if name not in pieces}
     while wanted:
         hashes = {name: _hash(name) for name in wanted}
         found = fetch(list(hashes.values()))
@@ -402,6 +427,46 @@ class _Reader:
         if not self.keeps_erased:
             raise ValueErased(digest)
         return Erased(digest)
+
+
+class _SharingReader(_Reader):
+    """The same, but what a reference stands for is made once."""
+
+    def __init__(self, pieces: Mapping[str, Blob], *, keeps_erased: bool) -> None:
+        super().__init__(pieces, keeps_erased=keeps_erased)
+        self.made: dict[str, Any] = {}
+        self.lists: dict[str, list[Any]] = {}
+
+    def value(self, node: Any, digest: bytes) -> Any:
+        tag, payload = _tagged(node)
+        if tag == "$list":
+            return self.listed(payload, digest)
+        if tag != "$ref":
+            return super().value(node, digest)
+        if payload not in self.made:
+            blob = self.piece(payload, digest)
+            self.made[payload] = (
+                self.erased(blob.hash) if blob.body is None else self.value(_tree(blob.hash, blob.body), blob.hash)
+            )
+        return self.made[payload]
+
+    def listed(self, names: Any, digest: bytes, level: int = 0) -> list[Any]:
+        """The items below some hashes; a hash is looked into once, whether it names items or more hashes."""
+        if names.__class__ is not list or level > LEVELS_MAX:
+            raise ValueBroken(digest, "$list is malformed")
+        items: list[Any] = []
+        for name in names:
+            found = self.lists.get(name)
+            if found is None:
+                blob = self.piece(name, digest)
+                node = [self.erased(blob.hash)] if blob.body is None else _tree(blob.hash, blob.body)
+                tag, payload = _tagged(node)
+                found = self.listed(payload, blob.hash, level + 1) if tag == "$list" else self.value(node, blob.hash)
+                if found.__class__ is not list:
+                    raise ValueBroken(blob.hash, "not a list, though part of one")
+                self.lists[name] = found
+            items += found
+        return items
 
 
 def _tree(digest: bytes, body: bytes) -> Any:

@@ -16,6 +16,7 @@ from kedge.model.codec import plain
 from kedge.runtime.models import Provider, assistant_messages, is_paused, provider_of, text_of
 from kedge.runtime.registry import AnyTool
 from kedge.runtime.toolset import AnyRun, Toolset, dispatch, driven, settled, spoken
+from kedge.window import Window
 
 TURNS_MAX: Final = 50
 ANTHROPIC_TOKENS_MAX: Final = 4096
@@ -42,6 +43,8 @@ async def loop(
     turns_max: int = TURNS_MAX,
     system: str | None = None,
     provider: Provider | None = None,
+    budget: int | None = None,
+    window: Window | None = None,
     **params: Any,
 ) -> LoopResult:
     """Calls a model with tools until it asks for none.
@@ -49,6 +52,8 @@ async def loop(
     model      a client's method, such as `client.messages.create`, or a function that takes and gives the same
     messages   what to begin with; a text is the user's
     provider   whose form messages and tools have, where `model` is not a method of an official client
+    budget     how many tokens a call may take: what is not in use leaves, and comes back when the model wants it
+    window     the same, by a Window of your own; give it to the next loop, too, to go on with what it holds
     params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are the provider's own, beside ours
 
     What people say to the run meanwhile reaches the model with its next call, or makes one.
@@ -57,10 +62,17 @@ async def loop(
     provider = provider or provider_of(model)
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     request = _request(provider, toolset, system, params)
+    if budget is not None:
+        if window is not None:
+            raise KedgeError("a loop takes a budget or a window, which has one; leave one out")
+        window = Window(budget, shape=provider, reads=toolset.reads)
     said += await _heard(run)
     for turn in range(1, turns_max + 1):
-        reply = await settled(run.model(model, **request(said)))
-        answers = await dispatch(run, toolset, reply)
+        asked = request(said)
+        if window is not None:
+            asked |= await _fitted(run, window, asked)
+        reply = await settled(run.model(model, **asked))
+        answers = await dispatch(run, toolset, reply, window=window)
         heard = await _heard(run)
         said += assistant_messages(reply) + answers + heard
         if not answers and not heard and not is_paused(reply):
@@ -98,6 +110,14 @@ def _request(
     elif system is not None:
         fixed["instructions" if provider == "openai-responses" else "system"] = system
     return lambda said: fixed | {name: [*first, *said]}
+
+
+async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is sent in place of all that was said and all tools."""
+    name = "messages" if "messages" in asked else "input"
+    system = asked.get("system", asked.get("instructions"))
+    sent = await settled(run.fit(window, asked[name], asked.get("tools", ()), system=system))
+    return {name: sent.messages} | ({"tools": sent.tools} if sent.tools else {})
 
 
 async def _heard(run: AnyRun) -> list[Any]:

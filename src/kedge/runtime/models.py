@@ -395,12 +395,17 @@ def join_chunks(chunks: list[Any]) -> list[Any]:
             return [text.join(chunks)]
     if not chunks or any(_of(chunk, "object") != "chat.completion.chunk" for chunk in chunks):
         return chunks
-    joined: dict[str, Any] = {}
-    for chunk in map(wire, chunks):
-        choices = _joined_lists(joined.get("choices", []), chunk.get("choices") or [])
-        joined |= {name: part for name, part in chunk.items() if part is not None} | {"choices": choices}
+    parts: list[dict[str, Any]] = [_two({}, chunk) for chunk in map(wire, chunks)]
+    # Neighbours in pairs, again and again: one after the other, a long text would be copied for each of its pieces.
+    while len(parts) > 1:
+        parts = [_two(parts[at], parts[at + 1]) if at + 1 < len(parts) else parts[at] for at in range(0, len(parts), 2)]
     kind = reply_kind(chunks[0])
-    return [rebuild(kind, joined) if kind else joined]
+    return [rebuild(kind, parts[0]) if kind else parts[0]]
+
+
+def _two(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    choices = _joined_lists(first.get("choices") or [], second.get("choices") or [])
+    return first | {name: part for name, part in second.items() if part is not None} | {"choices": choices}
 
 
 _WHOLE: Final = frozenset({"role", "type", "id", "name", "finish_reason"})

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, get_args, overload
 
 import msgspec
 from typing_extensions import TypeVar
@@ -43,6 +43,7 @@ KEY: Final = Key()
 
 Repeat = Literal["allow", "recorded", "ask"]
 Isolation = Literal["thread", "process"]
+Changes = Literal["never", "by effects", "any time"]
 Duration: TypeAlias = float | int | str
 
 
@@ -186,6 +187,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     identity: tuple[str, ...] | None = None
     repeat: Repeat = "allow"
+    changes: Changes = "any time"
     consumes: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     compensate: Callable[..., Any] | None = None
@@ -202,6 +204,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
 EFFECTS: Final = ("reads", "idempotent", "transaction", "at_most_once")
+CHANGES: Final = get_args(Changes)
 
 
 class Tool(Generic[P, R]):
@@ -413,6 +416,7 @@ def tool(
     timeout: Duration | None = None,
     identity: Sequence[str] | None = None,
     repeat: Repeat = "allow",
+    changes: Changes = "any time",
     consumes: Sequence[str] = (),
     limit: Limit | Sequence[Limit] = (),
     compensate: Callable[..., Any] | None = None,
@@ -432,6 +436,8 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     timeout     for one attempt
     identity    the arguments that make two calls the same action; all of them by default
     repeat      what the same action twice does: "allow", give the "recorded" result, or "ask"
+    changes     when what it reads changes: "never", "by effects" of its own run alone, or at "any time" (the default);
+                a model that wants it back is answered from the record where it cannot have changed
     consumes    arguments that can be used once in the whole store, such as a token
     limit       Limit(…), shared between tools
     compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
@@ -479,6 +485,10 @@ def _check_tool(declared: Tool[..., Any]) -> None:
     policy, name = declared.policy, declared.name
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
+    if policy.changes not in CHANGES:
+        raise DeclarationRefused(name, f"changes={policy.changes!r} is not one of {', '.join(CHANGES)}")
+    if policy.changes != "any time" and not callable(policy.effect) and policy.effect != "reads":
+        raise DeclarationRefused(name, f"changes={policy.changes!r} is of what a tool reads; say effect='reads'")
     for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
         for parameter in named:
             if parameter not in declared.hints:

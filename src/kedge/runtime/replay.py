@@ -20,9 +20,13 @@ from kedge.model.fold import BESIDE, Fold, Step, timeline
 from kedge.model.values import unpack
 from kedge.store.base import Row
 
-_BETWEEN: Final = frozenset(
-    {"fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed", "context.refused"}
-)
+PAGES: Final = "page"
+"""All that was decided of a window is one queue: it is applied in the order in which it was decided."""
+
+_PAGES: Final = frozenset({"page.evicted", "page.faulted", "page.pinned"})
+_BETWEEN: Final = _PAGES | {
+    "fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed", "context.refused"
+}  # fmt: skip
 _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
                               "attempt.progressed", "step.edited", "wait.voted"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
@@ -91,7 +95,8 @@ class Record:
                         self.outside.append(Outside(seq, event, self._seen_from(seq)))
                 else:
                     name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
-                    self._between[event.step or "", f"{kind}:{name}"].append(seq)
+                    queue = PAGES if kind in _PAGES else kind
+                    self._between[event.step or "", f"{queue}:{name}"].append(seq)
 
     def _seen_from(self, seq: int) -> int:
         """When code sees a change from outside: as of its next step that returns after it. What a fork was made with
@@ -147,6 +152,11 @@ class Record:
         """The seq of the next thing of this kind recorded before a step, and move past it."""
         queue = self._between.get((position, f"{kind}:{name}"))
         return queue.popleft() if queue else None
+
+    def ahead(self, position: str, kind: str) -> int | None:
+        """The seq of what `take` would give next."""
+        queue = self._between.get((position, f"{kind}:"))
+        return queue[0] if queue else None
 
     def take_first(self, position: str, *kinds: str) -> int | None:
         """The same, of whichever of these kinds comes first."""

@@ -26,7 +26,7 @@ from typing_extensions import TypeVar
 
 from kedge.errors import LogError, OutsideBranch, Rejected, StoreError
 from kedge.model.retry import seconds
-from kedge.runtime import ending, scopes, steps, streams
+from kedge.runtime import ending, paging, scopes, steps, streams
 from kedge.runtime.approving import Proposed, Told, declined, proposed
 from kedge.runtime.commands import given
 from kedge.runtime.execution import Branch, Execution
@@ -39,6 +39,7 @@ from kedge.runtime.signals import Signal
 from kedge.runtime.steps import MISSING, Child
 from kedge.runtime.toolset import Toolset, dispatch, dispatch_sync
 from kedge.runtime.waits import Answer, Intervened
+from kedge.window import Sent, Window
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,9 +181,16 @@ class Run(_Common[C]):
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
         return streams.stream(self._execution, model_intent(fn, args, kwargs))
 
-    async def dispatch(self, tools: Toolset, reply: Any) -> list[dict[str, Any]]:
-        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it."""
-        return await dispatch(self, tools, reply)
+    def fit(
+        self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
+    ) -> Step[Sent]:  # fmt: skip
+        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        return self._paged(paging.fit, window, messages, tools, system)
+
+    async def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
+        `window`, which the reply was fitted to, can answer itself is not run."""
+        return await dispatch(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
@@ -303,6 +311,8 @@ class Run(_Common[C]):
         """Whether new code may run here: False for runs whose record went past this place before it was written."""
         return steps.patched(self._execution, self._here(), name)
 
+    _paged = _Common._steps
+
     def _here(self) -> Branch:
         branch = self._execution.branch_here()
         if asyncio.current_task() is not branch.task:
@@ -335,9 +345,14 @@ class SyncRun(_Common[C]):
         while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
             yield chunk
 
-    def dispatch(self, tools: Toolset, reply: Any) -> list[dict[str, Any]]:
-        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it."""
-        return dispatch_sync(self, tools, reply)
+    def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
+        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        return self._paged(paging.fit, window, messages, tools, system)
+
+    def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
+        `window`, which the reply was fitted to, can answer itself is not run."""
+        return dispatch_sync(self, tools, reply, window=window)
 
     def decided(
         self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
@@ -465,6 +480,8 @@ class SyncRun(_Common[C]):
 
     def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         return self._on_loop(taken(self._execution, do, *args, branch=self._here()))
+
+    _paged = _await
 
     def _on_loop(self, work: Awaitable[T]) -> T:
         async def settled() -> T:

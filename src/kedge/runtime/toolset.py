@@ -20,9 +20,11 @@ import msgspec
 from kedge.errors import DeclarationRefused, KedgeError, Rejected, StepFailed, ValueRefused
 from kedge.model.codec import Plain, plain, step_of
 from kedge.model.typed import convert
+from kedge.runtime import paging
 from kedge.runtime.approving import Told
 from kedge.runtime.models import Provider, ToolCall, provider_of, reasoning_of, text_of, tool_calls_of
-from kedge.runtime.registry import AnyTool, Tool
+from kedge.runtime.registry import AnyTool, Changes, Tool
+from kedge.window import Window
 
 T = TypeVar("T")
 
@@ -68,6 +70,20 @@ class Toolset:
     def bind(self, name: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """A model's arguments for the tool of that name, as the types that it declares."""
         return self._parameters_of(name).bind(arguments)
+
+    def reads(self, name: str, arguments: Mapping[str, Any] | str) -> bool:
+        """Whether the tool of that name, called so, changes nothing in the world."""
+        tool = self._tools.get(name)
+        if tool is None or not callable(tool.policy.effect):
+            return tool is not None and tool.policy.effect == "reads"
+        try:
+            return bool(tool.policy.effect(**tool.shape.bind((), self.bind(name, arguments))[0]) == "reads")
+        except Exception:
+            return False  # What does not fit the tool, or its own function, says nothing; calling it will.
+
+    def changes(self, name: str, arguments: Mapping[str, Any] | str) -> Changes:
+        """What can change what the tool of that name reads."""
+        return self._tools[name].policy.changes if self.reads(name, arguments) else "any time"
 
     def schemas(self, provider: Provider = "openai") -> list[dict[str, Any]]:
         """The tools as the provider wants them described."""
@@ -326,25 +342,38 @@ class _Answer(NamedTuple):
     failed: bool = False
 
 
-async def dispatch(run: AnyRun, tools: Toolset | Iterable[AnyTool], reply: Any) -> list[dict[str, Any]]:
+async def dispatch(
+    run: AnyRun, tools: Toolset | Iterable[AnyTool], reply: Any, *, window: Window | None = None
+) -> list[dict[str, Any]]:
     """Calls what the reply asks for, one after the other, and gives the messages that answer it; none if it asks
-    for nothing. Each choice goes on record as the model's decision, with what the model said as its reason."""
+    for nothing. Each choice goes on record as the model's decision, with what the model said as its reason.
+
+    What a window answers itself is not called.
+    """
     toolset = tools if isinstance(tools, Toolset) else Toolset(*tools)
     why = text_of(reply) or reasoning_of(reply)
-    answers = [await _answered(run, toolset, call, why) for call in tool_calls_of(reply)]
+    answers = [await _answered(run, toolset, call, why, window) for call in tool_calls_of(reply)]
     return _messages(provider_of(reply), answers)
 
 
-def dispatch_sync(run: AnyRun, tools: Toolset | Iterable[AnyTool], reply: Any) -> list[dict[str, Any]]:
+def dispatch_sync(
+    run: AnyRun, tools: Toolset | Iterable[AnyTool], reply: Any, *, window: Window | None = None
+) -> list[dict[str, Any]]:
     """The same for a SyncRun."""
-    return driven(dispatch(run, tools, reply))
+    return driven(dispatch(run, tools, reply, window=window))
 
 
-async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None) -> _Answer:
-    await settled(run.decided("Which tool?", call.name, options=tools.names, because=why, by="model"))
+async def _answered(run: AnyRun, tools: Toolset, call: ToolCall, why: str | None, window: Window | None) -> _Answer:
+    names = tools.names if window is None else [*tools.names, *paging.tools_of(run._execution, window)]
+    await settled(run.decided("Which tool?", call.name, options=names, because=why, by="model"))
+    if window is not None:
+        changes = partial(tools.changes, call.name, call.arguments)
+        found = await settled(run._paged(paging.answer, window, call, changes))
+        if found is not None:
+            return _Answer(call.id, found.text, found.failed)
     tool = tools.get(call.name)
     if tool is None:
-        return _Answer(call.id, f"error: no tool is called {call.name}; there are: {', '.join(tools.names)}", True)
+        return _Answer(call.id, f"error: no tool is called {call.name}; there are: {', '.join(names)}", True)
     try:
         result = await settled(run.call(tool, **tools.bind(call.name, call.arguments)))
     except ValueRefused as refused:

@@ -39,6 +39,7 @@ from kedge.web import (
     tokens,
     trace,
     triggers,
+    window,
 )
 from kedge.web.access import Identify, access_for
 from kedge.web.bridge import Access, Bridge
@@ -73,6 +74,7 @@ SLICES: Final[tuple[Any, ...]] = (
     tokens,
     trace,
     triggers,
+    window,
 )
 """The modules whose routes make up the app."""
 

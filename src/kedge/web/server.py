@@ -137,12 +137,15 @@ def bind(host: str, port: int) -> socket.socket:
     """The socket to serve on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2_048)
+        bound = socket.create_server((host, port), family=family, backlog=2_048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AccessRefused(
             f"{host}:{port}", f"cannot be served on ({reason}); name another --host or --port"
         ) from None
+    # Connections inherit it. Without it a body waits for the far side to acknowledge the head before it.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def url_of(bound: socket.socket) -> str:

@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kedge.history.parts import Entry, Moment
-from kedge.history.prose import counted, entries_of
+from kedge.history.prose import counted, entries_of, paged
 from kedge.model import events as e
 from kedge.runtime.waits import ANSWER, CHILD, COMMAND, SAID, VOTE
 
-_QUIET: Final = frozenset({"fact.drawn", "run.tagged"})
+_QUIET: Final = frozenset({"fact.drawn", "page.pinned", "run.tagged"})
 _OURS: Final = frozenset({COMMAND, ANSWER, VOTE, CHILD})
 _WORDS: Final = {"cancel.requested": "asked to end", "run.resumed": "let go on", "step.drifted": "the code has changed"}
 
@@ -68,6 +68,8 @@ def told(moment: Moment, brief: Brief) -> str:
             return "completed" if data.get("result") is None else f"completed with {brief(data['result'])}"
         case e.RunPrioritized():
             return f"priority {event.priority}{by}"
+        case e.PageEvicted() | e.PageFaulted() | e.PagePinned():
+            return paged(event)
         case e.AttemptSettled():
             return f"what {event.key} left in doubt was settled{by}: {event.settlement.replace('_', ' ')}"
         case e.ContextChanged() | e.ContextRefused() | e.ContractBound():

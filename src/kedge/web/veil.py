@@ -81,7 +81,8 @@ class Veil:
         if not self.fields:
             return document
         runs = {run} if isinstance(run, str) else set(run or ())
-        runs.update(_mentioned(document))
+        # What names no run is a text like any other, wherever it stands.
+        runs.update(each for each in set(_mentioned(document)) if self._client.store.head(each) is not None)
         return _Hiding(self._named, self._words_of(runs), runs).value(document, ())
 
     def redaction(self, run: str) -> tuple[str, ...] | bool:

@@ -1,0 +1,73 @@
+"""Server-sent events out of bytes, wherever the network cut them, and back. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+# Atomic, so that the two bytes of one line's end are never taken for two ends.
+_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINES: Final = re.compile(r"\r\n|\n|\r")
+DONE: Final = "[DONE]"
+
+
+class Frame(NamedTuple):
+    """One event: its bytes as they came, its name, and its data."""
+
+    raw: bytes
+    event: str
+    data: str
+
+    def read(self) -> dict[str, Any] | None:
+        """Its data as a JSON object; None where it is something else."""
+        try:
+            found: Any = msgspec.json.decode(self.data)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return None
+        return found if isinstance(found, dict) else None  # pyright: ignore[reportUnknownVariableType]
+
+
+class Frames:
+    """Takes bytes as they come, and gives each event when it is whole."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The events that are whole now."""
+        searched = max(len(self._rest) - 3, 0)
+        self._rest += data
+        found: list[Frame] = []
+        start = 0
+        while (end := _END.search(self._rest, max(start, searched))) is not None:
+            if end.end() == len(self._rest) and self._rest.endswith(b"\r"):
+                break  # the other half of this line's end may be on its way
+            found.append(_frame(bytes(self._rest[start : end.end()])))
+            start = end.end()
+        del self._rest[:start]
+        return found
+
+    def end(self) -> list[Frame]:
+        """What stands there when nothing more comes: some servers leave out the last blank line."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return [_frame(rest)] if rest.strip() else []
+
+
+def _frame(raw: bytes) -> Frame:
+    event, data = "", list[str]()
+    for line in _LINES.split(raw.decode("utf-8", "replace")):
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            data.append(value)
+        elif name == "event":
+            event = value
+    return Frame(raw, event, "\n".join(data))
+
+
+def framed(data: Any, event: str = "") -> bytes:
+    """An event as bytes."""
+    body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"

@@ -1,0 +1,129 @@
+"""`kedge show --window`: what fills a run's window, what was wasted, what left and what it saved, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.cli.main import main
+from kedge.cli.window import dollars, share
+from sessions import coder, without_models
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("window") / "kedge.db"
+    with kedge.open(str(path)) as kd:
+        kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="held")
+        kd.run(coder, {"provider": "openai", "calls": 12}, id="short")
+        kd.run(coder, {"provider": "openai-responses", "calls": 40, "model": "homebrew-1"}, id="unpriced")
+        kd.run(without_models, id="none")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Any:
+    def shown(*args: str) -> str:
+        assert main(["show", *args]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return shown
+
+
+def test_a_held_window_says_what_it_saved(show: Any) -> None:
+    told = show("held", "--window")
+    assert re.search(r"^held  what the model was sent at step \d+, call 60 of 60$", told, re.MULTILINE)
+    assert re.search(r"^  [\d,]+ of 4,000 tokens in \d+ messages$", told, re.MULTILINE)
+    assert re.search(r"^  file reads +\d+ +[\d,]+ +\d+ %  [█▏▎▍▌▋▊▉]+$", told, re.MULTILINE)
+    assert re.search(r"^  tombstones +\d+ +[\d,]+ +\d+ %  ", told, re.MULTILINE)
+    assert re.search(r"^wasted   [\d,]+ tokens over the whole run, \d+ % of what was sent$", told, re.MULTILINE)
+    assert re.search(r"^  unused schemas +[\d,]+ +\d+ %  of tools that were never called: session_deploy$", told,
+                     re.MULTILINE)  # fmt: skip
+    assert re.search(r"^instead  [\d,]+ tokens without the window: \d+ % fewer$", told, re.MULTILINE)
+    assert re.search(r"^money    \$\d+\.\d+ instead of \$\d+\.\d+: \d+ % less$", told, re.MULTILINE)
+    assert re.search(r"^left     \d+ pages in \d+ batches; [\d,]+ tokens fewer at the last call$", told, re.MULTILINE)
+    assert re.search(r"^back     \d+ faults \(.*\d+ recalled", told, re.MULTILINE)
+    assert re.search(r"^without  [▁-█]+  up to [\d,]+ tokens$", told, re.MULTILINE)
+    assert told.endswith("more: kedge show held --window  --full  --all\n")
+    assert all(len(line) <= 100 for line in told.splitlines())
+
+
+def test_a_short_run_has_a_line_a_call(show: Any) -> None:
+    told = show("short", "--window")
+    lines = told.partition("CALL")[2].splitlines()[1:13]
+    assert [line.split()[0] for line in lines] == [str(number) for number in range(1, 13)]
+    assert "WITHOUT" not in told
+    assert "left     nothing: no window was held; kedge.loop(…, budget=…) and kedge.Window hold one" in told
+    assert "instead" not in told
+
+
+def test_all_lists_every_call_of_a_long_run_and_full_every_page(show: Any) -> None:
+    told = show("held", "--window", "--all")
+    assert len(re.findall(r"^ +\d+  \d+ +[\d,]+ +[\d,]+ +[\d,]+  [█▏▎▍▌▋▊▉]", told, re.MULTILINE)) >= 58
+    told = show("held", "--window", "--full")
+    assert re.search(r"^call \d+ +m\d+\.\d+ +file +[\d,]+ ", told, re.MULTILINE)
+    assert re.search(r"^call \d+ +m\d+\.\d+ +recalled +[\d,]+  session_read LICENSE", told, re.MULTILINE)
+    assert re.search(r"^m\S+ +\w+ +[\d,]+ +\d+ +\d+  out  ", told, re.MULTILINE)
+    assert re.search(r"^m\S+ +\w+ +[\d,]+ +\d+ +\d+  in   session_", told, re.MULTILINE)
+    assert "more:" not in told
+    assert all(len(line) <= 100 for line in told.splitlines())
+
+
+def test_the_page_of_a_run_with_models_leads_to_it(show: Any) -> None:
+    assert "  --window" in show("short").splitlines()[-1]
+    assert "--window" not in show("none")
+
+
+def test_it_is_told_as_it_was_at_any_place(show: Any) -> None:
+    told = show("held", "--window", "--at", "10")
+    assert re.match(r"held  what the model was sent at step \d+, call (\d+) of \1\n", told)
+
+
+def test_a_price_that_nobody_knows_is_said_to_be_unknown(show: Any) -> None:
+    assert "money    not known: there is no price for homebrew-1\n" in show("unpriced", "--window")
+
+
+def test_a_program_gets_the_document(show: Any) -> None:
+    found = json.loads(show("held", "--window", "--json"))
+    assert (found["version"], found["run"], len(found["calls"])) == (1, "held", 60)
+    assert found["sent"] < found["without"]
+    assert {fill["kind"] for fill in found["fills"]} >= {"files", "left", "system"}
+    assert found["evictions"][0]["pages"][0].keys() == {"page", "kind", "what", "tokens", "why"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["none", "--window"],
+            "none: called no model, so there is no window; kedge show none tells what it did",
+        ),
+        (["held", "--window", "--log"], "--log and --window do not go together; choose one"),
+    ],
+    ids=["none", "two"],
+)
+def test_what_cannot_be_shown_is_told_in_one_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *arguments]) == 2
+    assert capsys.readouterr().err == f"kedge: {told}\n"
+
+
+def test_shares_and_money_are_never_rounded_away() -> None:
+    assert (share(0, 10), share(1, 1_000), share(1, 3), share(5, 0)) == ("0 %", "<1 %", "33 %", "0 %")
+    assert (dollars(1_234), dollars(1_234_567_890)) == ("$0.0012", "$1,234.57")

@@ -1,0 +1,232 @@
+"""The window of a run on the dashboard: what its models were sent, from its record; and each call as it went out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+import kedge
+from kedge.history.windows import windows
+from kedge.testing import call, scripted
+from kedge.web.app import asgi
+from kedge.web.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
+from sessions import coder, without_models
+
+pytestmark = pytest.mark.timeout(60)
+
+XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
+MAIL = "ada@example.org"
+
+
+@kedge.tool(effect="reads", name="window_look_up", changes="never")
+async def look_up(email: str, words: str) -> str:
+    """Look somebody up."""
+    return f"{words} {email} " + "is known and has an account with us since long " * 60
+
+
+@kedge.agent(name="window_desk")
+async def desk(run: kedge.Run, email: str) -> str:
+    asks = [call("window_look_up", email=email, words=f"{XSS} {at}") for at in range(12)]
+    model = scripted(*asks, call("recall", handle="m2"), "Done.", provider="openai")
+    asked = f"Who is {email}? {XSS}"
+    done = await kedge.loop(run, model, [look_up], messages=asked, provider="openai", model="gpt-5.4", budget=2_500)
+    return done.text
+
+
+@pytest.fixture
+def kd() -> Iterator[kedge.Client]:
+    with kedge.open("memory:") as made:
+        yield made
+
+
+def web(kd: kedge.Client, **options: Any) -> TestClient:
+    return TestClient(asgi(kd, identify=lambda request: ("mia", "viewer"), **options), base_url="http://127.0.0.1")
+
+
+def api(kd: kedge.Client, path: str, **options: Any) -> Any:
+    answer = web(kd, **options).get(f"/api/v1{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+class _Page(HTMLParser):
+    """The attributes and links of a page, as a browser reads it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {name for name, _ in attrs}
+        self.links += [value for name, value in attrs if name == "href" and value]
+
+
+def page(kd: kedge.Client, path: str) -> str:
+    answer = web(kd).get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def test_it_is_what_the_command_line_tells(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="r")
+    doc, found = api(kd, "/runs/r/window"), windows(kd.log, "r")
+    assert found is not None
+    for name in ("sent", "without", "counted", "cached", "budget", "messages", "left", "wanted", "read"):
+        assert doc[name] == getattr(found, name), name
+    assert (doc["calls"], doc["batches"], doc["faulted"]) == (60, len(found.evictions), len(found.faults))
+    assert doc["at"]["step"] == found.at.step
+    assert doc["money"]["spent_micros"] == found.money.spent_micros
+    assert sum(point["evicted"] for point in doc["points"]) == doc["evicted"]
+    assert [each["seq"] for each in doc["evictions"]] == [each.seq for each in reversed(found.evictions)]
+    assert {each["kind"]: each["tokens"] for each in doc["fills"]} == {each.kind: each.tokens for each in found.fills}
+
+
+def test_every_eviction_and_fault_leads_to_its_step_and_every_call_can_be_opened(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 40, "budget": 3_000}, id="r")
+    doc = api(kd, "/runs/r/window")
+    links = set(_Page(page(kd, "/runs/r/window")).links)
+    assert doc["evictions"]
+    for each in doc["evictions"] + doc["faults"]:
+        assert f"/runs/r?step={each['step']}#step-{each['step']}" in links
+    for point in doc["points"]:
+        assert f"/runs/r/window/{point['step']}" in links
+    assert web(kd).get(f"/runs/r/window/{doc['points'][-1]['step']}").status_code == 200
+
+
+def test_the_drawing_has_a_bar_a_call_and_nothing_but_geometry(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 40, "budget": 3_000}, id="r")
+    text = page(kd, "/runs/r/window")
+    drawn = text.partition('<svg class="calls"')[2].partition("</svg>")[0]
+    assert len(re.findall(r'<rect class="sent"', drawn)) == 40
+    assert '<rect class="evicted"' in drawn
+    assert '<line class="budget"' in drawn
+    assert not _Page(text).names & {"style", "onload", "onclick", "onerror"}
+
+
+def test_it_is_a_tab_of_the_run(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 3}, id="r")
+    text = page(kd, "/runs/r?tab=window")
+    assert 'data-load="/runs/r/window"' in text
+    assert re.search(r'data-tab="window" aria-current="true"', text)
+    assert "data-fragment" in page(kd, "/runs/r/window")
+
+
+def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
+    text = page(kd, "/runs/r/window")
+    assert "No window was held." in text
+    assert "no price is known for homebrew-1" in text
+    kd.run(without_models, id="n")
+    assert "No model was called" in page(kd, "/runs/n/window")
+    assert api(kd, "/runs/n/window")["calls"] == 0
+
+
+@pytest.mark.parametrize("provider", ["openai", "openai-responses", "anthropic"])
+def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: kedge.Client, provider: str) -> None:
+    kd.run(coder, {"provider": provider, "calls": 40, "budget": 3_000}, id="r")
+    step = api(kd, "/runs/r/window")["at"]["step"]
+    seen, cursor = [], ""
+    while True:
+        doc = api(kd, f"/runs/r/window/{step}{cursor}")
+        seen = doc["pieces"] + seen
+        if doc["next"] is None:
+            break
+        cursor = f"?cursor={doc['next']}"
+    sent = kd.log.data("r", kd.log.state("r").fold.step(step).intended)["arguments"]  # type: ignore[union-attr]
+    messages = sent["input"] if provider == "openai-responses" else sent["messages"]
+    assert sorted({piece["message"] for piece in seen}) == list(range(len(messages))) == list(range(doc["messages"]))
+    left = [piece for piece in seen if piece["left"]]
+    assert left
+    assert all(piece["text"].startswith(("[left the window: ", "[unchanged: ")) for piece in left)
+    assert all(piece["kind"] == "left" for piece in left)
+    text = page(kd, f"/runs/r/window/{step}")
+    last = [piece for piece in left if piece["message"] >= len(messages) - MESSAGES_MAX]
+    assert text.count("traced is-out") == len(last)
+    assert "session_deploy" in doc["tools"]
+
+
+def test_what_is_not_there_is_not_found(kd: kedge.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 3}, id="r")
+    client = web(kd)
+    assert client.get("/api/v1/runs/none/window").json()["code"] == "run_unknown"
+    assert client.get("/api/v1/runs/none/window/1").json()["code"] == "run_unknown"
+    assert client.get("/api/v1/runs/r/window/99").json()["code"] == "step_unknown"
+    assert client.get("/api/v1/runs/r/window/2").json()["messages"] == 0
+    assert "Step 2 sent nothing to a model" in page(kd, "/runs/r/window/2")
+    assert client.get("/api/v1/runs/r/window/2;3").status_code == 400
+
+
+def test_what_agents_and_models_wrote_is_text_and_nothing_else(kd: kedge.Client) -> None:
+    run = f"r {XSS}"
+    kd.run(desk, MAIL, id=run)
+    at = quote(run, safe="")
+    last = api(kd, f"/runs/{at}/window")["at"]["step"]
+    for path in (f"/runs/{at}/window", f"/runs/{at}/window/{last}", f"/runs/{at}/window/1"):
+        text = page(kd, path)
+        assert "<img src=x" not in text
+        assert "<script>alert" not in text
+        assert not _Page(text).names & {"style", "onerror", "onload", "onclick"}
+
+
+def test_hidden_fields_are_hidden_here_too(kd: kedge.Client) -> None:
+    kd.run(desk, MAIL, id="r")
+    shown = api(kd, "/runs/r/window")
+    assert shown["evictions"]
+    assert shown["faults"]
+    client = web(kd, redact=["email"])
+    for path in ("/runs/r/window", "/runs/r/window/1", f"/runs/r/window/{shown['at']['step']}"):
+        for at in (path, f"/api/v1{path}"):
+            answer = client.get(at)
+            assert answer.status_code == 200
+            assert MAIL not in answer.text, at
+            assert "ada@" not in answer.text, at
+    assert "window_look_up" in client.get("/runs/r/window").text
+
+
+def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: kedge.Client) -> None:
+    model = scripted("Yes.", forever=True, provider="openai")
+
+    @kedge.agent(name="window_long")
+    async def long(run: kedge.Run, calls: int) -> None:
+        said: list[Any] = []
+        for number in range(calls):
+            said += [{"role": "user", "content": f"{number} " + "a word " * 20}]
+            await run.model(model, messages=said)
+            said += [{"role": "assistant", "content": "Yes."}]
+
+    kd.run(long, READ_MAX + 40, id="r")
+    doc = api(kd, "/runs/r/window")
+    assert doc["read"] < doc["calls"] == READ_MAX + 40
+    assert len(doc["points"]) <= POINTS_MAX
+    assert (doc["points"][0]["first"], doc["points"][-1]["last"]) == (1, READ_MAX + 40)
+    text = page(kd, "/runs/r/window")
+    assert "sums are estimates from these" in text
+    assert "/runs/r/window?whole=true" in _Page(text).links
+    assert api(kd, "/runs/r/window?whole=true")["read"] == READ_MAX + 40
+
+
+def test_lists_are_bounded_however_much_left(kd: kedge.Client) -> None:
+    model = scripted("Yes.", forever=True, provider="openai")
+
+    @kedge.agent(name="window_busy")
+    async def busy(run: kedge.Run) -> None:
+        window, said = kedge.Window(1_500), list[Any]()
+        for number in range(LISTED_MAX + 30):
+            said += [{"role": "user", "content": f"{number} " + f"word {number} " * 120}]
+            sent = await run.fit(window, said, (), system=None)
+            await run.model(model, messages=sent.messages, tools=sent.tools)
+            said += [{"role": "assistant", "content": "Yes."}]
+
+    kd.run(busy, id="r")
+    doc = api(kd, "/runs/r/window")
+    assert len(doc["evictions"]) <= LISTED_MAX
+    assert doc["batches"] >= len(doc["evictions"])
+    assert doc["evicted"] > 0
