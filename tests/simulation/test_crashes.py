@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -26,18 +24,6 @@ ENDINGS = {"at_last": "failed", "at_last_blocking": "failed", "undone": "failed"
 }
 
 every_agent = pytest.mark.parametrize("name", SCENARIOS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """What a dead process left in memory goes here, and not in the next test.
-
-    A coroutine that it had made and not begun is nobody's fault.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        yield
-        gc.collect()
 
 
 @cache

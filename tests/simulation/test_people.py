@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -20,15 +18,6 @@ from kedge.testing import Scenario, Story, World, differences, simulate, tick, w
 
 SEED = 7
 PEOPLE = {"managers": ["mia", "max", "moe"], "directors": ["dan", "dora"]}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """A coroutine that a dead process had made and not begun is nobody's fault."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        yield
-        gc.collect()
 
 
 # what is done ---------------------------------------------------------------------------------------

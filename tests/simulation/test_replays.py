@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,13 +23,6 @@ SEED = 11
 SAMPLE = 3
 
 every_agent = pytest.mark.parametrize("name", SCENARIOS)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        yield
 
 
 def timeless(state: State) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,9 +31,6 @@ drawn = settings(
     report_multiple_bugs=False,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""What a dead process left in memory complains of its closed loop when it is collected."""
-
 kills = st.lists(st.integers(1, 40), max_size=2)
 """At which of the points where it touches what outlives it each process dies; the last one lives."""
 
@@ -50,18 +45,6 @@ leaps = st.builds(
     st.sampled_from(("", "output", "set", "input")),
     st.sampled_from(("recorded", "live", "none")),
 )
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    """What dead processes left in memory goes here, and not in the next test.
-
-    A coroutine that one had made and not begun is nobody's fault.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        yield
-        gc.collect()
 
 
 def check(journey: Journey, happened: list[str]) -> None:
