@@ -17,7 +17,7 @@ help:  ## print these lines
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m kedge demo
 
-test: $(VENV)/has-test browser  ## run every test: the code, the house rules, the docs, the examples
+test: $(VENV)/has-test browser criu  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest -n auto --dist loadfile
 
 # Pages are tried in a real browser. Whoever may install it gets it here; others are told by the tests how to.
@@ -27,6 +27,16 @@ browser:
 	  echo "installing chromium"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
 	fi
+
+# Processes are dumped and restored for real, where that is permitted; a shared file system is made with xfsprogs.
+.PHONY: criu
+criu:
+	@for each in criu:criu mkfs.xfs:xfsprogs; do \
+	  if ! command -v $${each%%:*} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing $${each##*:}"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $${each##*:} >/dev/null || true; \
+	  fi; \
+	done
 
 soak: $(VENV)/has-test  ## kill and freeze workers for minutes, on PostgreSQL and on SQLite, and see that nothing is lost
 	@PYTHONPATH=tests $(PY) -m soak

@@ -38,6 +38,7 @@ from kedge.runtime.registry import (
     KEY,
     STEP,
     TX,
+    WORKSPACE,
     Agent,
     DidNotHappen,
     Effect,
@@ -65,11 +66,13 @@ from kedge.runtime.waits import Answer
 from kedge.runtime.webhooks import webhook, webhook_verify
 from kedge.store import open_store
 from kedge.window import Window
+from kedge.workspace import Workspace
 
 __all__ = [
     "KEY",
     "STEP",
     "TX",
+    "WORKSPACE",
     "Advanced",
     "Agent",
     "Answer",
@@ -135,6 +138,7 @@ __all__ = [
     "WaitFor",
     "WebhookRefused",
     "Window",
+    "Workspace",
     "agent",
     "cron",
     "every",

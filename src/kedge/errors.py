@@ -37,6 +37,8 @@ KedgeError
 │   └── NotOnRecord         by a call that the record does not have
 ├── DeclarationRefused      a tool, agent or option declared in a way that cannot work
 ├── WindowRefused           a budget that holds nothing, or a page that is none
+├── WorkspaceRefused        a folder, or what is asked of its snapshots, that cannot be
+├── SnapshotBroken          files of a snapshot that are missing, or not what they were
 ├── ContractRefused         a contract that says what cannot be
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
@@ -394,6 +396,24 @@ class DeclarationRefused(KedgeError, TypeError):
 
 class WindowRefused(KedgeError, ValueError):
     """A window that cannot be as was asked: a budget that holds nothing, a handle that names no page."""
+
+
+class WorkspaceRefused(KedgeError, ValueError):
+    """A folder that cannot be a workspace, or something that cannot be done with its snapshots."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+class SnapshotBroken(KedgeError):
+    """Something that a snapshot stands on is missing from its vault, or is not what it was."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.what = what
+        self.reason = reason
 
 
 class ContractRefused(KedgeError, ValueError):

@@ -45,9 +45,10 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, shell
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("kedge re", ["resume", "retry", "replay", "rewind"]),
+        ("kedge re", ["resume", "retry", "replay", "rewind", "restore"]),
         ("kedge rewind claim_17 --to 9", ["9:before", "9:after"]),
         ("kedge fork claim_17 --at 2:", ["2:before", "2:after"]),
+        ("kedge restore claim_17 --at 2:", ["2:before", "2:after"]),
         ("kedge undo claim_16 --step ", ["1"]),
         ("kedge show claim_1", ["claim_16", "claim_19", "claim_18", "claim_17"]),
         ("kedge answer claim_17", ["claim_17:9"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -19,6 +20,26 @@ from kedge.cli.reference import told
 from kedge.runtime.client import open as kedge_open
 from kedge.runtime.firing import ensure
 
+FIXING = '''
+"""An agent that changes files in a folder."""
+
+from pathlib import Path
+
+import kedge
+
+
+@kedge.tool(effect="workspace")
+async def write(number: int, folder: Path = kedge.WORKSPACE) -> None:
+    (folder / "src").mkdir(exist_ok=True)
+    (folder / "src" / "app.py").write_text(f"# draft {number}\\n")
+
+
+@kedge.agent(workspace="checkout")
+async def fix(run: kedge.Run) -> None:
+    for number in range(7):
+        await run.call(write, number)
+'''
+
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,6 +51,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "refund_20"]) == 3
         with kedge_open("kedge.db") as client:
             ensure(client)  # as a worker does
+        (folder / "checkout").mkdir()
+        (folder / "fixing.py").write_text(FIXING, encoding="utf-8")
+        assert main(["run", "fixing.py:fix", "-q", "--id", "fix_17"]) == 0
         (folder / "broken.py").write_text("import kedge\n\nraise ValueError('not\\ntoday')\n", encoding="utf-8")
         (folder / "syntax.py").write_text("def f(:\n", encoding="utf-8")
         (folder / "leaving.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
@@ -306,6 +330,9 @@ def test_an_example_in_a_help_text_works(
     move_in(tmp_path / "copy", monkeypatch)
     if line.startswith("kedge token revoke"):
         call(capsys, "token", "create", "ann")
+    if "--snapshot" in line:
+        kept = json.loads(call(capsys, "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
+        line = re.sub(r"--snapshot \w+", f"--snapshot {kept}", line)
     found = call(capsys, *example_args(line))
     # A run that waits for a person is no failure of the example, and a selection may find nothing to do.
     waits, finds_nothing = found.code == 3, found.code == 2 and "no run fits" in found.err

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kedge.cli import paint
 from kedge.cli.exits import Told
+from kedge.cli.files import print_diff
 from kedge.cli.shell import Shell, command, run_argument
 from kedge.history.boundaries import is_place
 from kedge.history.diff import Diff, Line, shown
@@ -30,7 +31,8 @@ LABEL: Final = 9
 @run_argument
 @click.argument("places", nargs=-1, metavar="STEP | FROM [TO] | RUN_B")
 @click.option("--at", metavar="PLACE", help="Where to compare two runs.  [default: now]")
-def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> None:
+@click.option("--files", is_flag=True, help="Only the files of the workspace, with all lines that are other.")
+def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None, files: bool) -> None:
     """What changed between two places of a run, or what is different in another run.
 
     \b
@@ -40,14 +42,18 @@ def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None
       kedge diff RUN @17                 what one event changed
       kedge diff RUN_A RUN_B             where two runs part and why: a run and its fork
       kedge diff RUN_A RUN_B --at 6      the two at the same place
+      kedge diff fix_17 6 --files        what step 6 did to files, line by line
 
     Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now.
     With --json it is a patch (RFC 6902) from the first state's JSON to the second's; of two runs, unless --at is
-    given, an object with what they share, the conditions, where they part, the steps from there, and the patch.
+    given, an object with what they share, the conditions, where they part, the steps from there, and the patch. Of
+    files it is told with --files.
     """
     run = shell.run(run)
     found = _found(shell, run, places, at)
-    if isinstance(found, Parting):
+    if files:
+        _files(shell, found if isinstance(found, Diff) else found.diff)
+    elif isinstance(found, Parting):
         if shell.json:
             shell.emit(found.document())
         else:
@@ -69,6 +75,21 @@ def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> D
     if at is not None:
         raise Told("--at is for two runs: kedge diff RUN_A RUN_B --at 6:after")
     return kd.diff(run, *places)
+
+
+def _files(shell: Shell, found: Diff) -> None:
+    """The files alone."""
+    if found.files is None:
+        raise Told(found.no_files or f"{found.before.run}: has no workspace, so no files of it are on record")
+    if shell.json:
+        shell.emit(found.files)
+        return
+    _print_head(shell, found)
+    shell.out.print()
+    if found.files:
+        print_diff(shell, found.files, whole=True)
+    else:
+        shell.out.print("No file differs.")
 
 
 # two runs -----------------------------------------------------------------------------------------
@@ -153,13 +174,19 @@ def _print_head(shell: Shell, found: Diff) -> None:
 
 def _print_changes(shell: Shell, found: Diff) -> None:
     lines = found.lines(shell.out.width - 4)
-    if not lines:
+    if not found:
         shell.out.print("Nothing differs.")
     for part, group in groupby(lines, key=lambda line: line.part):
         shell.out.print()
         shell.out.print(Text(part, style="bold"))
         for line in group:
             shell.out.print(_line(line), soft_wrap=True)
+    if found.files:
+        shell.out.print()
+        print_diff(shell, found.files)
+    elif found.no_files is not None:
+        shell.out.print()
+        shell.out.print(Text(f"files are not compared: {found.no_files}", style="dim"), soft_wrap=True)
 
 
 def _place(label: str, seq: int) -> str:

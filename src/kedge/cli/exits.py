@@ -46,6 +46,7 @@ _CODES: Final[tuple[tuple[type[errors.KedgeError], Exit], ...]] = (
     (errors.StoreBroken, Exit.BAD),
     (errors.StoreFull, Exit.BAD),
     (errors.StoreReadOnly, Exit.BAD),
+    (errors.SnapshotBroken, Exit.BAD),
 )
 """Every other error of ours is about what was asked for."""
 

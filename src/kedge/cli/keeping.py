@@ -15,11 +15,23 @@ from kedge.cli.exits import Exit, Told
 from kedge.cli.pruning import prune_command
 from kedge.cli.sealing import found_in, prove_command, seal_command, verify_file
 from kedge.cli.shell import Shell, command, complete_run
-from kedge.cli.store import erase_command, heads, many, progress, repair_command, say, say_next, store_command
+from kedge.cli.store import (
+    LISTED_MAX,
+    erase_command,
+    heads,
+    many,
+    progress,
+    repair_command,
+    say,
+    say_next,
+    store_command,
+)
 from kedge.errors import ExportBroken, ProofBroken
 from kedge.history import archive
 from kedge.history.export import read
 from kedge.history.sealing import SEALS
+from kedge.history.vaults import Held
+from kedge.history.vaults import verify as verify_files
 from kedge.log import Report
 from kedge.store.base import Problem
 from kedge.store.memory import MemoryStore
@@ -37,8 +49,9 @@ for _part in (doctor_command, repair_command, prune_command, erase_command, seal
 @click.option("--checkpoint", type=_file, help="Hold it against a checkpoint that was kept outside; needs --key.")
 @click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
 @click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
+@click.option("--files", is_flag=True, help="Prove also that every snapshot of files on record is whole in its vault.")
 def verify_command(
-    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None
+    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None, files: bool
 ) -> Exit:
     """Re-read the record and prove it: of one run, of the whole store, or of a file.
 
@@ -77,14 +90,37 @@ def verify_command(
             place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
             raise Told(f"{place}: {error.reason}", code) from None
     broken = _first_breaks(report)
+    held = _verify_files(shell, [head.run for head in looked_at]) if files else None
     if shell.json:
         told = {name: getattr(report, name) for name in ("holds", "runs", "events", "erased", "repaired", "seals")}
         found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
-        shell.emit({**told, "broken": _fields(broken), **found})
+        also = {} if held is None else {"files": msgspec.structs.asdict(held)}
+        shell.emit({**told, "broken": _fields(broken), **found, **also})
     else:
         by_key = ", the last signed with this key" if key is not None else ""
         _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
-    return Exit.DONE if report.holds else Exit.BAD
+        if held is not None:
+            _print_files(shell, held)
+    return Exit.DONE if report.holds and (held is None or held.holds) else Exit.BAD
+
+
+def _verify_files(shell: Shell, runs: Sequence[str]) -> Held:
+    with progress(shell) as tell:
+        return verify_files(shell.client.log, runs, lambda done, total: tell("files", done, total))
+
+
+def _print_files(shell: Shell, held: Held) -> None:
+    for each in held.broken[:LISTED_MAX]:
+        say(shell, "✗", each)
+    if len(held.broken) > LISTED_MAX:
+        say(shell, "", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
+    counts = f"{many(held.snapshots, 'snapshot')} of {many(held.runs, 'run')}"
+    if held.holds and held.snapshots:
+        say(shell, "✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")
+    elif held.holds:
+        say(shell, "✓", "no files are on record")
+    else:
+        say(shell, "", f"of {counts} not all files are whole")
 
 
 def _verify_file(shell: Shell, path: str) -> Exit:

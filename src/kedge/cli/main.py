@@ -61,6 +61,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "fork": "go another way from there",
         "rewind": "take a run back",
         "undo": "undo one effect",
+        "restore": "its files, and no more",
         "export": "a run as a file",
     },
     "keep": {
@@ -90,6 +91,7 @@ MODULES: Final = {
         "kedge.cli.acting": "pause resume cancel send",
         "kedge.cli.intervening": "set override skip retry note prioritize",
         "kedge.cli.times": "fork rewind undo",
+        "kedge.cli.files": "restore",
         "kedge.cli.replay": "replay",
         "kedge.cli.exporting": "export",
         "kedge.cli.keeping": "verify store",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kedge.cli import paint
 from kedge.history.parts import Moment
-from kedge.history.prose import counted, entries_of, paged
+from kedge.history.prose import counted, entries_of, filed, paged, snapshot
 from kedge.model import events as e
 from kedge.runtime.waits import SAID
 
@@ -28,7 +28,8 @@ def told(page: Page, moment: Moment) -> Text:
                 f" with {page.value(data.get('input'))}" if data.get("input") is not None else ""
             )
         case e.RunForked():
-            return Text(f"forked{by} from {event.parent}, effects {event.effects}{because}", style="magenta")
+            own = f", files in {event.workspace}" if event.workspace else ""
+            return Text(f"forked{by} from {event.parent}, effects {event.effects}{own}{because}", style="magenta")
         case e.ForkMade():
             return Text(f"forked{by} as {event.run}", style="magenta")
         case e.RunTaken():
@@ -53,7 +54,8 @@ def told(page: Page, moment: Moment) -> Text:
             return Text.assemble((f"{name}{by}: ", "cyan")).append(page.value(data.get("body")))
         case e.RunRewound():
             to = f" to {moment.left[0].number}:before" if moment.left else ""
-            return Text(f"taken back{to}{by}{because}", style="magenta")
+            files = f", its files to {snapshot(event.files)}" if event.files else ""
+            return Text(f"taken back{to}{by}{files}{because}", style="magenta")
         case e.RunDiverged():
             differ = f"recorded {data.get('recorded')}, found {data.get('found')}"
             return Text(f"the code no longer fits at step {event.step}: {differ}", style="red")
@@ -68,6 +70,13 @@ def told(page: Page, moment: Moment) -> Text:
             return Text.assemble((f"{event.name} ", "dim")).append(page.value(data.get("value")))
         case e.PageEvicted() | e.PageFaulted() | e.PagePinned():
             return Text(paged(event), style="dim")
+        case e.WorkspaceCaptured():
+            step = page.step_before(event.after)
+            return Text(filed(event, data, f" after step {step}" if step is not None else " at the start"), style="dim")
+        case e.WorkspaceBound():
+            return Text(filed(event, data), style="dim")
+        case e.WorkspaceRestored():
+            return Text(filed(event, data), style="magenta")
         case e.AttemptSettled():
             return Text(
                 f"what {event.key} left in doubt was settled{by}: {event.settlement.replace('_', ' ')}",

@@ -10,10 +10,13 @@ import msgspec
 from rich.filesize import decimal
 
 from kedge.cli import paint
+from kedge.cli.exits import Exit
 from kedge.cli.shell import Shell, command
 from kedge.cli.store import LISTED_MAX, agreed, dry_run_option, many, progress, say, yes_option
 from kedge.history.archive import name_at
+from kedge.history.prose import sized
 from kedge.history.pruning import Chosen, Pruned, choose, prune
+from kedge.history.vaults import Cleaned
 from kedge.store.base import ENDED
 
 
@@ -26,12 +29,13 @@ from kedge.store.base import ENDED
 @yes_option
 def prune_command(
     shell: Shell, older: str, status: tuple[str, ...], agent: str | None, to: str | None, dry_run: bool, yes: bool
-) -> None:
+) -> Exit:
     """Move runs that ended long ago into an archive.
 
     The archive is one new file. It is complete, on the device and proved before the first run leaves the store; with
     the runs go the values that nothing needs any more. A run stays while something that stays may need it, and the
     command says why. Ids stay taken, and rights that were used up stay used. `kedge verify FILE` proves an archive.
+    Snapshots of the files of runs that are gone, which no archive has, leave the vault for good.
 
     \b
       kedge store prune --older 90d --dry-run
@@ -47,7 +51,7 @@ def prune_command(
     if not shell.json:
         _print_chosen(shell, chosen, until_us)
     if dry_run:
-        done = chosen.untouched()
+        done = chosen.untouched(kd.log)
     else:
         if chosen.going:
             question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
@@ -56,8 +60,22 @@ def prune_command(
             done = prune(kd.log, chosen, path, holder=kd.ids.new("prune"), now_us=now_us, progress=tell)
     if shell.json:
         shell.emit(msgspec.to_builtins(done))
-    elif not dry_run:
-        _print_done(shell, chosen, done)
+    else:
+        if not dry_run:
+            _print_done(shell, chosen, done)
+        for vault in done.vaults:
+            _print_vault(shell, vault, dry_run=dry_run)
+    return Exit.BAD if any(vault.problem is not None for vault in done.vaults) else Exit.DONE
+
+
+def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
+    """What became of the files of runs that are gone."""
+    if vault.problem is not None:
+        say(shell, "✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
+    if not vault.snapshots and not vault.bytes_freed:
+        return
+    freed = f"{many(vault.snapshots, 'snapshot')} of files, {sized(vault.bytes_freed)}, "
+    say(shell, "" if dry_run else "✓", freed, "would leave " if dry_run else "left ", (vault.vault, "bold"))
 
 
 def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:

@@ -13,6 +13,7 @@ from kedge.cli import paint
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, completing
 from kedge.errors import RunUnknown
+from kedge.history import boundaries
 from kedge.model.fold import Status
 from kedge.runtime.views import Listed
 
@@ -68,6 +69,19 @@ def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
     """Tags that runs have, but for those of our own."""
     tags = (tag for each in shell.client.list(limit=500) for tag in each.tags)
     return dict.fromkeys(tag for tag in tags if not tag.startswith("input:"))
+
+
+def named_run(context: click.Context) -> str:
+    """The run of a line that is not finished; behind an option without its value, click has not told what is what."""
+    named: str = context.params.get("run") or context.args[0]
+    return named
+
+
+@completing
+def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """Places in the run that was named."""
+    found = boundaries.history(shell.client.log, named_run(context))
+    return [(f"{each.step}:{side}", each.name) for each in found for side in ("before", "after")]
 
 
 def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from kedge.cli import asking, moments, paint
 from kedge.cli.exits import Exit, Told
+from kedge.cli.files import show as show_files
 from kedge.cli.moments import process
 from kedge.cli.people import commands
 from kedge.cli.shell import Shell, command, run_argument
@@ -50,6 +51,7 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 
 @command("show")
 @run_argument
+@click.argument("path", required=False)
 @click.option("--why", "number", metavar="[STEP]", is_flag=False, flag_value="", help="Explain a step, or where it is.")
 @click.option("--at", metavar="PLACE", help="As it was then: 6:before, 6:after, @17.")
 @click.option("--state", is_flag=True, help="The whole state, as JSON.")
@@ -58,12 +60,16 @@ _HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
 @click.option("--graph", is_flag=True, help="A drawing of it with its forks, children and rewinds.")
 @click.option("--svg", metavar="FILE", help="The same drawing into a file; - is the standard output.")
 @click.option("--window", is_flag=True, help="What its models were sent: what fills it, what is wasted, what left.")
+@click.option(
+    "--files", is_flag=True, help="The files of its workspace; with PATH those of a folder, or what one holds."
+)
 @click.option("--follow", "-f", is_flag=True, help="Print what happens as it is committed, until the run has ended.")
 @click.option("--full", is_flag=True, help="Values whole, and what is usually left out.")
 @click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history what was left, too.")
 def show_command(
     shell: Shell,
     run: str,
+    path: str | None,
     number: str | None,
     at: str | None,
     state: bool,
@@ -72,6 +78,7 @@ def show_command(
     graph: bool,
     svg: str | None,
     window: bool,
+    files: bool,
     follow: bool,
     full: bool,
     everything: bool,
@@ -82,13 +89,19 @@ def show_command(
       kedge show claim_17
       kedge show claim_17 --why 6
       kedge show claim_17 --at 6:before --state
+      kedge show fix_17 --files --at 6:before src/app.py
     """
     chosen = [name for name, on in (("--why", number is not None), ("--state", state), ("--log", log),
               ("--history", history), ("--graph", graph or svg is not None), ("--window", window),
-              ("--follow", follow)) if on]  # fmt: skip
+              ("--files", files), ("--follow", follow)) if on]  # fmt: skip
     if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
         raise Told(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
+    if path is not None and not files:
+        raise Told(f"{path}: a PATH is for --files; {shell.typed('show', run, '--files', path)}")
     client, run = shell.client, shell.run(run)
+    if files:
+        show_files(shell, run, at, path, everything=everything)
+        return None
     place = boundaries.at(client.log, run, at) if at is not None else None
     if follow:
         return _follow(shell, run, full=full)
@@ -288,6 +301,7 @@ def _foot(shell: Shell, page: Page) -> Iterator[Text]:
     about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
     forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
     more = ["--graph"] * bool(tl.generation or any(forks)) + ["--window"] * any(s.sort == "model" for s in tl.steps())
+    more += ["--files"] * (shell.client.log.ledger(tl.run).facts.workspace is not None)
     more += [] if page.full else ["--full"]
     yield from paint.wrapped(
         Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width

@@ -5,7 +5,9 @@ Every line is a Text that fits the width; what is longer is cut, or wrapped wher
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -62,13 +64,24 @@ class Page:
         """Where text begins: after the time, how long it took, the sign and the number."""
         return 8 + 2 + 7 + 2 + 2 + self.digits + 2
 
+    @cached_property
+    def _begun(self) -> list[tuple[int, str]]:
+        return sorted((step.seq, step.number) for step in self.timeline.steps())
+
+    def step_before(self, seq: int) -> str | None:
+        """The last step that had begun at an event."""
+        at = bisect_right(self._begun, (seq, "~"))
+        return self._begun[at - 1][1] if at else None
+
     # lines ------------------------------------------------------------------------------------
 
-    def line(self, at: int | None, took: str, sign: Text, number: str, body: Text, *, busy: bool = False) -> list[Text]:
+    def line(
+        self, at: int | None, took: str, sign: Text, number: str, body: Text, *, busy: bool = False, lines: int = 1
+    ) -> list[Text]:
         head = Text().append(paint.moment(at, date=False) if at is not None else " " * 8, style="dim")
         head.append("  ").append(f"{took:>7}", style="yellow" if busy else "dim")
         head.append("  ").append_text(sign).append(" ").append(f"{number:<{self.digits}}", style="bold").append("  ")
-        return self.beside(head, body)
+        return self.beside(head, body, lines)
 
     def more(self, body: Text, depth: int = 0, lines: int = 1) -> list[Text]:
         """Further lines of an entry, under its text."""
@@ -305,7 +318,8 @@ class Page:
     def moment(self, moment: Moment, depth: int = 0) -> Iterator[Text]:
         told = moments.told(self, moment)
         body = Text("  " * depth).append_text(told)
-        yield from self.line(moment.at, "", Text(" "), "", body)
+        lines = 2 if isinstance(moment.event, e.WorkspaceEvent) else 1
+        yield from self.line(moment.at, "", Text(" "), "", body, lines=lines)
         for step in moment.left:
             sign = Text(paint.SIGNS[step.status], style=paint.STYLES[step.status])
             left = (

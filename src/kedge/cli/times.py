@@ -12,13 +12,16 @@ from rich.text import Text
 
 from kedge.cli import paint
 from kedge.cli.exits import Exit, Told
+from kedge.cli.files import counts_of
 from kedge.cli.people import print_wait
 from kedge.cli.running import Progress, fitting
+from kedge.cli.selecting import complete_place, named_run
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
 from kedge.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from kedge.history import boundaries
 from kedge.history.leaving import STANDING, Leaving, LeftEffect, leaving, left, rights
 from kedge.history.parting import changed_in, parting
+from kedge.history.prose import snapshot
 from kedge.history.used import Undoing, Use, effects_of
 from kedge.model import events as e
 from kedge.model.ledger import Spend
@@ -38,23 +41,10 @@ _yes: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask first."
 _dry: Final = click.option("--dry-run", is_flag=True, help="Only say what it would mean.")
 
 
-def _named(context: click.Context) -> str:
-    """The run of a line that is not finished; behind an option without its value, click has not told what is what."""
-    named: str = context.params.get("run") or context.args[0]
-    return named
-
-
-@completing
-def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
-    """Places in the run that was named."""
-    found = boundaries.history(shell.client.log, _named(context))
-    return [(f"{each.step}:{side}", each.name) for each in found for side in ("before", "after")]
-
-
 @completing
 def complete_effect(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     """The steps of the run that was named which did something."""
-    return [(each.step, each.tool) for each in shell.client.state(_named(context)).effects if not each.undone]
+    return [(each.step, each.tool) for each in shell.client.state(named_run(context)).effects if not each.undone]
 
 
 def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = "") -> None:
@@ -123,6 +113,7 @@ _WORLD: Final[dict[e.ForkEffects, str]] = {
     "--effects", type=click.Choice(get_args(e.ForkEffects)), default="recorded", show_default=True,
     help="What becomes of effects that its lineage has not done yet: ask a person, do them, or fail.",
 )  # fmt: skip
+@click.option("--workspace", metavar="DIR", help="Where its files are to be.  [default: beside its parent's folder]")
 @_because
 @_by
 @click.option("--run", "go", is_flag=True, help="Run it here, and say where the two part.")
@@ -137,6 +128,7 @@ def fork_command(
     given: str | None,
     model: str | None,
     effects: e.ForkEffects,
+    workspace: str | None,
     because: str | None,
     by: str | None,
     go: bool,
@@ -144,7 +136,8 @@ def fork_command(
     """Make a run that leaves another one at a place in its time, under other conditions. The other stays as it is.
 
     What the two have in common is not copied. Models and reads are asked for real; what RUN did to the world counts for
-    the fork too, and is not done again.
+    the fork too, and is not done again. Where RUN has a workspace, the fork has a folder of its own, with the files as
+    they were at that place.
 
     \b
       kedge fork claim_17 --output 8='["c.pdf"]' --run --app app.py
@@ -158,11 +151,16 @@ def fork_command(
         at = f"{next(iter(outputs))}:after" if len(outputs) == 1 else "now"
     shell.load_app()
     conditions: dict[str, Any] = {} if given is None else {"input": _input(shell, run, given)}
+    if workspace is not None:
+        conditions["workspace"] = workspace
     place = boundaries.at(shell.client.log, run, at)
-    made = shell.client.fork(
-        run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
-        by=by or somebody(), because=because, **conditions,
-    )  # fmt: skip
+    try:
+        made = shell.client.fork(
+            run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
+            by=by or somebody(), because=because, **conditions,
+        )  # fmt: skip
+    except TimeRefused as refused:
+        raise Told(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
     if not shell.json:
         _print_fork(shell, run, made.id, place, effects)
     code = _driven(shell, made.id) if go else None
@@ -197,7 +195,12 @@ def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.Place, effe
     _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
     otherwise = [each.told(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
     _report(shell, "differs", otherwise or [Text("in nothing", style="dim")], "yellow")
-    done = effects_of(log, run, left(log, run, place.seq, place.keep))
+    forked = log.event(fork, log.head(fork).base + 1)
+    if isinstance(forked, e.RunForked) and forked.files is not None:
+        told = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
+        _report(shell, "files", [told])
+    steps = [step for step in left(log, run, place.seq, place.keep) if step.effect != "workspace"]
+    done = effects_of(log, run, steps)
     standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
     named = f" ({paint.brief(', '.join(standing), 60)})" if standing else ""
     _report(shell, "world", [f"adopts what {run} did{named}; {_WORLD[effects]}"])
@@ -211,7 +214,7 @@ def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.Place) -
     return {
         "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
         "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
-        "status": shell.client.info(fork).status, "parts": parting(log, run, fork).why(),
+        "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": parting(log, run, fork).why(),
         "next": _next(shell, fork),
     }  # fmt: skip
 
@@ -323,6 +326,9 @@ def _print_leaving(shell: Shell, found: Leaving) -> None:
     _report(shell, "children", children)
     returned = [f"{name}, {len(list(same))}×" for name, same in groupby(sorted(found.messages))]
     _report(shell, "returns", [f"to the inbox: {', '.join(returned)}"] if returned else [])
+    if found.files is not None:
+        there = Text(f"go back to snapshot {found.files.snapshot[:12]}: ").append_text(counts_of(found.files.counts))
+        _report(shell, "files", [there, Text(f"in {found.files.folder}; what is there is kept first", style="dim")])
     _report(shell, "asked anew", [f"step {one.step}: {one.by} said {one.answer}" for one in found.answers])
 
 

@@ -56,8 +56,10 @@ def cut(
     ended = _ended_later(log, run, place)
     asked = {wait.step for wait in fold.facts.waits.values() if wait.waits_for in ("answer", "settlement")}
     transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
+    redone = _files_redone(ended, place.seq)
     stays = {name for name in begun if name in ended and beside(name, own, transitions)}
     stays |= {name for name in begun if _takes_outcome(begun[name], ended)}
+    stays = {name for name in stays if not _is_after(name, redone)}
     gone = {name for name in begun.keys() - stays if is_fork or name in asked}
     firsts = [begun[name].intended for name in gone] + [step.intended for step in given_up.values()]
     gone |= given_up.keys()
@@ -75,6 +77,7 @@ def cut(
             stands = name not in gone and not (name in anew and seq in firsts)
         else:
             stands = name in stays or (name in ended and beside(str(name), own, transitions))
+            stands = stands and not _is_after(str(name), redone)
             # A scope that had not ended is kept open, for what stands in it.
             stands = stands and (ended[str(name)].status in _ENDED or isinstance(event, e.StepIntended))
             stands = stands or name in undoing
@@ -111,8 +114,21 @@ def _given_up(fold: Fold) -> dict[e.StepId, Step]:
     return {step.id: step for step in steps if lines and _is_after(step.id, lines)}
 
 
+def _files_redone(ended: Mapping[e.StepId, Step], cut: int) -> dict[str, int]:
+    """By line, the first step that did something to the files after a cut: they go back, so that it is done again,
+    with what came after it in its line."""
+    lines: dict[str, int] = {}
+    for step in ended.values():
+        if step.effect == "workspace" and step.ended > cut and not step.id.startswith(BESIDE):
+            path, _, number = step.id.rpartition(".")
+            lines[path] = min(int(number), lines.get(path, int(number)))
+    return lines
+
+
 def _is_after(step: e.StepId, lines: Mapping[str, int]) -> bool:
     """Whether a step is, or is within, one that comes at or after a number in its line."""
+    if not lines or step.startswith(BESIDE):
+        return False
     parts = step.split(".")
     places = ((".".join(parts[:depth]), int(parts[depth])) for depth in range(len(parts)))
     return any(path in lines and number >= lines[path] for path, number in places)

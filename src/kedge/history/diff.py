@@ -18,6 +18,8 @@ import msgspec
 
 from kedge.history.boundaries import Place, narrowed
 from kedge.history.boundaries import at as place_at
+from kedge.history.files import FilesDiff
+from kedge.history.files import between as files_between
 from kedge.history.items import Item, as_written, items
 from kedge.log.log import Log
 from kedge.model.events import StepIntended
@@ -73,14 +75,20 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """Everything that is different between two states, in the order of their JSON form. False: nothing of interest."""
+    """Everything that is different between two states, in the order of their JSON form. False: nothing of interest.
+
+    `files` is what is other in the workspace, or None; then `no_files` says why that cannot be told, where there is
+    one.
+    """
 
     before: Side
     after: Side
     changes: tuple[Change, ...]
+    files: FilesDiff | None = None
+    no_files: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.told())
+        return bool(self.told()) or bool(self.files)
 
     def patch(self) -> list[dict[str, Any]]:
         """RFC 6902: applied to `to_json()` of the first state it gives that of the second."""
@@ -117,7 +125,7 @@ def _as_it_is(state: State) -> State:
     return state
 
 
-def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is) -> Diff:
+def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: bool = True) -> Diff:
     """What changed from one place of a run to another; with one place what its step or event did, or all since it."""
     if len(places) == 1:
         [text] = places
@@ -128,7 +136,8 @@ def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is) -> Diff:
         else:
             places = (text, "now")
     before, after = (place_at(log, run, text) for text in places)
-    return _compared(log, _side(run, before), _side(run, after), seen)
+    found = _compared(log, _side(run, before), _side(run, after), seen)
+    return _with_files(log, found) if files else found
 
 
 def passed(log: Log, run: str, before: Place, after: Place, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
@@ -162,9 +171,17 @@ def _narrowed(state: State, steps: set[str], after: int) -> Fold:
     return narrowed(fold, indexes, failures)
 
 
-def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is) -> Diff:
+def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is, files: bool = True) -> Diff:
     """What is different between two runs at the same place: a run and its fork, perhaps."""
-    return _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
+    found = _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
+    return _with_files(log, found) if files else found
+
+
+def _with_files(log: Log, found: Diff) -> Diff:
+    one, two = ((side.run, Place(side.seq, side.label, side.keep)) for side in (found.before, found.after))
+    files = files_between(log, one, two)
+    name = "no_files" if isinstance(files, str) else "files"
+    return found if files is None else msgspec.structs.replace(found, **{name: files})
 
 
 def diff(before: State, after: State) -> Diff:

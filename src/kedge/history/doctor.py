@@ -16,6 +16,7 @@ import msgspec
 
 from kedge.clock import Clock
 from kedge.errors import KedgeError
+from kedge.history import vaults
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.fold import Facts
@@ -29,6 +30,9 @@ LOOKED_MAX: Final = 1_000
 
 FOLDED_MAX: Final = 200
 """Runs whose logs are read, to say what they wait for."""
+
+FILES_MAX: Final = 50
+"""Runs that are asked where their files are kept."""
 
 NAMED_MAX: Final = 3
 """Runs that a finding names; of the others it says how many."""
@@ -174,6 +178,8 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
     conditions = tuple(store.conditions())
     if all(each.name != "clock" for each in conditions):
         conditions += (_clocks(store, clock),)
+    files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=_LIVE), limit=FILES_MAX)])
+    conditions += () if files is None else (files,)
     return Diagnosis(
         store=store.place,
         id=store.id,

@@ -53,8 +53,9 @@ def fork(
     at: int,
     by: str | None = None,
     because: str | None = None,
+    workspace: str | None = None,
 ) -> Fork:
-    """What creates a run that shares another one's time up to a place."""
+    """What creates a run that shares another one's time up to a place, with its files in a workspace of its own."""
     found = cut(log, parent, place, anew=conditions.output, is_fork=True)
     facts = found.fold.facts
     refuse_own(facts.agent, parent)
@@ -75,6 +76,8 @@ def fork(
         model=conditions.model,
         renews_input=conditions.input is not UNCHANGED,
         by=by,
+        files=None if workspace is None else log.ledger(parent).files_from(found.seq),
+        workspace=workspace,
     )
     values: dict[str, Any] = {"because": because} if because else {}
     if conditions.input is not UNCHANGED:

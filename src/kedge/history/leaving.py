@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from kedge.errors import TimeRefused
+from kedge.history import files
+from kedge.history.boundaries import Place
 from kedge.history.cuts import cut
+from kedge.history.files import FilesDiff, How
 from kedge.history.rewind import refuse_own
 from kedge.history.used import effects_of
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.fold import Step
-from kedge.model.ledger import EffectStatus, Spend
+from kedge.model.ledger import EffectStatus, Ledger, Spend
 from kedge.runtime import waits
 
 STANDING: Final = ("happened", "in_doubt", "open")
@@ -47,6 +50,14 @@ class LeftAnswer(msgspec.Struct, frozen=True):
     answer: Any
 
 
+class LeftFiles(msgspec.Struct, frozen=True):
+    """What becomes of the files: in which folder they go back to which snapshot, and how much is other then."""
+
+    folder: str
+    snapshot: str
+    counts: Mapping[How, int]
+
+
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     """What a rewind would leave behind: the steps, and of what they did all that stays. `messages` go back to the
     inbox, by name."""
@@ -61,6 +72,7 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[LeftChild, ...]
     messages: tuple[str, ...]
     answers: tuple[LeftAnswer, ...]
+    files: LeftFiles | None = None
 
 
 def leaving(log: Log, run: str, to: str) -> Leaving:
@@ -71,7 +83,8 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
         raise TimeRefused(run, f"goes on as {goes_on}; rewind that, or fork this one")
     found = cut(log, run, to)
     steps = left(log, run, found.seq, found.keep)
-    done = effects_of(log, run, [step for step in steps if step.sort == "tool"])
+    # What was done to the workspace alone goes back with its files, and is done anew.
+    done = effects_of(log, run, [step for step in steps if step.sort == "tool" and step.effect != "workspace"])
 
     def is_left(seq: int) -> bool:
         return seq > found.seq and seq not in found.keep
@@ -102,7 +115,16 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
             if message.taken is not None and is_left(message.taken) and waits.goes_along(message)
         ),
         answers=tuple(_answers(log, run, steps)),
+        files=_files(log, run, ledger, Place(found.seq, found.label)),
     )
+
+
+def _files(log: Log, run: str, ledger: Ledger, place: Place) -> LeftFiles | None:
+    root = files.root_at(ledger, place)
+    if root is None or ledger.facts.workspace is None:
+        return None
+    found = files.between(log, (run, Place(log.head(run).seq, "now")), (run, place))
+    return LeftFiles(ledger.facts.workspace, root.hex(), found.counts if isinstance(found, FilesDiff) else {})
 
 
 def left(log: Log, run: str, seq: int, keep: Sequence[int] = ()) -> list[Step]:

@@ -181,6 +181,7 @@ class Parting(msgspec.Struct, frozen=True):
             "parts_at": _built(self.parts_at),
             "steps": [_built(pair) for pair in self.pairs],
             "patch": self.diff.patch(),
+            **({"files": _built(self.diff.files)} if self.diff.files is not None else {}),
         }
 
 

@@ -50,6 +50,58 @@ def paged(event: e.PageEvent) -> str:
             return f"{event.page} stays in the window until turn {event.until:,}"
 
 
+def sized(count: int) -> str:
+    """So many bytes: 640 B, 1.2 kB, 3.4 GB."""
+    if count < 1_000:
+        return f"{count} B"
+    amount, units = float(count), iter(("kB", "MB", "GB", "TB", "PB"))
+    unit = ""
+    while amount >= 999.5 and (larger := next(units, None)) is not None:
+        amount, unit = amount / 1_000, larger
+    return f"{amount:.0f} {unit}" if amount >= 99.95 else f"{amount:.1f} {unit}"
+
+
+def snapshot(root: e.Digest | None) -> str:
+    """A snapshot of files by the beginning of its id, as people type it."""
+    return f"snapshot {e.from_text(root).hex()[:12]}" if root else "no snapshot"
+
+
+_WENT_BACK: Final = {
+    "in doubt": "step {step} is tried again", "rewound": "the run was taken back", "forked": "the fork has its own",
+    "undone": "step {step} was undone", "asked": "asked for{by}",
+}  # fmt: skip
+
+
+def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
+    """What became of the files of a run; a snapshot may be told of late, so `when` it was is said with it."""
+    match event:
+        case e.WorkspaceBound():
+            return f"works in {event.path}, whose files are kept in {event.vault}"
+        case e.WorkspaceCaptured():
+            held = f"{counted(event.files, 'file')}, {sized(event.size_bytes)}"
+            told = f"files{when}: {f'{event.changed:,} changed' if event.changed else held} ({snapshot(event.root)})"
+            alive = (
+                f"{counted(event.processes, 'process', 'processes')} {'was' if event.processes == 1 else 'were'} alive"
+            )
+            if event.processes:
+                told += f"; {alive}, and kept too" if event.images else f"; files only, {alive}"
+            return told + (f"; {counted(left, 'path')} left out" if (left := _count(data.get("left_out"))) else "")
+        case e.WorkspaceRestored():
+            by = f" by {event.by}" if event.by else ""
+            why = _WENT_BACK[event.because].format(step=event.step or "?", by=by)
+            of = f"{counted(paths, 'path')} of the files" if (paths := _count(data.get("paths"))) else "files"
+            told = f"{of} went back to {snapshot(event.root)} ({why})"
+            ended = _count(data.get("ended"))
+            told += f"; {counted(ended, 'process', 'processes')} ended" if ended else ""
+            told += f"; {counted(left, 'path')} left as they were" if (left := _count(data.get("left"))) else ""
+            return told + (f"; before: {snapshot(event.before).partition(' ')[2]}" if event.before else "")
+
+
+def _count(value: Any) -> int:
+    """How many there are of what is told as a number or as a list."""
+    return value if isinstance(value, int) else len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore
+
+
 def ordinal(number: int) -> str:
     """The first attempt, and so on."""
     return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"

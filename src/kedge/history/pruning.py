@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kedge.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunUnknown, StoreError, ValueBroken
-from kedge.history import sealing
+from kedge.history import sealing, vaults
 from kedge.history.archive import Place, Progress, Writer, untold
 from kedge.history.export import export
 from kedge.log.log import Log
@@ -37,10 +37,11 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, str]
     events: int
 
-    def untouched(self) -> Pruned:
+    def untouched(self, log: Log) -> Pruned:
         """What pruning them would do."""
         runs = tuple(row.run for row in self.going)
-        return Pruned(runs=runs, events=self.events, kept=self.kept, dry_run=True)
+        files = tuple(vaults.clean(log, vaults.of_runs(log, runs), going=runs, dry_run=True))
+        return Pruned(runs=runs, events=self.events, kept=self.kept, vaults=files, dry_run=True)
 
 
 class _Ties(msgspec.Struct, kw_only=True):
@@ -191,6 +192,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     size_bytes: int = 0
     values: int = 0
+    vaults: tuple[vaults.Cleaned, ...] = ()
     dry_run: bool = False
 
 
@@ -214,8 +216,10 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
     A death in between leaves runs in both places, and never one in neither.
     """
     kept, copied = dict(chosen.kept), dict[str, _Copied]()
+    places = vaults.of_runs(log, [row.run for row in chosen.going])
     if not chosen.going:
-        return Pruned(runs=(), events=0, kept=kept, values=_sweep(log.store, progress))
+        values = _sweep(log.store, progress)
+        return Pruned(runs=(), events=0, kept=kept, values=values, vaults=tuple(vaults.clean(log, places)))
     with Writer(to, store=log.store.id, at_us=now_us) as file:
         for count, row in enumerate(chosen.going, 1):
             found = _copy(log, row.run, file)
@@ -242,6 +246,7 @@ def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, prog
         file=str(file.path) if copied else None,
         size_bytes=size_bytes,
         values=_sweep(log.store, progress),
+        vaults=tuple(vaults.clean(log, places)),
     )
 
 

@@ -362,8 +362,23 @@ class _Redactor:
             changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
         if isinstance(event, e.PageEvicted):
             changes["marks"] = ()  # of what the pages held
+        if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
+            changes |= self._filed(event)
         changed: e.Event = msgspec.structs.replace(event, **changes)
         return changed
+
+    def _filed(self, event: e.Event) -> dict[str, Any]:
+        """Where files are, and which; what they hold is not in the export."""
+        changes: dict[str, Any] = {}
+        for name in ("path", "vault", "workspace"):
+            if isinstance(place := getattr(event, name, None), str):
+                changes[name] = str(self._leaf(place, (name,)))
+        if isinstance(event, e.WorkspaceBound):
+            changes["exclude"] = tuple(str(self._leaf(each, ("exclude",))) for each in event.exclude)
+        for name in ("root", "before", "files", "images"):
+            if isinstance(root := getattr(event, name, None), str) and not self._fields:
+                changes[name] = e.to_text(self._standins.hash(e.from_text(root)))
+        return changes
 
     def _label(self, name: str, label: str) -> str:
         """A tag, or who is asked. What a run's input is found by is a digest of it."""

@@ -40,6 +40,7 @@ def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, be
         keep=found.keep,
         returned=returned,
         by=by,
+        files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
     )
     rights: dict[str, Any] = {"returns": returned} if returned else {}
     return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)

@@ -68,6 +68,8 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
     tool = tools.get(found.name)
     undo = tool.policy.compensate if tool is not None else None
     named: str | None = None if undo is None else getattr(undo, "name", None) or getattr(undo, "__name__", "its own")
+    if tool is not None and undo is None and found.effect == "workspace":
+        named = "its files, which go back"
     begun = next((each for each in reversed(state.fold.steps) if each.undoes == step and each.sort == "undo"), None)
     return Undoing(
         run=run,

@@ -31,7 +31,8 @@ _BY: Final = "kedge.replay"
 
 _SAID_AGAIN: Final = (
     e.RunTaken, e.RunResumed, e.RunDiverged, e.StepDrifted, e.PlanMade, e.PlanReached, e.FactDrawn, e.ContextChanged,
-    e.PageEvicted, e.PageFaulted, e.PagePinned, e.RunCompleted, e.RunFailed, e.RunCancelled, e.RunRenewed,
+    e.PageEvicted, e.PageFaulted, e.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
+    e.RunCompleted, e.RunFailed, e.RunCancelled, e.RunRenewed,
 )  # fmt: skip
 """What code may add to a record that it follows: what takes no step, and its end."""
 

@@ -91,7 +91,8 @@ class RunStarted(Event, frozen=True, tag="run.started"):
 
 class RunForked(Event, frozen=True, tag="run.forked"):
     """A fork left its parent at a cut; `keep` names later events of the parent that stay. `model` is asked instead of
-    others; with `renews_input` the fork has an input of its own. Data: `input`, `because`."""
+    others; with `renews_input` the fork has an input of its own. In its `workspace` are to be the files of snapshot
+    `files`. Data: `input`, `because`."""
 
     run: str
     parent: str
@@ -102,6 +103,8 @@ class RunForked(Event, frozen=True, tag="run.forked"):
     keep: tuple[int, ...] = ()
     model: str | None = None
     renews_input: bool = False
+    files: Digest | None = None
+    workspace: str | None = None
 
     @property
     def base(self) -> int:
@@ -158,14 +161,15 @@ class RunDiverged(Event, frozen=True, tag="run.diverged"):
 
 
 class RunRewound(Event, frozen=True, tag="run.rewound"):
-    """The timeline went back to a cut; `keep` names later events that stay, `returned` messages that go back.
-    Data: `because`."""
+    """The timeline went back to a cut; `keep` names later events that stay, `returned` messages that go back; `files`
+    is the snapshot that its workspace is to go back to. Data: `because`."""
 
     cut: int
     generation: int
     keep: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     by: str | None = None
+    files: Digest | None = None
 
 
 class RunRepaired(Event, frozen=True, tag="run.repaired"):
@@ -533,6 +537,49 @@ class PagePinned(Event, frozen=True, tag="page.pinned"):
 
 PageEvent = PageEvicted | PageFaulted | PagePinned
 
+# the workspace ------------------------------------------------------------------------------------
+
+RestoredBecause = Literal["in doubt", "rewound", "forked", "gone", "undone", "asked"]
+
+
+class WorkspaceBound(Event, frozen=True, tag="workspace.bound"):
+    """From now on the run works in this folder, whose snapshots are kept in this vault; what of it is left out."""
+
+    path: str
+    vault: str
+    exclude: tuple[str, ...] = ()
+    gitignore: bool = True
+
+
+class WorkspaceCaptured(Event, frozen=True, tag="workspace.captured"):
+    """The files of the workspace as they were when the log was at `after`: snapshot `root`. Where nothing changed
+    nothing is said. `changed` counts the paths that are other than in the snapshot before; `processes` those that were
+    alive, of which only the files were taken, unless `images` is a snapshot of themselves. Data: `processes`,
+    `left_out`."""
+
+    after: int
+    root: Digest
+    files: int = 0
+    size_bytes: int = 0
+    changed: int = 0
+    processes: int = 0
+    images: Digest | None = None
+
+
+class WorkspaceRestored(Event, frozen=True, tag="workspace.restored"):
+    """The files of the workspace went back to snapshot `root`; what was there before is snapshot `before`. `step` is
+    the step that is tried again, or was undone. Data: `paths`, where not all did; `written`, `removed`, `left`,
+    `ended`."""
+
+    root: Digest
+    because: RestoredBecause
+    before: Digest | None = None
+    step: StepId | None = None
+    by: str | None = None
+
+
+WorkspaceEvent = WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
+
 
 class ValueErasedOnPurpose(Event, frozen=True, tag="value.erased"):
     """Values left the store for good: the data of these events, and these stored pieces."""
@@ -692,6 +739,7 @@ AnyEvent = (
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
     | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
     | TokenIssued | TokenRevoked | PageEvicted | PageFaulted | PagePinned
+    | WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}

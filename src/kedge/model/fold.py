@@ -18,7 +18,7 @@ from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
-FOLD: Final = 4
+FOLD: Final = 5
 """The version of this fold; snapshots of another version are ignored."""
 
 Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
@@ -815,6 +815,9 @@ _QUIET: Final = frozenset(
         e.PageEvicted,
         e.PageFaulted,
         e.PagePinned,
+        e.WorkspaceBound,
+        e.WorkspaceCaptured,
+        e.WorkspaceRestored,
     }
 )
 

@@ -66,6 +66,14 @@ class Child(msgspec.Struct, array_like=True, gc=False):
     status: str = "running"
 
 
+class Capture(msgspec.Struct, array_like=True, gc=False):
+    """A snapshot of the workspace: the files as they were when the log was at `after`."""
+
+    after: int
+    root: e.Digest
+    seq: int
+
+
 class Spend(msgspec.Struct, omit_defaults=True):
     """What was used, over every attempt ever made."""
 
@@ -117,6 +125,13 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     forks: tuple[str, ...] = ()
     taken_back: int = 0
     """How often it turned out that an effect is not there, or not any more."""
+    workspace: str | None = None
+    vault: str | None = None
+    exclude: tuple[str, ...] = ()
+    gitignore: bool = True
+    files_due: e.Digest | None = None
+    """The snapshot that the files are to have and have not yet, since the run was taken back or forked."""
+    due_because: e.RestoredBecause = "rewound"
 
 
 class _Root(msgspec.Struct):
@@ -124,18 +139,20 @@ class _Root(msgspec.Struct):
     effects: Saved
     consumed: Saved
     children: Saved
+    captures: Saved
 
 
 class Ledger:
     """Everything a run did to the world. Grows by `apply`, and never shrinks."""
 
-    __slots__ = ("children", "consumed", "effects", "facts")
+    __slots__ = ("captures", "children", "consumed", "effects", "facts")
 
     def __init__(self, saved: _Root | None = None, fetch: Fetch | None = None) -> None:
         self.facts = saved.facts if saved else LedgerFacts()
         self.effects: Vector[Effect] = Vector(Effect, saved.effects if saved else None, fetch)
         self.consumed: Vector[Consumed] = Vector(Consumed, saved.consumed if saved else None, fetch)
         self.children: Vector[Child] = Vector(Child, saved.children if saved else None, fetch)
+        self.captures: Vector[Capture] = Vector(Capture, saved.captures if saved else None, fetch)
 
     def apply(self, seq: int, event: e.Event) -> None:
         """Take in the next event of the log."""
@@ -157,9 +174,22 @@ class Ledger:
         indexes = sorted(set(self.facts.open.values()))
         return [self.effects[index] for index in indexes if self.effects[index].status in ("open", "in_doubt")]
 
+    def files_at(self, seq: int) -> e.Digest | None:
+        """The snapshot of the workspace as it was when the log was at a seq; None where there is none so early."""
+        found: Capture | None = None
+        for capture in self.captures:
+            # One may be told of late, so the last that was told of is not always the last that was taken.
+            if capture.after <= seq and (found is None or capture.after >= found.after):
+                found = capture
+        return None if found is None else found.root
+
+    def files_from(self, seq: int) -> e.Digest | None:
+        """The snapshot that a run which leaves from a seq begins with: before the first one was taken, that."""
+        return self.files_at(seq) or (self.captures[0].root if len(self.captures) else None)
+
     def save(self, pieces: list[Blob]) -> bytes:
         """As `State.save`."""
-        vectors = [vector.save(pieces) for vector in (self.effects, self.consumed, self.children)]
+        vectors = [vector.save(pieces) for vector in (self.effects, self.consumed, self.children, self.captures)]
         return msgspec.json.encode(_Root(self.facts, *vectors))
 
     @classmethod
@@ -235,6 +265,10 @@ def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
     facts.tells.clear()
     facts.forks = ()
     facts.before = msgspec.convert(msgspec.to_builtins(facts.counts), Counts)
+    facts.workspace = event.workspace or facts.workspace
+    facts.files_due, facts.due_because = event.files, "forked"
+    if event.files is not None:
+        ledger.captures.append(Capture(event.cut, event.files, seq))
 
 
 def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
@@ -247,6 +281,38 @@ def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
     ledger.facts.intentions.clear()
     ledger.facts.begins.clear()
     ledger.facts.tells.clear()
+    if event.files is not None:
+        _files_gone_back(ledger, seq, event)
+        ledger.facts.files_due, ledger.facts.due_because = event.files, "rewound"
+        ledger.captures.append(Capture(seq, event.files, seq))
+
+
+def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
+    """What was done to the files alone after the cut is not there any more, as if it had been undone."""
+    for index in range(len(ledger.effects) - 1, -1, -1):
+        effect = ledger.effects[index]
+        if effect.started <= event.cut:
+            return
+        if effect.effect == "workspace" and not effect.undoes and effect.started not in event.keep:
+            changed = ledger.effects.changing(index)
+            ledger.facts.open.pop(changed.key, None)
+            if changed.status not in _NOT_THERE:
+                ledger.turn(changed, "undone", seq)
+
+
+def _workspace_bound(ledger: Ledger, seq: int, event: e.WorkspaceBound) -> None:
+    facts = ledger.facts
+    facts.workspace, facts.vault = event.path, event.vault
+    facts.exclude, facts.gitignore = event.exclude, event.gitignore
+
+
+def _workspace_captured(ledger: Ledger, seq: int, event: e.WorkspaceCaptured) -> None:
+    ledger.captures.append(Capture(event.after, event.root, seq))
+
+
+def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) -> None:
+    if event.because in ("rewound", "forked"):
+        ledger.facts.files_due = None
 
 
 def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
@@ -439,6 +505,9 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
     e.MessageSent: _message_sent,
     e.ChildSpawned: _child_spawned,
     e.ChildEnded: _child_ended,
+    e.WorkspaceBound: _workspace_bound,
+    e.WorkspaceCaptured: _workspace_captured,
+    e.WorkspaceRestored: _workspace_restored,
 }
 
 

@@ -5,6 +5,7 @@ A command on a run that somebody is at lands at its next step boundary; the clie
 
 from __future__ import annotations
 
+import os
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
@@ -14,12 +15,13 @@ from kedge.history.used import Undoing, undoing
 from kedge.log import Log
 from kedge.model import events as e
 from kedge.model.codec import Erased
-from kedge.runtime import travel, waits
+from kedge.runtime import restoring, travel, waits
 from kedge.runtime.calls import Both, OnLoop
 from kedge.runtime.commands import command
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Engine
 from kedge.runtime.registry import TOOLS
+from kedge.runtime.restoring import Restoration
 from kedge.runtime.starting import Handle
 from kedge.store import Store
 from kedge.store.base import ENDED
@@ -168,6 +170,23 @@ class Acting:
         return told
 
     @Both
+    def restore(
+        self,
+        run: str,
+        at: str | None = None,
+        *,
+        snapshot: str | None = None,
+        paths: Sequence[str | os.PathLike[str]] = (),
+        to: str | os.PathLike[str] | None = None,
+        by: str | None = None,
+        dry_run: bool = False,
+    ) -> Restoration:
+        """Bring the files of a run's workspace back to a place, or to a snapshot by its id: all, or those at some
+        paths; into its own folder, or into another. The run stays where it is."""
+        client = cast("Client", self)
+        return restoring.restored(client, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run)
+
+    @Both
     def fork(
         self,
         run: str,
@@ -180,6 +199,7 @@ class Acting:
         input: Any = UNCHANGED,  # noqa: A002
         model: str | None = None,
         effects: e.ForkEffects = "recorded",
+        workspace: str | os.PathLike[str] | None = None,
         by: str | None = None,
         because: str | None = None,
     ) -> Handle[Any]:
@@ -187,7 +207,8 @@ class Acting:
 
         `output` gives steps that had just ended another output, `set` and `unset` change the context, `input` is
         another input, `model` is asked instead of others. Models and reads are real in a fork; what it would do to the
-        world is adopted from what was done, else asked ("recorded"), done ("live") or refused ("none").
+        world is adopted from what was done, else asked ("recorded"), done ("live") or refused ("none"). Where the run
+        has a workspace, the fork has its files as they were, in a folder of its own: `workspace`, or one beside it.
         """
         conditions = Conditions(
             output=dict(output or {}),
@@ -197,7 +218,10 @@ class Acting:
             model=model,
             effects=effects,
         )
-        handle = travel.forked(cast("Client", self), run, at, conditions, id=id, by=by, because=because)
+        folder = None if workspace is None else os.fspath(workspace)
+        handle = travel.forked(
+            cast("Client", self), run, at, conditions, id=id, by=by, because=because, workspace=folder
+        )
         self._notify(handle.id)
         return handle
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from kedge.runtime.gate import Attempting
 
 
+OWN_ONLY: Final = ("reads", "workspace", None)
+"""What no other timeline can have done for this one: files went back with the run, and a fork has its own."""
+
+
 async def earlier(a: Attempting) -> Found | None:
     """Whether the action was done before: in this timeline by `repeat`, or in one that was left, as an orphan."""
     ex, intent = a.ex, a.intent
     if intent.effect in ("reads", None) or intent.sort == "undo":
         return None
-    if ex.left_behind:
+    if ex.left_behind and intent.effect != "workspace":
         found = await _adopted(a)
         if found is not None:
             return found
@@ -179,7 +183,7 @@ async def spawned_before(wanted: Wanted) -> ledger.Child | None:
 def is_left(a: Attempting) -> bool:
     """Whether the same action was done before, so that it is adopted rather than done again."""
     intent = a.intent
-    if intent.effect in ("reads", None):
+    if intent.effect in OWN_ONLY:
         return False
     identity = e.to_text(intent.identity or intent.digest)
     return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name))
@@ -224,7 +228,7 @@ async def _adopted(a: Attempting) -> Found | None:
 
 async def allowed(a: Attempting) -> None:
     """What nobody did before may need somebody's word, once a step."""
-    if a.ex.left_behind and not a.made and a.intent.effect not in ("reads", None) and a.intent.sort != "undo":
+    if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
         await _may_go_on(_wanted(a), a.beside)
 
 

@@ -137,6 +137,7 @@ class Client(Acting):
         if self._own is not None:
             self._own.close(self._finish())
         self.engine.threads.close()
+        self.engine.folders.close()
         self.engine.leases.close()
         self.log.close()
         self.store.close()
@@ -421,7 +422,7 @@ class Client(Acting):
         now_us = self.clock.now_us()
         chosen = choose(self.log, until_us=now_us - round(seconds(older) * 1_000_000), status=status, agent=agent)
         if dry_run:
-            return chosen.untouched()
+            return chosen.untouched(self.log)
         return prune(self.log, chosen, to, holder=self.ids.new("prune"), now_us=now_us)
 
     def _waits(self, state: State) -> Iterator[Wait]:

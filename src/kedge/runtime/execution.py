@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kedge.clock import Clock
@@ -25,6 +26,7 @@ from kedge.log.handle import Entry, Hold, RunLog
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.runtime.applying import StandIn
+from kedge.runtime.files import Files, Folders
 from kedge.runtime.here import HERE
 from kedge.runtime.leases import Lease, Leases
 from kedge.runtime.limits import Buckets
@@ -81,6 +83,7 @@ class Engine:
         self.threads = Threads()
         self.resources = Resources()
         self.leases = Leases(log.store, holder, clock)
+        self.folders = Folders(log.store)
 
     @property
     def secret_key(self) -> bytes:
@@ -248,7 +251,21 @@ class Execution:
         self.consuming: set[Claim] = set()
         """Rights that attempts of this execution took, of which the store may not know yet."""
         self.transacting = asyncio.Lock()
+        self.was_left = False
+        """Whether whoever had the run before did not come to rest."""
+        workspace = agent.options.workspace
+        self.files: Files | None = None
+        if workspace is not None and engine.stand_in is None:
+            self.files = Files(self, engine.folders.of(workspace, log.run, log.ledger))
         self._ahead: tuple[Hold, asyncio.Event] | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the run works in; where it is only rehearsed or replayed, nothing is taken of it."""
+        if self.files is not None:
+            return self.files.path
+        declared = self.agent.options.workspace
+        return None if declared is None else declared.of(self.run_id).path
 
     @cached_property
     def judge(self) -> Judge:

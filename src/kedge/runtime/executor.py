@@ -27,6 +27,7 @@ from kedge.errors import (
     RunExists,
     TimeRefused,
     ValueRefused,
+    WorkspaceRefused,
 )
 from kedge.history.rewind import rewind
 from kedge.log.handle import Entry, RunLog
@@ -36,6 +37,7 @@ from kedge.model.typed import convert
 from kedge.runtime import ending, machine, undoing, waits
 from kedge.runtime.context import recorded_context, through_codec
 from kedge.runtime.execution import Branch, Engine, Execution
+from kedge.runtime.files import Files
 from kedge.runtime.here import HERE
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.runtime.replay import OVER, Record
@@ -252,6 +254,8 @@ class Executor:
         ex.parked = False
         ex.log.go_on(head)
         self._leased(ex, head.epoch, claim.since, claim.seconds)
+        if ex.files is not None:
+            ex.files.begin()
         ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
         ex.behind(Entry(taken))
@@ -283,6 +287,7 @@ class Executor:
             ex = self._execution(agent, log, point, hosts=hosts)
             self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
+            ex.was_left = claim.left
             ex.input = _input(ex, facts.input)
             now = engine.clock.now_us()
             ex.touch_after_us = _touch_after(ex, claim)
@@ -339,6 +344,8 @@ class Executor:
                 ex.loop.call_soon_threadsafe(_lose, ex, error)
 
         ex.lease = self.engine.leases.hold(ex.run_id, epoch, seconds=seconds, since=since, lost=lost)
+        if ex.files is not None:
+            self.engine.folders.use(ex.files)
 
     # driving ----------------------------------------------------------------------------------
 
@@ -369,6 +376,8 @@ class Executor:
             wake = waits.next_deadline(ex)
             nap = self.poll_seconds if wake is None else min((wake - ex.now_us()) / 1_000_000, self.poll_seconds)
             if ex.busy == 0:
+                if ex.files is not None:
+                    await ex.files.settle()
                 await ex.barrier()
                 if ex.stirred.is_set():
                     waits.look(ex)  # something came meanwhile
@@ -399,6 +408,8 @@ class Executor:
             return standing(self.engine, ex)
         await ex.unwind()
         signal = ex.signal
+        if ex.files is not None and not isinstance(signal, Interrupted):
+            await ex.files.settle()
         if isinstance(signal, Interrupted):
             self._release(ex, left=True)
             raise _cause(signal, ex.run_id)
@@ -519,6 +530,8 @@ class Executor:
     def _drop_lease(self, ex: Execution) -> None:
         if ex.lease is not None:
             self.engine.leases.drop(ex.lease)
+        if ex.files is not None:
+            self.engine.folders.use(ex.files, ends=True)
 
     def _keep_warm(self, ex: Execution) -> None:
         ex.parked = True
@@ -609,6 +622,8 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
     """Run the agent's code to its end, and put that on record."""
     error: BaseException | None = None
     result: Any = None
+    if ex.files is not None:
+        await _files_opened(ex, ex.files)
     try:
         result = through_codec(await _code(ex, branch, point))
         if ex.agent.returns is not Any and not ex.agent.is_machine:
@@ -626,7 +641,20 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
     if isinstance(error, ValueRefused) and error.__traceback__ is not None:
         error = ValueRefused(f"result of {ex.agent.name}: {error.path}", error.reason) if result is None else error
     branch.thread = None
+    if ex.files is not None:
+        ex.files.ended()  # what others did in the folder, since the last tool, is the run's too
+        await ex.files.settle()
     await ending.finish(ex, branch, result, error)
+
+
+async def _files_opened(ex: Execution, files: Files) -> None:
+    """A workspace that is not there, or cannot be brought back, is no failure of the run: it goes on another time."""
+    try:
+        await files.opened()
+    except KedgeError as error:
+        raise ex.interrupted(error) from error
+    except OSError as error:
+        raise ex.interrupted(WorkspaceRefused(str(files.path), str(error))) from error
 
 
 async def _code(ex: Execution, branch: Branch, point: machine.Resumed) -> Any:

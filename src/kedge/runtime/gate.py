@@ -39,7 +39,7 @@ from kedge.runtime.isolated import IsolatedError, run_isolated
 from kedge.runtime.judge import with_paths
 from kedge.runtime.judging import Judged, failed, model_of
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
-from kedge.runtime.registry import KEY, STEP, Happened, Key, ToolStep, is_marker
+from kedge.runtime.registry import KEY, STEP, WORKSPACE, Happened, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
 from kedge.runtime.signals import Interrupted, Stopped
 from kedge.runtime.threads import Work
@@ -47,8 +47,9 @@ from kedge.runtime.transacting import Transacting
 from kedge.runtime.waits import Intervened, met, until_time
 from kedge.store.base import Claim
 
-SAFE: Final = frozenset({"reads", "idempotent", None})
-"""What may be tried again when it is in doubt. A transaction is in doubt only when its tool ended it."""
+SAFE: Final = frozenset({"reads", "idempotent", "workspace", None})
+"""What may be tried again when it is in doubt: of the workspace, because the files go back first. A transaction is in
+doubt only when its tool ended it."""
 
 RATE_LIMIT_SECONDS: Final = 1.0
 """How long to wait for the first time when the far side does not say; doubled each time."""
@@ -149,6 +150,7 @@ class Attempting(Judged):
         self.slot: Claim | None = None
         self.beside: list[str] = []
         self.waited = 0
+        self.began_us = self.started = 0
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
         if past is None:
@@ -269,6 +271,8 @@ class Attempting(Judged):
                 applied = late_one if late_one.error is None else applied
             if applied.error is None:
                 ended = applied.ended or self._returned(applied.value)
+                if applied.ended is not None:
+                    self._files_ended()
                 if ended is not None:
                     return await self._ended(*ended)
             else:
@@ -368,11 +372,34 @@ class Attempting(Judged):
     # one attempt ------------------------------------------------------------------------------
 
     async def _attempt(self) -> Applied:
+        files = self.ex.files
+        if self.intent.effect == "workspace" and files is None and self.ex.engine.stand_in is None:
+            raise NotDone(f"{self.intent.name} works in a workspace; declare one: @kedge.agent(workspace=…)")
+        if files is None or self.intent.sort != "tool":
+            return await self._attempt_made()
+        async with files.around(self):
+            applied = await self._attempt_made()
+            if self.intent.effect == "workspace" and applied.error is not None and self._goes_again(applied):
+                await files.failed(self)
+            return applied
+
+    def _goes_again(self, applied: Applied) -> bool:
+        """Whether an attempt that failed in doubt will be followed by another."""
+        error = applied.error
+        assert error is not None
+        told = is_any(error, (NotDone, *self.intent.retry.on))
+        return applied.work is None and not told and is_transient(error) and self.counted + 1 < self.allowed
+
+    def _files_ended(self) -> None:
+        if self.ex.files is not None and self.intent.sort == "tool":
+            self.ex.files.ended()
+
+    async def _attempt_made(self) -> Applied:
         ex, intent = self.ex, self.intent
         ex.refuse(self.branch)
         met(ex, self.step)
         ex.check_lease()
-        now = ex.now_us()
+        now = self.began_us = ex.now_us()
         timeout = intent.policy.timeout
         self.made += 1
         if self.key is None:
@@ -399,10 +426,14 @@ class Attempting(Judged):
         first = ex.is_first_live()
         if intent.effect in ("reads", None) and not first:
             ex.behind(*entries)
-        elif (await ex.durably(*entries, **({"claims": claims} if claims else {}))).cancelled:
-            return Applied(error=Untouched())
+        else:
+            written = await ex.durably(*entries, **({"claims": claims} if claims else {}))
+            self.started = written.seq
+            if written.cancelled:
+                return Applied(error=Untouched())
         ex.check_lease()
-        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress)
+        folder = ex.folder
+        place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress, folder)
         touch = partial(self._touch, place, timeout)
         stand_in = ex.engine.stand_in
         ex.attempts += 1
@@ -425,6 +456,8 @@ class Attempting(Judged):
         for name, marker in intent.injected.items():
             if marker is KEY or marker is STEP:
                 injected[name] = place.key if marker is KEY else place
+            elif marker is WORKSPACE and place.workspace is not None:
+                injected[name] = place.workspace
         if intent.effect == "transaction":
             return await Transacting(self, place, injected).apply(timeout)
         call = partial(called, intent, injected)
@@ -498,7 +531,9 @@ class Attempting(Judged):
                 values |= {"reasoning": reasoning} if reasoning else {}
             seen = restored(intent, through_codec(values["output"]), values.get("reply"), self.step)
             event = e.AttemptEnded(at=ex.now_us(), step=self.step, attempt=self.made, outcome="returned", usage=usage)
-            return ex.behind(Entry(event, values)), seen
+            seq = ex.behind(Entry(event, values))
+            self._files_ended()
+            return seq, seen
         except ValueRefused as refused:
             self._note_failed(describe(refused), "unknown", None)
             self.counted = self.allowed
@@ -581,6 +616,7 @@ class Attempting(Judged):
         self.failure = failure
         self.until_us = retry_at or 0
         self.is_open = outcome == "unknown"
+        self._files_ended()
         return seq
 
     async def _outlived(self, work: Work | None) -> effects.Found | None:

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -46,7 +47,11 @@ async def run_isolated(
     )  # fmt: skip
     try:
         async with asyncio.timeout(timeout):
-            told = {"arguments": dict(arguments), "place": [place.run, place.id, place.attempt, str(place.key)]}
+            told = {
+                "arguments": dict(arguments),
+                "place": [place.run, place.id, place.attempt, str(place.key)],
+                "workspace": None if place.workspace is None else str(place.workspace),
+            }
             answer, _ = await process.communicate(_packed(told))
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
@@ -81,7 +86,7 @@ def _unpacked(body: bytes) -> Any:
 def main() -> None:
     """The other process: one call, read from stdin, answered on stdout. What the tool prints goes to stderr."""
     from kedge.runtime.failures import describe
-    from kedge.runtime.registry import KEY, STEP, Key, Shape, Tool, ToolStep
+    from kedge.runtime.registry import KEY, STEP, WORKSPACE, Key, Shape, Tool, ToolStep
 
     out, sys.stdout = sys.stdout.buffer, sys.stderr
     module, _, path = sys.argv[1].partition(":")
@@ -90,8 +95,9 @@ def main() -> None:
         found = getattr(found, part)
     told = _unpacked(sys.stdin.buffer.read())
     run, step, attempt, key = told["place"]
-    place = ToolStep(run, step, attempt, Key(key), lambda _: None)
-    injected = {KEY: place.key, STEP: place}
+    folder = None if told["workspace"] is None else Path(told["workspace"])
+    place = ToolStep(run, step, attempt, Key(key), lambda _: None, folder)
+    injected = {KEY: place.key, STEP: place, WORKSPACE: folder}
     try:
         fn: Any = found.fn if isinstance(found, Tool) else found  # pyright: ignore[reportUnknownMemberType]
         shape = found.shape if isinstance(found, Tool) else Shape(fn, path)

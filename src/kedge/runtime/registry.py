@@ -24,6 +24,7 @@ from kedge.model.retry import Retry, seconds
 from kedge.model.typed import convert
 from kedge.runtime.here import in_agent
 from kedge.runtime.limits import Limit
+from kedge.workspace.workspace import Workspace
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -50,8 +51,18 @@ Duration: TypeAlias = float | int | str
 class ToolStep:
     """What a tool may know of the attempt it is, and how it says how far it got."""
 
-    def __init__(self, run: str, id: str, attempt: int, key: Key, progress: Callable[[Any], None]) -> None:  # noqa: A002
+    def __init__(
+        self,
+        run: str,
+        id: str,  # noqa: A002
+        attempt: int,
+        key: Key,
+        progress: Callable[[Any], None],
+        workspace: Path | None = None,
+    ) -> None:
         self.run = run
+        self.workspace = workspace
+        """The folder of the run, where its agent declares one."""
         self.id = id
         self.attempt = attempt
         self.key = key
@@ -72,6 +83,10 @@ class ToolStep:
 
 STEP: Final = ToolStep("", "", 0, KEY, lambda _: None)
 """As the default of a parameter: the tool is given its step there, and callers leave it out."""
+
+
+WORKSPACE: Final = Path()
+"""As the default of a parameter: the tool is given the run's folder there, and callers leave it out."""
 
 
 class Tx:
@@ -112,7 +127,7 @@ TX: Final = Tx(None)
 
 def is_marker(default: object) -> bool:
     """Whether a default stands for what each attempt is given anew."""
-    return default is KEY or default is STEP or default is TX
+    return default is KEY or default is STEP or default is TX or default is WORKSPACE
 
 
 class Resource(Generic[T]):
@@ -203,7 +218,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_RETRY: Final = Retry()
 ONCE: Final = Retry(attempts=1)
-EFFECTS: Final = ("reads", "idempotent", "transaction", "at_most_once")
+EFFECTS: Final = ("reads", "idempotent", "workspace", "transaction", "at_most_once")
 CHANGES: Final = get_args(Changes)
 
 
@@ -431,7 +446,8 @@ def tool(
 def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Declare a tool: what it does to the world, and what to do when that is in doubt.
 
-    effect      "reads", "idempotent", "transaction" or "at_most_once" (the default), or a function of the arguments
+    effect      "reads", "idempotent", "workspace", "transaction" or "at_most_once" (the default), or a function of the
+                arguments
     retry       Retry(…): when and how often it is tried again
     timeout     for one attempt
     identity    the arguments that make two calls the same action; all of them by default
@@ -569,6 +585,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     priority: int = 0
     contract: Contract | None = None
+    workspace: Workspace | None = None
 
     @property
     def form(self) -> int:
@@ -605,6 +622,7 @@ def agent(
     aliases: Sequence[str] = (),
     priority: int = 0,
     contract: Contract | str | os.PathLike[str] | None = None,
+    workspace: Workspace | str | os.PathLike[str] | None = None,
 ) -> _AgentDecorator: ...
 
 
@@ -616,6 +634,7 @@ def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     on_failure     "compensate" undoes what was done when it fails
     priority       of its runs, unless they are given another
     contract       what everything that it intends is judged by: a Contract, or a TOML file beside the agent's own
+    workspace      the folder that it works in, whose files are kept as they were before and after every step
     """
     return declared(fn, options, is_machine=False)
 
@@ -631,6 +650,8 @@ def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machi
         if isinstance(options.get("contract"), str | os.PathLike):
             beside = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
             options["contract"] = read_contract(os.path.join(beside, options["contract"]))
+        if isinstance(options.get("workspace"), str | os.PathLike):
+            options["workspace"] = Workspace(options["workspace"])
         made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)
         AGENTS.add(made)
         return made

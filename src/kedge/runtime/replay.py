@@ -28,7 +28,7 @@ _BETWEEN: Final = _PAGES | {
     "fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed", "context.refused"
 }  # fmt: skip
 _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
-                              "attempt.progressed", "step.edited", "wait.voted"})  # fmt: skip
+                              "attempt.progressed", "step.edited", "wait.voted", "workspace.restored"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
 
 OVER: Final = frozenset({"done", "failed", "cancelled"})

@@ -19,12 +19,13 @@ from collections.abc import (
 )
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, cast, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from kedge.errors import LogError, OutsideBranch, Rejected, StoreError
+from kedge.errors import LogError, OutsideBranch, Rejected, StoreError, WorkspaceRefused
 from kedge.model.retry import seconds
 from kedge.runtime import ending, paging, scopes, steps, streams
 from kedge.runtime.approving import Proposed, Told, declined, proposed
@@ -107,6 +108,15 @@ class _Common(Generic[C]):
     def parent(self) -> str | None:
         """The run that spawned this one."""
         return self._execution.log.fold.facts.parent
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that the run works in. Tools are given it by a parameter with the default `kedge.WORKSPACE`."""
+        folder = self._execution.folder
+        if folder is None:
+            told = "has no folder to work in; declare one: @kedge.agent(workspace=…)"
+            raise WorkspaceRefused(self._execution.agent.name, told)
+        return folder
 
     @property
     def replaying(self) -> bool:

@@ -6,7 +6,10 @@ A run that somebody is at is taken back by them, as soon as they come to rest; a
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -25,7 +28,7 @@ from kedge.errors import (
 from kedge.history.cuts import cut
 from kedge.history.fork import UNCHANGED, Conditions, Fork, fork
 from kedge.history.rewind import rewind
-from kedge.log.handle import Entry, Rights
+from kedge.log.handle import Entry, Rights, RunLog
 from kedge.log.log import Log
 from kedge.model import chain
 from kedge.model import events as e
@@ -34,6 +37,7 @@ from kedge.model.ledger import Ledger
 from kedge.model.typed import convert
 from kedge.runtime import waits
 from kedge.runtime.context import Context, through_codec
+from kedge.runtime.files import images_of, owner_of, restored, told, workspace_of
 from kedge.runtime.judge import Judge, Looked, judge_change
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.starting import Handle
@@ -42,6 +46,8 @@ from kedge.store.base import Append, Message, Row
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
+
+logger: Final = logging.getLogger("kedge")
 
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
@@ -74,10 +80,28 @@ def rewound(client: Client, run: str, to: str, *, by: str | None, because: str |
         else:
             taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
             handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
+        files = _files_back(client, handle, by)
     finally:
         with contextlib.suppress(KedgeError):
             store.release(run, epoch=handle.epoch, left=left)
-    return f"rewound to {found.label}"
+    return f"rewound to {found.label}{files}"
+
+
+def _files_back(client: Client, run: RunLog, by: str | None) -> str:
+    """Bring the files back with the run, where they are here; elsewhere whoever goes on with it does that first."""
+    facts = run.ledger.facts
+    due = facts.files_due
+    if due is None or facts.workspace is None:
+        return ""
+    if images_of(client.log, run.run, due) is not None:
+        return "; its files and processes go back when it goes on"
+    try:
+        with workspace_of(run.ledger, client.store) as workspace:
+            done = workspace.restore(e.from_text(due), None, owner_of(client.store, run.run))
+    except (KedgeError, OSError) as error:
+        return f"; its files go back when it goes on ({error})"
+    run.append(restored(done, due, "rewound", at=client.clock.now_us(), by=by))
+    return f", and its files with it ({told(done)})"
 
 
 def _sent(client: Client, run: str, body: dict[str, Any], by: str | None) -> Message:
@@ -102,8 +126,9 @@ def forked(
     id: str | None,  # noqa: A002
     by: str | None,
     because: str | None,
+    workspace: str | None = None,
 ) -> Handle[Any]:
-    """Make a run that leaves another at a place; it is due at once."""
+    """Make a run that leaves another at a place; it is due at once. Its files are in a folder of its own."""
     waits.refuse_own(id)
     log, row = client.log, client.store.index(run)
     if row is None:
@@ -114,7 +139,13 @@ def forked(
         try:
             if client.store.head(name) is not None:
                 raise RunExists(name)
-            _born(client, fork(log, run, at, name, conditions, at=client.clock.now_us(), by=by, because=because))
+            folder = _folder_of_fork(client, run, name, workspace)
+            made = fork(
+                log, run, at, name, conditions, at=client.clock.now_us(), by=by, because=because, workspace=folder
+            )
+            _born(client, made)
+            if made.forked.files is not None:
+                _files_forked(client, name)
             return Handle(client, row.agent, name)
         except RunExists:
             if id is not None:
@@ -123,6 +154,34 @@ def forked(
             name = f"{run}-fork-{number}"
         except (HeadMoved, EpochStale):
             continue  # its parent went on meanwhile
+
+
+def _folder_of_fork(client: Client, run: str, name: str, workspace: str | None) -> str | None:
+    """Where the files of a fork go: what is there already stays, so it must be a new folder."""
+    own = client.log.ledger(run).facts.workspace
+    if own is None:
+        if workspace is not None:
+            raise TimeRefused(run, "has no workspace, so a fork of it needs none")
+        return None
+    beside = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
+    folder = Path(os.path.realpath(workspace)) if workspace is not None else beside
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
+    if folder.is_relative_to(own):
+        raise TimeRefused(run, f"{folder} lies in the run's own workspace; give the fork a folder outside of it")
+    return str(folder)
+
+
+def _files_forked(client: Client, fork: str) -> None:
+    """Fill the folder of a fork, so that people find it filled. Where that fails, it is done when the fork goes on."""
+    ledger = client.log.ledger(fork)
+    due = ledger.facts.files_due
+    assert due is not None
+    try:
+        with workspace_of(ledger, client.store) as workspace:
+            workspace.restore(e.from_text(due), None, owner_of(client.store, fork))
+    except (KedgeError, OSError) as error:
+        logger.warning("%s: its files are brought when it goes on: %s", fork, error)
 
 
 def _born(client: Client, found: Fork) -> None:

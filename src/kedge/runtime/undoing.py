@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kedge.errors import StepFailed, TimeRefused
@@ -14,6 +15,7 @@ from kedge.model.fold import BESIDE, Step
 from kedge.model.typed import convert
 from kedge.runtime.effects import ask_person, stopped
 from kedge.runtime.execution import Branch, Execution
+from kedge.runtime.files import reverting
 from kedge.runtime.gate import perform
 from kedge.runtime.intent import Intent
 from kedge.runtime.registry import TOOLS, AnyTool, Effect, Policy, Shape, Tool
@@ -31,7 +33,7 @@ async def compensate(ex: Execution, branch: Branch) -> list[str]:
         tool = TOOLS.get(effect.tool)
         if effect.status == "undone" and effect.started not in ex.record.undoing:
             continue
-        if tool is None or tool.policy.compensate is None or not await _undone(ex, branch, tool, effect):
+        if tool is None or compensation(ex, tool, effect) is None or not await _undone(ex, branch, tool, effect):
             left.append(f"{effect.tool} at step {effect.step}")
     return left + [f"child {child}" for child in _done_by_children(ex)]
 
@@ -48,12 +50,21 @@ def _done_by_children(ex: Execution) -> list[str]:
     return found
 
 
+def compensation(ex: Execution, tool: AnyTool, effect: ledger.Effect) -> Callable[..., Any] | None:
+    """What undoes an effect: as its tool says; files go back to what they were."""
+    if tool.policy.compensate is None and effect.effect == "workspace":
+        return reverting(ex)
+    return tool.policy.compensate
+
+
 def _undoing(ex: Execution, tool: AnyTool, effect: ledger.Effect, step: e.StepId) -> Intent:
     """The intention to undo an effect, under a key of its own."""
-    undo = tool.policy.compensate
+    undo = compensation(ex, tool, effect)
     assert undo is not None
     fn = undo.fn if isinstance(undo, Tool) else undo
-    policy: Policy = undo.policy if isinstance(undo, Tool) else Policy()
+    # Files that went back, or half of them, go back again as well.
+    by_itself = Policy(effect="idempotent") if effect.effect == "workspace" else Policy()
+    policy: Policy = undo.policy if isinstance(undo, Tool) else by_itself
     shape = Shape(fn, tool.name)
     arguments = {next(iter(shape.hints), "effect"): _told(ex, tool, effect)}
     key = {"key": effect.key}
@@ -95,7 +106,7 @@ async def undo(
         return _settled_undo(ex, past, effect, settled, by, because)
     if past is None and settled == "happened":
         return _undone_by_hand(ex, branch, effect, step, by, because)
-    if tool is None or tool.policy.compensate is None:
+    if tool is None or compensation(ex, tool, effect) is None:
         why = "is not known here; load the app" if tool is None else "has no compensate; undo it by hand"
         raise TimeRefused(ex.run_id, f"step {step}: {effect.tool} {why}, and say so with settled='happened'")
     if past is not None and past.status == "in_doubt":

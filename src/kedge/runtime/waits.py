@@ -238,7 +238,10 @@ async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     waiter.resting = True
     ex.rests()
     try:
-        return await waiter.future
+        closed = await waiter.future
+        if ex.files is not None:
+            ex.files.ended()
+        return closed
     except asyncio.CancelledError:
         if not waiter.future.done() or waiter.future.cancelled():
             ex.wakes()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kedge.errors import (
     StoreBroken,
@@ -45,15 +45,34 @@ _LONGEST_NAP_SECONDS: Final = 0.005
 Setup = Callable[[sqlite3.Cursor], None]
 
 
+class FileKind(NamedTuple):
+    """What a file must be: where its SQL stands, the mark in its header, its newest format, what people call it."""
+
+    dialect: str
+    application_id: int
+    newest: int
+    name: str
+
+
 class SqliteFile:
     """One writing connection behind a mutex, and reading connections that nothing blocks."""
 
-    def __init__(self, path: Path, *, durability: Durability, busy_seconds: float, create: bool, setup: Setup) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability,
+        busy_seconds: float,
+        create: bool,
+        setup: Setup,
+        kind: FileKind | None = None,
+    ) -> None:
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             wanted = ".".join(map(str, SQLITE_NEEDED))
             raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Kedge needs {wanted}")
         self.path = path
         self.place = str(path)
+        self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Kedge store")
         self._durability = durability
         self._busy_seconds = busy_seconds
         self._mutex = threading.Lock()
@@ -221,13 +240,13 @@ class SqliteFile:
             raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
         self._tune(writer)
         application, found = self._format()
-        if found == 0 and application in (0, APPLICATION_ID):
+        if found == 0 and application in (0, self._kind.application_id):
             self._create(setup)
-        elif application != APPLICATION_ID:
-            raise StoreUnavailable(self.place, "this SQLite file is not a Kedge store; choose another name")
-        elif found > STORE_FORMAT:
-            raise StoreFormat(self.place, found=found, known=STORE_FORMAT)
-        elif found < STORE_FORMAT:
+        elif application != self._kind.application_id:
+            raise self._not_ours()
+        elif found > self._kind.newest:
+            raise StoreFormat(self.place, found=found, known=self._kind.newest)
+        elif found < self._kind.newest:
             self._migrate()
 
     def _tune(self, writer: sqlite3.Connection) -> None:
@@ -248,18 +267,21 @@ class SqliteFile:
         with self.writing() as writer:
             if self._format()[1]:
                 return  # another process was first
-            if writer.execute(queries("sqlite").count_tables).fetchone()[0]:
-                raise StoreUnavailable(self.place, "this SQLite file is not a Kedge store; choose another name")
-            _execute_script(writer, schema("sqlite"))
-            writer.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            writer.execute(f"PRAGMA user_version = {STORE_FORMAT}")
+            if writer.execute(queries(self._kind.dialect).count_tables).fetchone()[0]:
+                raise self._not_ours()
+            _execute_script(writer, schema(self._kind.dialect))
+            writer.execute(f"PRAGMA application_id = {self._kind.application_id}")
+            writer.execute(f"PRAGMA user_version = {self._kind.newest}")
             setup(writer)
+
+    def _not_ours(self) -> StoreUnavailable:
+        return StoreUnavailable(self.place, f"this SQLite file is not {self._kind.name}; choose another name")
 
     def _migrate(self) -> None:
         with self.writing() as writer:
             self._writer.create_function("row_check", -1, row_check, deterministic=True)
-            for step in range(self._format()[1] + 1, STORE_FORMAT + 1):
-                _execute_script(writer, migration("sqlite", step))
+            for step in range(self._format()[1] + 1, self._kind.newest + 1):
+                _execute_script(writer, migration(self._kind.dialect, step))
                 writer.execute(f"PRAGMA user_version = {step}")
 
     @contextlib.contextmanager

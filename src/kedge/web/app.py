@@ -40,6 +40,7 @@ from kedge.web import (
     trace,
     triggers,
     window,
+    workspace,
 )
 from kedge.web.access import Identify, access_for
 from kedge.web.bridge import Access, Bridge
@@ -75,6 +76,7 @@ SLICES: Final[tuple[Any, ...]] = (
     trace,
     triggers,
     window,
+    workspace,
 )
 """The modules whose routes make up the app."""
 

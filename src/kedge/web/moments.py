@@ -335,11 +335,11 @@ def difference(call: Call[DiffAsked, Nothing]) -> DiffSeen:
     asked, log = call.asked, call.client.log
     veil = veiled(call, asked.run)
     if asked.against is not None:
-        found = across(log, asked.run, asked.against, asked.to, seen=veil)
+        found = across(log, asked.run, asked.against, asked.to, seen=veil, files=False)
     elif asked.from_ is None:
-        found = between(log, asked.run, asked.to, seen=veil)
+        found = between(log, asked.run, asked.to, seen=veil, files=False)
     else:
-        found = between(log, asked.run, asked.from_, asked.to, seen=veil)
+        found = between(log, asked.run, asked.from_, asked.to, seen=veil, files=False)
     if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
         told = f"{asked.from_} comes after {asked.to}; name the earlier place first"
         raise BoundaryUnknown(asked.run, asked.from_, told)

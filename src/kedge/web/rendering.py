@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from kedge.history.prose import span
+from kedge.history.prose import sized, span
 from kedge.web.forms import form_of
 from kedge.web.routing import API, Person, Scope, address
 
@@ -40,6 +40,7 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "span": span, "ago": ago, "size": size,
+        "sized": sized,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of}

@@ -87,7 +87,8 @@ WAITS_MAX: Final = 50
 
 
 class CountsSeen(Doc, frozen=True):
-    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well."""
+    """How much there is. `steps` are the run's own; `all_steps` are those inside scopes as well; `snapshots` are of its
+    files, None where it has no workspace."""
 
     steps: int
     all_steps: int
@@ -101,6 +102,7 @@ class CountsSeen(Doc, frozen=True):
     traced: int
     children: int
     events: int
+    snapshots: int | None = None
 
 
 class ChildSeen(Doc, frozen=True):
@@ -252,6 +254,7 @@ def _counts(fold: Fold, ledger: Ledger) -> CountsSeen:
         retried=len(fold.retried), decisions=len(fold.decisions), failures=len(fold.failures),
         waits=len(fold.facts.waits), effects=len(ledger.effects), traced=len(fold.trace),
         children=len(ledger.children), events=fold.facts.seq,
+        snapshots=len(ledger.captures) if ledger.facts.workspace is not None else None,
     )  # fmt: skip
 
 

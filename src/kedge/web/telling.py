@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kedge.history.parts import Entry, Moment
-from kedge.history.prose import counted, entries_of, paged
+from kedge.history.prose import counted, entries_of, filed, paged, snapshot
 from kedge.model import events as e
 from kedge.runtime.waits import ANSWER, CHILD, COMMAND, SAID, VOTE
 
@@ -43,7 +43,8 @@ def told(moment: Moment, brief: Brief) -> str:
         case e.RunStarted():
             return "started" if data.get("input") is None else f"started with {brief(data['input'])}"
         case e.RunForked():
-            return f"forked{by} from {event.parent}, effects {event.effects}{because}"
+            own = f", files in {event.workspace}" if event.workspace else ""
+            return f"forked{by} from {event.parent}, effects {event.effects}{own}{because}"
         case e.ForkMade():
             return f"forked{by} as {event.run}"
         case e.RunTaken():
@@ -58,7 +59,8 @@ def told(moment: Moment, brief: Brief) -> str:
         case e.MessageTaken():
             return f"{'said' if event.name == SAID else f'message {event.name}'}{by}: {brief(data.get('body'))}"
         case e.RunRewound():
-            return f"taken back{f' to {moment.left[0].number}:before' if moment.left else ''}{by}{because}"
+            files = f", its files to {snapshot(event.files)}" if event.files else ""
+            return f"taken back{f' to {moment.left[0].number}:before' if moment.left else ''}{by}{files}{because}"
         case e.RunDiverged():
             return (
                 f"the code no longer fits at step {event.step}: recorded {data.get('recorded')}, "
@@ -70,6 +72,8 @@ def told(moment: Moment, brief: Brief) -> str:
             return f"priority {event.priority}{by}"
         case e.PageEvicted() | e.PageFaulted() | e.PagePinned():
             return paged(event)
+        case e.WorkspaceBound() | e.WorkspaceCaptured() | e.WorkspaceRestored():
+            return filed(event, data)
         case e.AttemptSettled():
             return f"what {event.key} left in doubt was settled{by}: {event.settlement.replace('_', ' ')}"
         case e.ContextChanged() | e.ContextRefused() | e.ContractBound():

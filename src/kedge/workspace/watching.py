@@ -1,0 +1,348 @@
+"""Which folders something was changed in, as Linux tells it by inotify. Looks at no file; never guesses.
+
+A change is told of before the call that made it returns, so whatever was done before `changed` was asked is in its
+answer. What cannot be told for certain is `None`: too much happened at once, the workspace itself was moved or
+replaced, a file system was mounted inside it. Then everything is looked at and added anew.
+
+Whoever uses it keeps to three things, and no change is missed whatever is moved, replaced or made anew meanwhile:
+
+1. `changed` first; then each folder that it names is added again, and only then listed. Changes before the adding are
+   in the listing, and changes after it in the next answer.
+2. A folder that a listing shows and that was not known, or is another than before, is added before it is listed, and so
+   is all that is below it.
+3. What `changed` told is not told again. Whoever could not look at it all looks at everything the next time.
+
+What inotify does not see, and has to be looked at otherwise: writes through a shared mapping (they show when the file
+is closed and unmapped); writes through another name of the same file, made by `link`, in a folder that is not watched,
+and the making of that name; what comes about below the file system, on another machine, in a layer under an overlay or
+on the disk itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import select
+import struct
+import sys
+import termios
+import threading
+from functools import lru_cache
+from typing import Any, Final
+
+_MODIFY: Final = 0x2
+_ATTRIB: Final = 0x4
+_CLOSE_WRITE: Final = 0x8
+_MOVED_FROM: Final = 0x40
+_MOVED_TO: Final = 0x80
+_CREATE: Final = 0x100
+_DELETE: Final = 0x200
+_DELETE_SELF: Final = 0x400
+_MOVE_SELF: Final = 0x800
+_UNMOUNT: Final = 0x2000
+_OVERFLOW: Final = 0x4000
+_IGNORED: Final = 0x8000
+_ONLYDIR: Final = 0x1000000
+_DONT_FOLLOW: Final = 0x2000000
+_ISDIR: Final = 0x40000000
+
+_PLACES: Final = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_SELF: Final = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _IGNORED
+# Not IN_EXCL_UNLINK: it also silences names that a stacked file system dropped from its cache and still has.
+_MASK: Final = _MODIFY | _ATTRIB | _CLOSE_WRITE | _PLACES | _DELETE_SELF | _MOVE_SELF | _ONLYDIR | _DONT_FOLLOW
+
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_EVENT: Final = struct.Struct("iIII")
+_READ_BYTES_MIN: Final = 4096
+_LOCAL: Final = frozenset({
+    0xEF53,      # ext2, ext3, ext4
+    0x58465342,  # xfs
+    0x9123683E,  # btrfs
+    0x01021994,  # tmpfs
+    0x858458F6,  # ramfs
+    0xF2F52010,  # f2fs
+    0x2FC12FC1,  # zfs
+    0xCA451A4E,  # bcachefs
+    0x794C7630,  # overlay
+})  # fmt: skip
+"""File systems, by what statfs calls them, on which nothing changes but through this kernel."""
+
+_Identity = tuple[int, int]
+
+
+class Watch:
+    """Watches folders, each by itself; what is below one is added one by one. Threads may share it; a process made by
+    `fork` may not, and is told `None`."""
+
+    @classmethod
+    def begin(cls) -> Watch | None:
+        """A watch over nothing yet; None where there is no inotify, or where the limits leave none to us."""
+        libc = _libc()
+        if libc is None:
+            return None
+        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        return cls(libc, descriptor) if descriptor >= 0 else None
+
+    def __init__(self, libc: Any, descriptor: int) -> None:
+        self._libc = libc
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._paths: dict[int, tuple[bytes, ...]] = {}
+        self._watched: dict[bytes, int] = {}
+        self._below: dict[bytes, set[bytes]] = {}
+        self._tops: dict[bytes, _Identity] = {}
+        self._untold: set[bytes] = set()
+        self._trusted: dict[int, bool] = {}
+        self._mounts = _Mounts()
+
+    def add(self, path: bytes) -> bool:
+        """Watch a folder, by its absolute path. What is watched already by another path is told by both. False: it
+        cannot be watched (not ours to read, no local file system, too many watches); look at it every time. One that
+        went meanwhile from a folder that is watched is True, and is named the next time."""
+        with self._lock:
+            if not self._is_open():
+                return False
+            number, identity = self._begin(path)
+            if self._watched.get(path, -1) == number >= 0:
+                return True
+            if path in self._watched or path in self._below:
+                # It took the place of another. What was below that one is watched no more, which is told of.
+                self._untold.update(self._drop(path))
+                number, identity = self._begin(path)
+            if number < 0:
+                # One that went, when the folder above will tell if it comes back. Who has just listed it cannot know
+                # what came after that, so it is named the next time.
+                is_told = -number in _GONE and os.path.dirname(path) in self._watched
+                if is_told:
+                    self._untold.add(path)
+                return is_told
+            self._place(path)
+            self._paths[number] = (*self._paths.get(number, ()), path)
+            self._watched[path] = number
+            if os.path.dirname(path) not in self._watched:
+                self._tops[path] = identity
+                # Nobody above would tell of it if it was replaced just now.
+                if _identity(path) != identity:
+                    self._drop(path)
+                    return False
+            return True
+
+    def changed(self) -> set[bytes] | None:
+        """The folders in which, since this was last asked, an entry was made, removed, renamed, written, closed after
+        writing, or given other attributes; a folder whose own attributes changed is named too. A folder that came, went
+        or was replaced is named with all that was watched below it, and is not watched any more until it is added.
+        None: anything may have changed, and nothing is watched any more."""
+        with self._lock:
+            found, self._untold = self._untold, set()
+            if not self._is_open() or not self._drain(found) or not self._stands():
+                self._clear()
+                return None
+            return found
+
+    def forget(self, path: bytes) -> None:
+        """Stop watching a folder and everything below it."""
+        with self._lock:
+            if self._is_open():
+                self._drop(path)
+                self._untold -= {each for each in self._untold if each == path or each.startswith(path + b"/")}
+
+    def close(self) -> None:
+        with self._lock:
+            self._clear()
+            self._mounts.close()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    # what is told ---------------------------------------------------------------------------------
+
+    def _drain(self, found: set[bytes]) -> bool:
+        """Take what is told up to now, and no more: whoever writes without a pause must not keep us here."""
+        try:
+            waiting = _waiting_bytes(self._descriptor)
+            while waiting > 0:
+                data = os.read(self._descriptor, max(waiting, _READ_BYTES_MIN))
+                waiting -= len(data)
+                if not self._take(data, found):
+                    return False
+        except OSError:
+            return False
+        return True
+
+    def _take(self, data: bytes, found: set[bytes]) -> bool:
+        touched: set[int] = set()
+        at, end, unpack = 0, len(data), _EVENT.unpack_from
+        while at < end:
+            number, mask, _, length = unpack(data, at)
+            if mask & _SELF or (mask & _ISDIR and mask & (_PLACES | _ATTRIB)):
+                if not self._take_folder(number, mask, data[at + 16 : at + 16 + length].rstrip(b"\0"), found):
+                    return False
+            elif mask & _OVERFLOW:
+                return False
+            else:
+                touched.add(number)
+            at += 16 + length
+        for number in touched:
+            paths = self._paths.get(number)
+            if paths is not None:
+                found.update(paths)
+            else:
+                # Something that was moved away before anybody could say where to.
+                self._libc.inotify_rm_watch(self._descriptor, number)
+        return True
+
+    def _take_folder(self, number: int, mask: int, name: bytes, found: set[bytes]) -> bool:
+        """A folder came, went, or is not where it was: what was known of it and of all below does not hold any more.
+        Or it has other attributes, and may be readable only now."""
+        for path in self._paths.get(number, ()):
+            if mask & _SELF:
+                is_top = path in self._tops
+                found.update(self._drop(path))
+                if is_top:
+                    return False
+            else:
+                place = path + b"/" + name if name else path
+                found.update((path, place), self._drop(place) if mask & _PLACES else ())
+        return True
+
+    def _stands(self) -> bool:
+        """Whether the uppermost folders are still those that were added, and nothing was mounted in them."""
+        return all(_identity(path) == identity for path, identity in self._tops.items()) and self._mounts.stand(
+            self._tops
+        )
+
+    # what is watched ------------------------------------------------------------------------------
+
+    def _is_open(self) -> bool:
+        return self._descriptor >= 0 and os.getpid() == self._pid
+
+    def _begin(self, path: bytes) -> tuple[int, _Identity]:
+        """The number of a watch over a folder, and which one it is; a number below zero says why there is none."""
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            return -(error.errno or errno.EIO), (0, 0)
+        if found.st_dev not in self._trusted:
+            self._trusted[found.st_dev] = is_trusted(path)
+        if not self._trusted[found.st_dev]:
+            return -errno.EXDEV, (0, 0)
+        number = int(self._libc.inotify_add_watch(self._descriptor, path, _MASK))
+        return number if number >= 0 else -ctypes.get_errno(), (found.st_dev, found.st_ino)
+
+    def _place(self, path: bytes) -> None:
+        while True:
+            above = os.path.dirname(path)
+            beside = self._below.setdefault(above, set())
+            if path in beside or above == path:
+                return
+            beside.add(path)
+            path = above
+
+    def _drop(self, path: bytes) -> list[bytes]:
+        dropped: list[bytes] = []
+        waiting = [path]
+        self._below.get(os.path.dirname(path), set()).discard(path)
+        while waiting:
+            current = waiting.pop()
+            waiting += self._below.pop(current, ())
+            self._tops.pop(current, None)
+            number = self._watched.pop(current, None)
+            if number is not None:
+                dropped.append(current)
+                others = tuple(path for path in self._paths.pop(number) if path != current)
+                if others:
+                    self._paths[number] = others
+                else:
+                    # What the kernel dropped by itself is refused here, which is as well.
+                    self._libc.inotify_rm_watch(self._descriptor, number)
+        return dropped
+
+    def _clear(self) -> None:
+        self._untold.clear()
+        # What is told of these later has no path any more, and is dropped then.
+        for known in (self._paths, self._watched, self._below, self._tops, self._trusted):
+            known.clear()
+
+
+class _Mounts:
+    """What is mounted where, as far as it lies below some folders. The kernel says when it changed."""
+
+    def __init__(self) -> None:
+        try:
+            self._descriptor = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1
+        self._poll = select.poll()
+        if self._descriptor >= 0:
+            self._poll.register(self._descriptor, select.POLLPRI)
+        self._known = self._read()
+
+    def stand(self, tops: dict[bytes, _Identity]) -> bool:
+        if self._descriptor < 0 or not self._poll.poll(0):
+            return True
+        before, self._known = self._known, self._read()
+        places = {place for place, _ in before ^ self._known}
+        return not any(place.startswith(top.rstrip(b"/") + b"/") for place in places for top in tops)
+
+    def _read(self) -> set[tuple[bytes, bytes]]:
+        """Each mount: its place and what it is, by the line that tells of it."""
+        if self._descriptor < 0:
+            return set()
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        text = b""
+        while more := os.read(self._descriptor, 1 << 16):
+            text += more
+        fields = [line.split(b" ", 5) for line in text.splitlines()]
+        return {(_unescaped(each[4]), b" ".join(each[:4])) for each in fields if len(each) == 6}
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_trusted(path: bytes) -> bool:
+    """Whether a folder is on a local file system, of which this kernel knows all changes."""
+    libc = _libc()
+    if libc is None:
+        return False
+    buffer = ctypes.create_string_buffer(256)
+    if libc.statfs(path, buffer) != 0:
+        return False
+    return (ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF) in _LOCAL
+
+
+def _unescaped(path: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), path)
+
+
+def _identity(path: bytes) -> _Identity | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _waiting_bytes(descriptor: int) -> int:
+    (waiting,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))
+    return int(waiting)
+
+
+@lru_cache(maxsize=1)
+def _libc() -> Any | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        libc.inotify_init1.argtypes = (ctypes.c_int,)
+        libc.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+        libc.inotify_rm_watch.argtypes = (ctypes.c_int, ctypes.c_int)
+        libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    except AttributeError:
+        return None
+    return libc

@@ -1,0 +1,336 @@
+"""Runs that go back, part and are undone, with their files: what stands in a folder is what the record says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.errors import TimeRefused
+from kedge.model import events as e
+from kedge.workspace.workspace import Workspace
+
+
+@kedge.tool(effect="workspace")
+def write(name: str, text: str, folder: Path = kedge.WORKSPACE) -> str:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return text
+
+
+@kedge.tool(effect="workspace")
+def move(old: str, new: str, folder: Path = kedge.WORKSPACE) -> None:
+    (folder / old).rename(folder / new)
+
+
+@kedge.tool(effect="workspace")
+def remove(name: str, folder: Path = kedge.WORKSPACE) -> None:
+    (folder / name).unlink()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "kept").write_text("kept")
+    return made
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[kedge.Client]:
+    with kedge.open(tmp_path / "kedge.db") as client:
+        yield client
+
+
+def told(folder: Path) -> dict[str, str]:
+    return {str(each.relative_to(folder)): each.read_text() for each in folder.rglob("*") if each.is_file()}
+
+
+def editing(folder: Path, **options: Any) -> Any:
+    """Does what it is given: each item is a tool and its arguments."""
+    tools = {"write": write, "move": move, "remove": remove}
+
+    @kedge.agent(name="editing", workspace=folder, **options)
+    async def agent(run: kedge.Run, orders: list[list[str]]) -> list[str]:
+        for name, *arguments in orders:
+            if name == "ask":
+                await run.ask("Go on?")
+            elif name == "fail":
+                raise LookupError("nothing more to do")
+            else:
+                await run.call(tools[name], *arguments)
+        return sorted(told(run.workspace))
+
+    return agent
+
+
+ORDERS = [["write", "a", "1"], ["write", "a", "2"], ["write", "deep/b", "3"], ["remove", "kept"], ["move", "a", "c"]]
+STATES: list[dict[str, str]] = [
+    {"kept": "kept"},
+    {"kept": "kept", "a": "1"},
+    {"kept": "kept", "a": "2"},
+    {"kept": "kept", "a": "2", "deep/b": "3"},
+    {"a": "2", "deep/b": "3"},
+    {"c": "2", "deep/b": "3"},
+]
+
+
+# rewind -------------------------------------------------------------------------------------------
+
+
+def test_every_boundary_of_a_run_can_be_gone_back_to_in_any_order(kd: kedge.Client, folder: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    for step in (3, 1, 5, 2, 4):
+        kd.rewind("r", f"{step}:before")
+        assert told(folder) == STATES[step - 1], step
+        kd.run(agent, ORDERS, id="r")
+        assert told(folder) == STATES[-1]
+    kd.rewind("r", "2:after")
+    assert told(folder) == STATES[2]
+
+
+def test_going_back_twice_without_going_on_is_going_back_to_the_second_place(kd: kedge.Client, folder: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    kd.rewind("r", "5:before")
+    kd.rewind("r", "2:before")
+    assert told(folder) == STATES[1]
+    assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
+
+
+def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: kedge.Client, folder: Path) -> None:
+    kd.run(editing(folder), ORDERS, id="r")
+    (folder / "c").write_text("by hand")
+    (folder / "new").write_text("by hand too")
+    kd.rewind("r", "3:before")
+    assert told(folder) == STATES[2]
+    [back] = [each.event for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
+    assert back.before is not None
+    with Workspace(folder, vault=kd.log.ledger("r").facts.vault) as workspace:
+        root = e.from_text(back.before)
+        assert workspace.read(root, "c") == b"by hand"
+        assert workspace.read(root, "new") == b"by hand too"
+
+
+def test_a_run_that_waits_goes_back_with_its_files_and_asks_again(kd: kedge.Client, folder: Path) -> None:
+    orders = [["write", "a", "1"], ["ask"], ["write", "a", "2"]]
+    agent = editing(folder)
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(agent, orders, id="r")
+    kd.rewind("r", "1:before")
+    assert told(folder) == {"kept": "kept"}
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(agent, orders, id="r")
+    kd.answer("r", "approve")
+    kd.run(agent, orders, id="r")
+    assert told(folder) == {"kept": "kept", "a": "2"}
+
+
+def test_files_that_cannot_go_back_at_once_go_back_when_the_run_goes_on(
+    kd: kedge.Client, folder: Path, tmp_path: Path
+) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    folder.rename(tmp_path / "elsewhere")
+    folder.write_text("in the way")
+    assert "when it goes on" in kd.rewind("r", "3:before")
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
+    assert [each.event.because for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)] == ["rewound"]
+
+
+def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    folder.rename(tmp_path / "elsewhere")
+    kd.rewind("r", "3:before")
+    assert told(folder) == STATES[2]
+    kd.run(agent, ORDERS, id="r")
+    assert told(folder) == STATES[-1]
+
+
+# fork ---------------------------------------------------------------------------------------------
+
+
+def test_a_fork_at_any_boundary_goes_on_in_its_own_folder_and_leaves_the_first_alone(
+    kd: kedge.Client, folder: Path, tmp_path: Path
+) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    for step in range(1, 6):
+        own = tmp_path / f"fork_{step}"
+        fork = kd.fork("r", f"{step}:before", workspace=own)
+        assert told(own) == STATES[step - 1]
+        kd.run(agent, ORDERS, id=fork.id)
+        assert told(own) == STATES[-1]
+    assert told(folder) == STATES[-1]
+
+
+def test_a_fork_of_a_fork_has_the_files_of_where_it_parted(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS, id="r")
+    one = kd.fork("r", "3:before", workspace=tmp_path / "one", input=[*ORDERS[:2], ["write", "z", "9"]])
+    kd.run(agent, [*ORDERS[:2], ["write", "z", "9"]], id=one.id)
+    assert told(tmp_path / "one") == STATES[2] | {"z": "9"}
+    two = kd.fork(one.id, "3:before", workspace=tmp_path / "two")
+    assert told(tmp_path / "two") == STATES[2]
+    kd.run(agent, [*ORDERS[:2], ["write", "z", "9"]], id=two.id)
+    assert told(tmp_path / "two") == told(tmp_path / "one")
+    kd.rewind(one.id, "3:before")
+    assert told(tmp_path / "one") == STATES[2]
+    assert told(folder) == STATES[-1]
+
+
+def test_a_fork_and_its_parent_can_be_undone_apart(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS[:3], id="r")
+    fork = kd.fork("r", "3:before", workspace=tmp_path / "own")
+    kd.run(agent, ORDERS[:3], id=fork.id)
+    kd.undo(fork.id, "3")
+    assert told(tmp_path / "own") == STATES[2]
+    assert told(folder) == STATES[3]
+
+
+def test_a_fork_with_the_folder_in_the_way_says_so_and_makes_nothing(kd: kedge.Client, folder: Path) -> None:
+    kd.run(editing(folder), ORDERS, id="r")
+    for wrong in (folder, folder / "inside", folder / "c"):
+        with pytest.raises(TimeRefused):
+            kd.fork("r", "3:before", workspace=wrong)
+    assert len(list(kd.list())) == 1
+    assert told(folder) == STATES[-1]
+
+
+# undo ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "then"),
+    [
+        ("5", {"a": "2", "deep/b": "3"}),
+        ("4", {"kept": "kept", "c": "2", "deep/b": "3"}),
+        ("3", {"c": "2"}),
+    ],
+)
+def test_one_step_is_undone_and_what_others_did_stays(
+    kd: kedge.Client, folder: Path, step: str, then: dict[str, str]
+) -> None:
+    kd.run(editing(folder), ORDERS, id="r")
+    kd.undo("r", step)
+    assert told(folder) == then
+
+
+@pytest.mark.parametrize(("step", "steps"), [("1", 2), ("1", 3), ("2", 5)])
+def test_a_step_that_a_later_one_built_on_is_not_undone_by_itself(
+    kd: kedge.Client, folder: Path, step: str, steps: int
+) -> None:
+    kd.run(editing(folder), ORDERS[:steps], id="r")
+    with pytest.raises(TimeRefused, match="a: changed since"):
+        kd.undo("r", step)
+    assert told(folder) == STATES[steps]
+
+
+def test_undoing_says_how_files_are_undone(kd: kedge.Client, folder: Path) -> None:
+    kd.run(editing(folder), ORDERS, id="r")
+    told = kd.undoing("r", "3")
+    assert told.refuses is None
+    assert told.compensated_by
+
+
+def test_an_undone_step_is_on_record_and_is_not_undone_twice(kd: kedge.Client, folder: Path) -> None:
+    agent = editing(folder)
+    kd.run(agent, ORDERS[:3], id="r")
+    kd.undo("r", "3")
+    with pytest.raises(TimeRefused):
+        kd.undo("r", "3")
+    kd.rewind("r", "3:before")
+    kd.run(agent, ORDERS[:3], id="r")
+    assert told(folder) == STATES[3]
+
+
+def test_steps_are_undone_one_after_the_other_down_to_the_first(kd: kedge.Client, folder: Path) -> None:
+    kd.run(editing(folder), ORDERS, id="r")
+    for step in (5, 4, 3, 2, 1):
+        kd.undo("r", str(step))
+        assert told(folder) == STATES[step - 1]
+
+
+def test_a_run_that_fails_takes_its_files_back_where_its_agent_says_so(kd: kedge.Client, folder: Path) -> None:
+    with pytest.raises(kedge.RunFailed) as failed:
+        kd.run(editing(folder, on_failure="compensate"), [*ORDERS, ["fail"]], id="r")
+    assert told(folder) == STATES[0]
+    assert not failed.value.not_undone
+
+
+def test_what_a_person_changed_since_is_not_taken_back_by_itself(kd: kedge.Client, folder: Path) -> None:
+    orders = [["write", "a", "1"], ["write", "b", "1"], ["ask"], ["fail"]]
+    agent = editing(folder, on_failure="compensate")
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(agent, orders, id="r")
+    (folder / "a").write_text("by hand")
+    kd.answer("r", "approve")
+    with pytest.raises(kedge.RunWaiting, match="a: changed since"):
+        kd.run(agent, orders, id="r")
+    assert told(folder) == {"kept": "kept", "a": "by hand"}
+    kd.answer("r", "stop")
+    with pytest.raises(kedge.RunFailed) as failed:
+        kd.run(agent, orders, id="r")
+    assert failed.value.not_undone == ("write at step 1",)
+    assert told(folder) == {"kept": "kept", "a": "by hand"}
+
+
+def test_what_a_tool_did_that_failed_half_way_is_taken_back_too(kd: kedge.Client, folder: Path) -> None:
+    @kedge.tool(effect="workspace")
+    def half(folder: Path = kedge.WORKSPACE) -> None:
+        (folder / "kept").write_text("spoilt")
+        raise LookupError("half way")
+
+    @kedge.agent(workspace=folder, on_failure="compensate")
+    async def agent(run: kedge.Run) -> None:
+        await run.call(write, "a", "1")
+        await run.call(half)
+
+    with pytest.raises(kedge.RunFailed) as failed:
+        kd.run(agent, id="r")
+    assert told(folder) == STATES[0]
+    assert not failed.value.not_undone
+
+
+def test_a_tool_with_a_compensation_of_its_own_is_undone_by_that(kd: kedge.Client, folder: Path) -> None:
+    def by_hand(effect: kedge.Effect) -> None:
+        (folder / "compensated").write_text(str(effect.arguments["name"]))
+
+    @kedge.tool(effect="workspace", compensate=by_hand)
+    def special(name: str, folder: Path = kedge.WORKSPACE) -> None:
+        (folder / name).write_text("x")
+
+    @kedge.agent(workspace=folder)
+    async def agent(run: kedge.Run) -> None:
+        await run.call(special, "s")
+
+    kd.run(agent, id="r")
+    kd.undo("r", "1")
+    assert told(folder) == {"kept": "kept", "s": "x", "compensated": "s"}
+
+
+def test_modes_and_links_are_undone_too(kd: kedge.Client, folder: Path) -> None:
+    @kedge.tool(effect="workspace")
+    def tangle(folder: Path = kedge.WORKSPACE) -> None:
+        (folder / "kept").chmod(0o755)
+        (folder / "link").symlink_to("kept")
+        (folder / "empty").mkdir()
+
+    @kedge.agent(workspace=folder)
+    async def agent(run: kedge.Run) -> None:
+        await run.call(tangle)
+
+    (folder / "kept").chmod(0o640)
+    kd.run(agent, id="r")
+    kd.undo("r", "1")
+    assert sorted(os.listdir(folder)) == ["kept"]
+    assert (folder / "kept").stat().st_mode & 0o777 == 0o640
