@@ -33,6 +33,8 @@ from bench import (
     waking,
     window,
     workers,
+    workspace,
+    workspace_session,
 )
 from bench.machine import description, sync_us
 from bench.measure import Measure, table
@@ -62,6 +64,8 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "followers": followers.measure,
     "window": window.measure,
     "paging": window.paging,
+    "workspace": workspace.measure,
+    "workspace_session": workspace_session.measure,
 }
 
 PREFACE: Final = """\
