@@ -13,18 +13,18 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from kedge.clock import Clock
 from kedge.workspace import remembering, tree
+from kedge.workspace.gathering import Found, Gathering, Wanted
 from kedge.workspace.ignoring import IGNORE_FILES, Rules
 from kedge.workspace.processes import written
-from kedge.workspace.reading import Cloned, Cloning, Moving, Taken, encoded, key_of, opened, taken
+from kedge.workspace.reading import Cloned, Cloning, Moving, Taken, encoded, key_of, opened
 from kedge.workspace.remembering import Folder, every, refs_of, walk
 from kedge.workspace.restoring import PREFIX
 from kedge.workspace.tree import Entry, Id
@@ -37,25 +37,24 @@ ROUNDS_MAX: Final = 6
 """How often what moved while it was looked at is looked at again, for one snapshot."""
 
 _DEPTH_MAX: Final = 100
-_LONG_BYTES: Final = 128 << 10
-_ALONE_BYTES: Final = 4 << 20
-"""So little is read by this thread alone."""
 _LEFT_OUT_MAX: Final = 100
 _UNWATCHED_MAX: Final = 200
 """So many folders that cannot be watched are looked at every time; with more, nothing is watched."""
 _OWN: Final = os.fsdecode(PREFIX)
 
-Found = Mapping[str, Taken | Cloned | Moving | None]
-"""Files of a folder by name, as they were read; None where one went."""
 
+class _Sifted:
+    """What was found in a folder: files that are known, with those that are to be read; folders, and which are new."""
 
-class _Wanted(NamedTuple):
-    """Files of a folder that are to be read, and whether each is a regular one; where to note that one was other."""
+    __slots__ = ("files", "folders", "ignored", "is_linked", "new", "wanted")
 
-    path: str
-    folder: Folder
-    names: dict[str, bool]
-    changed: set[str]
+    def __init__(self) -> None:
+        self.files: dict[str, Taken] = {}
+        self.folders: dict[str, Folder] = {}
+        self.ignored: set[str] = set()
+        self.wanted: dict[str, bool] = {}
+        self.new: list[str] = []
+        self.is_linked = False
 
 
 class Scanner:
@@ -94,13 +93,9 @@ class Scanner:
         self._may_watch = is_trusted(self._root)
         self._saved: Id | None = None
         self._deep: list[str] = []
-        self._wanted: list[_Wanted] = []
-        self._long: list[_Wanted] = []
-        self._reading: list[tuple[_Wanted, Future[Found]]] = []
-        self._pool: ThreadPoolExecutor | None = None
         self._cloning = Cloning(vault.path)
         self._cloned: list[tuple[str, Folder, str, Cloned]] = []
-        self._bytes = 0
+        self._gathering = Gathering(self._open, clock, self._cloning)
         self._force: Collection[str] = ()
         self._was_forced = False
         self._unwatched: set[str] = set()
@@ -126,6 +121,22 @@ class Scanner:
         """The folder as it is now, stored: its root entry. With `thorough` everything is looked at, whatever the kernel
         says; a `quick` look leaves it to the next whether somebody opened a file for writing since the last. `force`
         are paths that are taken though a rule ignores them. `quiet` is called when the files may change again."""
+        try:
+            return self._looked(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
+        except BaseException:
+            self._gathering.clear()
+            self.doubt()
+            raise
+
+    def doubt(self) -> None:
+        """A look came to nothing, or what it stored was not published: the next is at everything, for what the kernel
+        told is lost, and takes nothing for stored that is not."""
+        self._was_forced = True
+        self._generation = -1
+
+    def _looked(
+        self, writing: Writing, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
+    ) -> Entry:
         self.changed, self.left_out = 0, []
         self._force = frozenset(part for path in force for part in _upwards(path))
         self._settle_generation(writing)
@@ -166,9 +177,10 @@ class Scanner:
         generation = writing.sweeps
         if generation == self._generation:
             return
-        if self._generation >= 0 and self._top is not None:
+        if self._top is not None:
             refs = dict.fromkeys(ref for folder in every(self._top) for ref in refs_of(folder))
             gone = refs.keys() - self.vault.has(refs.keys())
+            self._was_forced = self._was_forced or bool(gone)
             for folder in every(self._top):
                 folder.files = {name: each for name, each in folder.files.items() if each.entry.ref not in gone}
                 folder.ref = None
@@ -309,59 +321,58 @@ class Scanner:
         if (own.st_mode, own.st_mtime_ns) != (folder.mode, folder.mtime_ns):
             folder.mode, folder.mtime_ns = own.st_mode, own.st_mtime_ns
             self._touched(path, folder, changed)
-        hidden = self._hidden.get(path, ())
-        files: dict[str, Taken] = {}
-        folders: dict[str, Folder] = {}
-        ignored: set[str] = set()
-        suspected = self._suspected.get(path, ())
-        wanted: dict[str, bool] = {}
-        new: list[str] = []
-        is_linked = False
-        for name, status in listed.items():
-            known = folder.files.get(name)
-            if known is not None and known.key == key_of(status) and not judges_anew:
-                files[name] = known
-                is_linked |= status.st_nlink > 1
-                if known.racy or name in suspected:
-                    wanted[name] = stat.S_ISREG(status.st_mode)
-                continue
-            is_folder = stat.S_ISDIR(status.st_mode)
-            is_own = name in hidden or name.startswith((_OWN, *(f"{each}-" for each in hidden if each in self._stores)))
-            if is_own or self._ignores(folder, path, name, is_folder=is_folder):
-                ignored.add(name)
-            elif not is_folder:
-                if known is not None:
-                    files[name] = known
-                if known is None or known.racy or name in suspected or known.key != key_of(status):
-                    wanted[name] = stat.S_ISREG(status.st_mode)
-                is_linked |= status.st_nlink > 1
-            else:
-                found = folder.folders.get(name)
-                if found is None or found.inode != status.st_ino:
-                    found = Folder(status.st_ino)
-                    new.append(name)
-                folders[name] = found
-                if (status.st_mode, status.st_mtime_ns) != (found.mode, found.mtime_ns):
-                    found.mode, found.mtime_ns = status.st_mode, status.st_mtime_ns
-                    self._touched(path, folder, set())
-        gone = (folder.files.keys() - files.keys() - wanted.keys()) | (folder.folders.keys() - folders.keys())
-        if gone:
-            self.changed += len(gone)
-            self._touched(path, folder, changed)
-        if new:
-            self.changed += len(new)
+        found = self._sifted(path, folder, listed, judges_anew=judges_anew)
+        gone = folder.files.keys() - found.files.keys() - found.wanted.keys()
+        gone_folders = folder.folders.keys() - found.folders.keys()
+        count = len(gone) + len(gone_folders) + len(found.new)
+        if count:
+            self.changed += count
             self._touched(path, folder, changed)
         if self._watch is not None:
-            for name in folder.folders.keys() - folders.keys():
+            for name in gone_folders:
                 self._watch.forget(os.fsencode(os.path.join(self.path, path, name)))
-        folder.files, folder.folders, folder.ignored = files, folders, ignored
-        (self._doubted.add if is_linked else self._doubted.discard)(path)
-        if wanted:
-            sizes = {name: listed[name].st_size for name in wanted}
-            self._want(_Wanted(path, folder, wanted, changed), sizes, writing)
-        for name in folders if deep else new:
+        folder.files, folder.folders, folder.ignored = found.files, found.folders, found.ignored
+        (self._doubted.add if found.is_linked else self._doubted.discard)(path)
+        if found.wanted:
+            sizes = {name: listed[name].st_size for name in found.wanted}
+            self._gathering.want(Wanted(path, folder, found.wanted, changed), sizes, writing)
+        for name in found.folders if deep else found.new:
             below = f"{path}/{name}" if path else name
-            self._scan_below(fd, below, folders[name], writing, set() if name in new else changed)
+            self._scan_below(fd, below, found.folders[name], writing, set() if name in found.new else changed)
+
+    def _sifted(
+        self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, judges_anew: bool
+    ) -> _Sifted:  # fmt: skip
+        """What is in a folder, held against what is known of it."""
+        found = _Sifted()
+        files, folders, wanted = found.files, found.folders, found.wanted
+        hidden = self._hidden.get(path, ())
+        own = (_OWN, *(f"{each}-" for each in hidden if each in self._stores))
+        suspected = self._suspected.get(path, ())
+        for name, status in listed.items():
+            known = folder.files.get(name)
+            is_known = known is not None and known.key == key_of(status)
+            if not is_known or judges_anew:
+                is_folder = stat.S_ISDIR(status.st_mode)
+                if name in hidden or name.startswith(own) or self._ignores(folder, path, name, is_folder=is_folder):
+                    found.ignored.add(name)
+                    continue
+                if is_folder:
+                    below = folder.folders.get(name)
+                    if below is None or below.inode != status.st_ino:
+                        below = Folder(status.st_ino)
+                        found.new.append(name)
+                    folders[name] = below
+                    if (status.st_mode, status.st_mtime_ns) != (below.mode, below.mtime_ns):
+                        below.mode, below.mtime_ns = status.st_mode, status.st_mtime_ns
+                        self._touched(path, folder, set())
+                    continue
+            if known is not None:
+                files[name] = known
+            if not is_known or (known is not None and known.racy) or name in suspected:
+                wanted[name] = stat.S_ISREG(status.st_mode)
+            found.is_linked |= status.st_nlink > 1
+        return found
 
     def _scan_below(self, fd: int, path: str, folder: Folder, writing: Writing, changed: set[str]) -> None:
         if path.count("/") % _DEPTH_MAX == _DEPTH_MAX - 1:
@@ -436,64 +447,19 @@ class Scanner:
 
     # files ------------------------------------------------------------------------------------
 
-    def _want(self, wanted: _Wanted, sizes: Mapping[str, int], writing: Writing) -> None:
-        """Files to be read. Long ones are read beside this thread, which would only be held up by more threads for
-        short ones: those take turns anyway."""
-        long = {name: each for name, each in wanted.names.items() if sizes.get(name, 0) > _LONG_BYTES}
-        self._bytes += sum(sizes.get(name, 0) for name in long)
-        self._wanted.append(
-            wanted._replace(names={name: each for name, each in wanted.names.items() if name not in long})
-        )
-        self._long.append(wanted._replace(names=long))
-        if self._bytes <= _ALONE_BYTES:
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="kedge-read")
-        for each in self._long:
-            if each.names:
-                self._reading.append((each, self._pool.submit(self._read, each.path, each.names, writing)))
-        self._long.clear()
-
     def _take(self, writing: Writing) -> None:
-        """Read what is new or other, and wait for what is read beside."""
-        wanted, self._wanted, self._long, self._bytes = [*self._wanted, *self._long], [], [], 0
-        reading, self._reading = self._reading, []
-        try:
-            for each in wanted:
-                if each.names:
-                    self._keep(each.path, each.folder, self._read(each.path, each.names, writing), each.changed)
-            for each, future in reading:
-                self._keep(each.path, each.folder, future.result(), each.changed)
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
-                self._pool = None
-
-    def _read(self, path: str, names: dict[str, bool], writing: Writing) -> Found:
-        """The files of one folder by name; None where one cannot be read, or went."""
-        try:
-            fd = self._open(path)
-        except OSError:
-            return dict.fromkeys(names)
-        try:
-            clock, add = self._clock, writing.add
-            at_ns = clock.now_us() * 1_000
-            return {
-                name: taken(fd, name, add, clock, at_ns, regular=is_regular, cloning=self._cloning)
-                for name, is_regular in names.items()
-            }
-        finally:
-            os.close(fd)
+        """Read what is new or other."""
+        for wanted, found in self._gathering.taken(writing):
+            self._keep(wanted.path, wanted.folder, found, wanted.changed)
 
     def _keep(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
         for name, each in found.items():
-            place = f"{path}/{name}" if path else name
             known = folder.files.get(name)
             if isinstance(each, Cloned):
                 self._cloned.append((path, folder, name, each))
                 continue
             if isinstance(each, Moving):
-                self._leave_out(place, each.reason)
+                self._leave_out(f"{path}/{name}" if path else name, each.reason)
                 each = each.last
             if each is None:
                 folder.files.pop(name, None)

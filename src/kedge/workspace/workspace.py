@@ -83,6 +83,7 @@ class Workspace:
     gitignore  whether .gitignore files count; .kedgeignore files always do
     vault      where content is kept; beside the store, unless it says otherwise
     processes  "taken": what is alive in the folder is dumped with its files, where CRIU may do that
+    hidden     stores that may lie in the folder: no snapshot holds them, and no restore touches them
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class Workspace:
         thorough = thorough or (check and (at_us - scanner.looked_us) * CHECK_SHARE >= scanner.took_us)
         with contextlib.ExitStack() as stack:
             stopped = stack.enter_context(self._stopped()) if self.processes == "taken" else None
-            with self.vault.writing() as writing:
+            with self.vault.writing() as writing, _doubting(scanner):
                 top = scanner.look(writing, thorough=thorough, quick=not check, force=force, quiet=quiet)
                 root = tree.store_root(top, writing.add)
                 if self._published.get(owner) != root or writing.sweeps != self._sweeps:
@@ -411,6 +412,16 @@ class Workspace:
             if self._vault is not None and self._vault is not self._given_vault:
                 self._vault.close()
                 self._vault = None
+
+
+@contextlib.contextmanager
+def _doubting(scanner: Scanner) -> Generator[None]:
+    """What was stored for a snapshot that is not published in the end is not stored."""
+    try:
+        yield
+    except BaseException:
+        scanner.doubt()
+        raise
 
 
 def content(entry: Entry, load: tree.Load) -> bytes:
