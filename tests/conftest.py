@@ -33,7 +33,7 @@ def log(store: Store) -> Iterator[Log]:
 @pytest.fixture(autouse=True)
 def _declared_here(request: pytest.FixtureRequest) -> None:
     """Agents and tools are found by name, and the last one declared counts: a test's own come last."""
-    beside = [module for name, module in sys.modules.items() if name.startswith("simulation.")]
+    beside = [module for name, module in list(sys.modules.items()) if name.startswith("simulation.")]
     mine = [request.module] if "simulation" not in request.module.__name__ else [*beside, request.module]
     for value in [value for module in mine for value in vars(module).values()]:
         if isinstance(value, kedge.Agent):

@@ -6,6 +6,7 @@ A method gives an inert Step, which gets its number when it is awaited; nothing 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import (
     AsyncIterator,
@@ -497,7 +498,15 @@ class SyncRun(_Common[C]):
         async def settled() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(settled(), self._execution.loop).result()
+        waiting = settled()
+        try:
+            return asyncio.run_coroutine_threadsafe(waiting, self._execution.loop).result()
+        except BaseException:
+            # A loop that is closed, or closes now, never begins with it: nobody need hear of that.
+            for each in (waiting, work):
+                if isinstance(each, Coroutine) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                    each.close()
+            raise
 
     def _drawn(self, draw: Callable[[Execution, Branch], T]) -> T:
         branch = self._here()
