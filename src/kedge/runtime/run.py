@@ -503,8 +503,9 @@ class SyncRun(_Common[C]):
             return asyncio.run_coroutine_threadsafe(waiting, self._execution.loop).result()
         except BaseException:
             # A loop that is closed, or closes now, never begins with it: nobody need hear of that.
-            for each in (waiting, work):
-                if isinstance(each, Coroutine) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+            unbegun: tuple[Any, ...] = waiting, work
+            for each in unbegun:
+                if asyncio.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
                     each.close()
             raise
 
