@@ -7,12 +7,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import kedge
 from kedge.errors import SnapshotBroken, WorkspaceRefused
-from kedge.history import files, vaults
+from kedge.history import files, prose, vaults
 from kedge.model import events as e
 from kedge.runtime.restoring import restored
 
@@ -385,3 +386,9 @@ def test_the_vault_of_another_store_is_left_alone(kd: kedge.Client, run: str) ->
         assert copy.store.id == original.store.id
         assert vaults.of_runs(original.log, [run]) == {Path("kedge.files").resolve()}
         assert vaults.of_runs(copy.log, [run]) == set()
+
+
+@pytest.mark.parametrize("because", get_args(e.RestoredBecause))
+def test_why_files_went_back_is_told_in_words(because: e.RestoredBecause) -> None:
+    event = e.WorkspaceRestored(at=1, root=e.to_text(bytes(32)), because=because, step="3", by="ann")
+    assert prose.filed(event, {}).startswith("files went back to snapshot 000000000000 (")

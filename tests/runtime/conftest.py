@@ -165,3 +165,18 @@ def disk(tmp_path: Path) -> Iterator[World]:
     made = World(SqliteStore(tmp_path / "kedge.db"), kedge.SystemClock())
     yield made
     made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that an agent works in."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "kept").write_text("kept")
+    return made
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[kedge.Client]:
+    with kedge.open(tmp_path / "kedge.db") as client:
+        yield client

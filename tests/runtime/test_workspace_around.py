@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,6 @@ from runtime.test_workspace_branches import QUICK, after, files_at, told, write
 from runtime.workspace_isolated import LINES
 
 TESTS = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "kept").write_text("kept")
-    return made
-
-
-@pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
-        yield client
 
 
 # processes ----------------------------------------------------------------------------------------
@@ -319,3 +304,25 @@ def test_a_store_in_memory_leaves_nothing_behind(folder: Path, tmp_path: Path, m
         kd.rewind("r", "1:before")
         assert told(folder) == {"kept": "kept"}
     assert not (tmp_path / "data").exists()
+
+
+def test_folders_that_were_closed_meanwhile_are_opened_again_for_the_run_that_goes_on(
+    kd: kedge.Client, tmp_path: Path
+) -> None:  # fmt: skip
+    @kedge.tool(effect="workspace")
+    def put(name: str, folder: Path = kedge.WORKSPACE) -> None:
+        (folder / name).write_text(name)
+
+    @kedge.agent(workspace=str(tmp_path / "{run}"))
+    async def waiting(run: kedge.Run) -> list[str]:
+        await run.call(put, "before")
+        await run.ask("Go on?")
+        await run.call(put, "after")
+        return sorted(each.name for each in run.workspace.iterdir())
+
+    for number in range(20):
+        with pytest.raises(kedge.RunWaiting):
+            kd.run(waiting, id=f"r{number}")
+    for number in range(20):
+        kd.answer(f"r{number}", "approve", by="ann")
+        assert kd.run(waiting, id=f"r{number}") == ["after", "before"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,6 @@ def move(old: str, new: str, folder: Path = kedge.WORKSPACE) -> None:
 @kedge.tool(effect="workspace")
 def remove(name: str, folder: Path = kedge.WORKSPACE) -> None:
     (folder / name).unlink()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "kept").write_text("kept")
-    return made
-
-
-@pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
-        yield client
 
 
 def told(folder: Path) -> dict[str, str]:
@@ -334,3 +319,38 @@ def test_modes_and_links_are_undone_too(kd: kedge.Client, folder: Path) -> None:
     kd.undo("r", "1")
     assert sorted(os.listdir(folder)) == ["kept"]
     assert (folder / "kept").stat().st_mode & 0o777 == 0o640
+
+
+# what is on record of it -----------------------------------------------------------------------------
+
+
+def test_that_a_step_was_undone_says_which_paths_went_back(kd: kedge.Client, folder: Path) -> None:
+    kd.run(editing(folder), [["write", "a", "1"], ["write", "b", "2"]], id="r")
+    kd.undo("r", "1")
+    [entry] = [each for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
+    assert entry.event.because == "undone"
+    assert entry.event.step == "1"
+    assert kd.log.data("r", entry.seq)["paths"] == ["a"]
+
+
+def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+    first, later = tmp_path / "first", tmp_path / "later"
+    kd.run(editing(Workspace(folder, vault=first)), [["write", "a", "1"]], id="r")
+    kd.rewind("r", "1:before")
+    kd.run(editing(Workspace(folder, vault=later)), [["write", "a", "1"]], id="r")
+    assert kd.log.ledger("r").facts.vault == str(first)
+    assert not later.exists()
+
+
+def test_a_vault_that_was_moved_with_its_store_is_found_beside_it(tmp_path: Path, folder: Path) -> None:
+    (there := tmp_path / "there").mkdir()
+    agent = editing(folder)
+    with kedge.open(tmp_path / "kedge.db") as kd:
+        kd.run(agent, ORDERS, id="r")
+    for each in ("kedge.db", "kedge.files"):
+        (tmp_path / each).rename(there / each)
+    with kedge.open(there / "kedge.db") as kd:
+        kd.rewind("r", "3:before")
+        assert told(folder) == STATES[2]
+        assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
+    assert not (tmp_path / "kedge.files").exists()

@@ -85,7 +85,7 @@ def live(scene: Scene, seed: int, ready: int) -> None:
     chance = random.Random(seed)
     moves = os.open(scene.moves, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     workspace = scene.workspace()
-    roots = [reference.root for reference in workspace.vault.references()]
+    roots = [reference.root for reference in workspace.vault.references(str(workspace.path))]
     os.write(ready, b"!")
     while True:
         if not roots or chance.random() < 0.4:

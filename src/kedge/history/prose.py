@@ -66,9 +66,9 @@ def snapshot(root: e.Digest | None) -> str:
     return f"snapshot {e.from_text(root).hex()[:12]}" if root else "no snapshot"
 
 
-_WENT_BACK: Final = {
+_WENT_BACK: Final[Mapping[e.RestoredBecause, str]] = {
     "in doubt": "step {step} is tried again", "rewound": "the run was taken back", "forked": "the fork has its own",
-    "undone": "step {step} was undone", "asked": "asked for{by}",
+    "gone": "the folder was gone", "undone": "step {step} was undone", "asked": "asked for{by}",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from kedge.history.prose import counted, sized
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.ledger import Ledger
+from kedge.runtime import files
 from kedge.runtime.files import owner_of, vault_place
 from kedge.store.base import Condition
 from kedge.workspace.tree import Id
@@ -40,9 +41,9 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
         raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
-    for path in (Path(facts.vault), vault_place(log.store)):
-        if path.is_dir():
-            return Vault(path)
+    path = files.vault_of(facts, log.store)
+    if path.is_dir():
+        return Vault(path)
     raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; bring it back, or look there")
 
 

@@ -67,11 +67,13 @@ class Child(msgspec.Struct, array_like=True, gc=False):
 
 
 class Capture(msgspec.Struct, array_like=True, gc=False):
-    """A snapshot of the workspace: the files as they were when the log was at `after`."""
+    """A snapshot of the workspace: the files as they were when the log was at `after`. `images` are the processes that
+    were alive, where they were taken too."""
 
     after: int
     root: e.Digest
     seq: int
+    images: e.Digest | None = None
 
 
 class Spend(msgspec.Struct, omit_defaults=True):
@@ -182,6 +184,11 @@ class Ledger:
             if capture.after <= seq and (found is None or capture.after >= found.after):
                 found = capture
         return None if found is None else found.root
+
+    def images_of(self, root: e.Digest) -> e.Digest | None:
+        """The processes that were alive with these files, where they were taken too."""
+        found = [capture.images for capture in self.captures if capture.root == root and capture.images is not None]
+        return found[-1] if found else None
 
     def files_from(self, seq: int) -> e.Digest | None:
         """The snapshot that a run which leaves from a seq begins with: before the first one was taken, that."""
@@ -307,7 +314,7 @@ def _workspace_bound(ledger: Ledger, seq: int, event: e.WorkspaceBound) -> None:
 
 
 def _workspace_captured(ledger: Ledger, seq: int, event: e.WorkspaceCaptured) -> None:
-    ledger.captures.append(Capture(event.after, event.root, seq))
+    ledger.captures.append(Capture(event.after, event.root, seq, event.images))
 
 
 def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) -> None:

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kedge.errors import KedgeError, NotDone, WorkspaceRefused
 from kedge.log.handle import Entry
-from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.fold import Step
-from kedge.model.ledger import Ledger
+from kedge.model.ledger import Ledger, LedgerFacts
 from kedge.runtime.signals import Interrupted
 from kedge.runtime.waits import root_of
 from kedge.store.base import Store
@@ -60,9 +59,26 @@ def vault_place(store: Store) -> Path:
     return place.absolute().with_suffix(".files") if store.proves_life and place.is_file() else default_vault()
 
 
+def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
+    """Where the files of a run are kept: where its record says; beside its store, if it was moved along with that."""
+    beside = vault_place(store)
+    if facts.vault is None:
+        return Path(declared) if declared is not None else beside
+    recorded = Path(facts.vault)
+    return beside if beside.is_dir() and not recorded.is_dir() else recorded
+
+
 def owner_of(store: Store, run: str) -> str:
     """For whom a run's snapshots are kept."""
     return f"{store.id}/{run}"
+
+
+_Key = tuple[str, tuple[str, ...], bool, str]
+
+
+def _key(workspace: Workspace) -> _Key:
+    """What makes two workspaces the same."""
+    return str(workspace.path), workspace.exclude, workspace.gitignore, workspace.processes
 
 
 class Folders:
@@ -70,8 +86,8 @@ class Folders:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._open: dict[tuple[str, str], Workspace] = {}
-        self._users: defaultdict[Workspace, set[Files]] = defaultdict(set)
+        self._open: dict[_Key, Workspace] = {}
+        self._users: defaultdict[_Key, set[Files]] = defaultdict(set)
         self._vaults: dict[str, Vault] = {}
         self._closing: ThreadPoolExecutor | None = None
         self._mutex = threading.Lock()
@@ -81,22 +97,26 @@ class Folders:
         facts = ledger.facts
         root = root_of(run)[0]
         with self._mutex:
-            place = str(facts.vault or vault_place(self._store))
+            place = str(vault_of(facts, self._store, declared.given_vault))
             vault = self._vaults.setdefault(place, Vault(place))
             found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
-            key = str(found.path), repr((found.exclude, found.gitignore, found.processes))
+            key = _key(found)
             found = self._open.pop(key, found)
             self._open[key] = found
-            idle = [each for each, opened in self._open.items() if not self._users[opened] and each != key]
+            idle = [each for each in self._open if not self._users[each] and each != key]
             for each in idle[: max(0, len(self._open) - _OPEN_MAX)]:
                 self._closing = self._closing or ThreadPoolExecutor(1, thread_name_prefix="kedge-close")
                 self._closing.submit(self._open.pop(each).close)
+                del self._users[each]
         return found
 
     def use(self, files: Files, *, ends: bool = False) -> None:
         """A run works in a folder, or does no longer: so long it stays open."""
         with self._mutex:
-            (self._users[files.workspace].discard if ends else self._users[files.workspace].add)(files)
+            key = _key(files.workspace)
+            (self._users[key].discard if ends else self._users[key].add)(files)
+            if not ends:
+                files.workspace = self._open.setdefault(key, files.workspace)  # it may have been closed meanwhile
 
     def close(self) -> None:
         """Finish what is being taken."""
@@ -356,13 +376,13 @@ class Files:
     def _end_left_over(self, since_us: int, holder: str | None) -> list[Process]:
         """End what an attempt started and left running. Of a holder that is gone, whatever it left has nobody."""
         ended: list[Process] = []
-        for _ in range(_ROUNDS_MAX if holder is not None else 0):
-            assert holder is not None
-            found = (
-                processes.started_since(self.path, mark=holder, since_us=since_us)
-                if holder == self.ex.engine.holder
-                else processes.marked(holder, since_us=since_us)
-            )
+        for _ in range(_ROUNDS_MAX):
+            if holder is None:
+                break
+            if holder == self.ex.engine.holder:
+                found = processes.started_since(self.path, mark=holder, since_us=since_us)
+            else:
+                found = processes.marked(holder, since_us=since_us)
             if not found:
                 break
             ended += processes.end(found)
@@ -387,7 +407,7 @@ class Files:
         ended: list[Process] = []
         done: Restored | None = None
         taken = self.workspace.processes == "taken"
-        images = images_of(self.ex.engine.log, self.ex.run_id, e.to_text(root)) if taken else None
+        images = self.ex.log.ledger.images_of(e.to_text(root)) if taken else None
         if images is not None:
             ended += processes.end(processes.alive(self.path, mark=self.ex.engine.holder))
         for _ in range(_ROUNDS_MAX):
@@ -400,7 +420,7 @@ class Files:
             ended += later
             if not again.again and not later:
                 if images is not None:
-                    self.workspace.restore_processes(images)
+                    self.workspace.restore_processes(e.from_text(images))
                 return done, ended
         assert done is not None
         told = done.left[0] if done.left else "somebody writes to it"
@@ -408,16 +428,21 @@ class Files:
 
     # undoing ----------------------------------------------------------------------------------
 
-    async def revert(self, started: int, ended: int) -> int:
+    async def revert(self, step: e.StepId, started: int, ended: int) -> int:
         """Take back what one step did to the files, where nobody changed that since; returns how many paths."""
         ledger = self.ex.log.ledger
         before, after = ledger.files_at(started - 1), ledger.files_at(ended) if ended else None
         if before is None:
             raise NotDone(f"{self.path}: there is no snapshot of before the step")
         await self.settle()
-        return await asyncio.to_thread(self._reverted, e.from_text(before), e.from_text(after) if after else None)
+        was = e.from_text(after) if after else None
+        paths, done = await asyncio.to_thread(self._reverted, e.from_text(before), was)
+        if done is not None:
+            entry = restored(done, before, "undone", at=self.ex.now_us(), step=step, paths=paths)
+            self.ex.behind(entry)
+        return len(paths)
 
-    def _reverted(self, before: Id, after: Id | None) -> int:
+    def _reverted(self, before: Id, after: Id | None) -> tuple[list[str], Restored | None]:
         """Without an `after` the step never came to its end, and what is there is what it left."""
         workspace, load = self.workspace, self.workspace.vault.load
         found = workspace.capture(self.owner).root
@@ -429,17 +454,17 @@ class Files:
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             raise NotDone(f"{', '.join(others[:3])}{more}: changed since; put those files in order by hand, or rewind")
-        if done:
-            workspace.restore(before, [change.path for change in done], self.owner)
-        return len(done)
+        paths = [change.path for change in done]
+        told = [os.fsencode(path).decode(errors="replace") for path in paths]
+        return told, workspace.restore(before, paths, self.owner) if paths else None
 
 
 def _is_time_alone(change: Change) -> bool:
     """A folder's time moves with whatever happens in it."""
-    folders = (
-        change.before is not None and change.after is not None and change.before.is_folder and change.after.is_folder
-    )
-    return bool(folders and change.before and change.after and change.before.mode == change.after.mode)
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return False
+    return before.is_folder and after.is_folder and before.mode == after.mode
 
 
 def _same(one: tree.Entry | None, other: tree.Entry | None) -> bool:
@@ -483,19 +508,9 @@ def reverting(ex: Execution) -> Callable[[Effect], Any]:
         if ex.files is None:
             raise NotDone(f"{ex.run_id}: has no workspace here")
         found = next(each for each in ex.log.ledger.effects if each.key == effect.key and not each.undoes)
-        return await ex.files.revert(found.started, found.ended if found.status == "happened" else 0)
+        return await ex.files.revert(effect.step, found.started, found.ended if found.status == "happened" else 0)
 
     return revert
-
-
-def images_of(log: Log, run: str, root: e.Digest) -> Id | None:
-    """The processes that were alive with these files, where they were taken too."""
-    found: e.Digest | None = None
-    for row in log.rows(run):
-        event = e.decode(row.body)
-        if isinstance(event, e.WorkspaceCaptured) and event.root == root:
-            found = event.images
-    return None if found is None else e.from_text(found)
 
 
 def hidden_of(store: Store) -> tuple[str, ...]:
@@ -509,7 +524,7 @@ def workspace_of(ledger: Ledger, store: Store) -> Workspace:
     if facts.workspace is None:
         raise WorkspaceRefused("the run", "has no workspace on record")
     return Workspace(
-        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=facts.vault or vault_place(store),
+        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault_of(facts, store),
         hidden=hidden_of(store),
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ from kedge.model.ledger import Ledger
 from kedge.model.typed import convert
 from kedge.runtime import waits
 from kedge.runtime.context import Context, through_codec
-from kedge.runtime.files import images_of, owner_of, restored, told, workspace_of
+from kedge.runtime.files import owner_of, restored, told, workspace_of
 from kedge.runtime.judge import Judge, Looked, judge_change
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.starting import Handle
@@ -93,13 +93,15 @@ def _files_back(client: Client, run: RunLog, by: str | None) -> str:
     due = facts.files_due
     if due is None or facts.workspace is None:
         return ""
-    if images_of(client.log, run.run, due) is not None:
+    if run.ledger.images_of(due) is not None:
         return "; its files and processes go back when it goes on"
     try:
         with workspace_of(run.ledger, client.store) as workspace:
             done = workspace.restore(e.from_text(due), None, owner_of(client.store, run.run))
     except (KedgeError, OSError) as error:
         return f"; its files go back when it goes on ({error})"
+    if done.again:
+        return f"; its files go back when it goes on (somebody writes to them; {told(done)})"
     run.append(restored(done, due, "rewound", at=client.clock.now_us(), by=by))
     return f", and its files with it ({told(done)})"
 

@@ -113,6 +113,7 @@ class Workspace:
         self._vault: Vault | None = vault if isinstance(vault, Vault) else None
         self._thread: ThreadPoolExecutor | None = None
         self._published: dict[str, Id] = {}
+        self._sweeps = -1
         self._saved_us = 0
         self._packing: threading.Thread | None = None
         self._closing = False
@@ -136,6 +137,12 @@ class Workspace:
         return Path(os.path.realpath(os.path.expanduser(self.declared)))
 
     @property
+    def given_vault(self) -> str | None:
+        """Where content is kept, where somebody said so."""
+        given = self._given_vault
+        return None if given is None else str(given.path if isinstance(given, Vault) else os.path.abspath(given))
+
+    @property
     def vault(self) -> Vault:
         """Where content is kept."""
         with self._mutex:
@@ -155,10 +162,10 @@ class Workspace:
     ) -> Workspace:
         """The same, for one run: in its own folder, where the path says so, or in the one that is given."""
         own = self.declared.replace(RUN, run.replace("/", "_"))
-        given = vault if self._given_vault is None else self._given_vault
         return Workspace(
-            own if path is None else path, exclude=self.exclude, gitignore=self.gitignore, vault=given,
-            processes=self.processes, hidden=(*self._hidden, *hidden), clock=self._clock,
+            own if path is None else path, exclude=self.exclude, gitignore=self.gitignore,
+            vault=vault or self._given_vault, processes=self.processes, hidden=(*self._hidden, *hidden),
+            clock=self._clock,
         )  # fmt: skip
 
     # taking -----------------------------------------------------------------------------------
@@ -250,8 +257,6 @@ class Workspace:
             root=root, files=files, size_bytes=size, changed=scanner.changed, processes=alive,
             left_out=tuple(scanner.left_out), images=images,
         )  # fmt: skip
-
-    _sweeps: int = -1
 
     def _compress(self) -> None:
         """What came in bulk was stored as it is, so that nobody waits; now it is made small, beside everything else."""
