@@ -9,34 +9,33 @@ PYTHONS := python3.13 python3.12 python3.11 python3
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test soak bench lint clean
+.PHONY: help demo test test-neighbours lint-neighbours soak bench lint clean
 
 help:  ## print these lines
-	@awk -F ':.*## *' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m kedge demo
 
-test: $(VENV)/has-test browser criu  ## run every test: the code, the house rules, the docs, the examples
+test: $(VENV)/has-test programs  ## run every test: the code, the house rules, the docs, the examples
 	@$(PY) -m pytest -n auto --dist loadfile
 
-# Pages are tried in a real browser. Whoever may install it gets it here; others are told by the tests how to.
-.PHONY: browser
-browser:
-	@if ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing chromium"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null || true; \
-	fi
-
-# Processes are dumped and restored for real, where that is permitted; a shared file system is made with xfsprogs.
-.PHONY: criu
-criu:
-	@for each in criu:criu mkfs.xfs:xfsprogs; do \
+# Pages are tried in a real browser, processes dumped by CRIU, copies made on a file system that shares blocks. Whoever
+# may install these gets them here; others are told by the tests how to.
+.PHONY: programs
+programs:
+	@for each in chromium:chromium criu:criu mkfs.xfs:xfsprogs; do \
 	  if ! command -v $${each%%:*} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing $${each##*:}"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $${each##*:} >/dev/null || true; \
 	  fi; \
 	done
+
+test-neighbours: $(VENV)/has-neighbours  ## try Kedge in real frameworks, stores and engines, each in its own environment
+	@$(PY) tests/neighbours/__main__.py $(NEIGHBOURS)
+
+lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engines, each beside its own package
+	@$(PY) tests/neighbours/__main__.py --types $(NEIGHBOURS)
 
 soak: $(VENV)/has-test  ## kill and freeze workers for minutes, on PostgreSQL and on SQLite, and see that nothing is lost
 	@PYTHONPATH=tests $(PY) -m soak
@@ -55,7 +54,7 @@ lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
+	rm -rf $(VENV) .neighbours .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. Each has-… file is a stamp: it says what was installed after which pyproject.toml.

@@ -13,6 +13,7 @@ from typing import Final
 
 from bench import (
     checking,
+    checkpoints,
     contracts,
     conversation,
     crowd,
@@ -47,6 +48,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Measure]]]] = {
     "length": length.measure,
     "folding": folding.measure,
     "conversation": conversation.measure,
+    "checkpoints": checkpoints.measure,
     "snapshots": snapshots.measure,
     "steps": steps.measure,
     "many_steps": many_steps.measure,

@@ -29,11 +29,14 @@ from kedge.model.retry import Retry
 from kedge.model.state import State
 from kedge.runtime.approving import Proposed, Told
 from kedge.runtime.client import Client, open  # noqa: A004
+from kedge.runtime.durable import durable
 from kedge.runtime.here import watch_io
 from kedge.runtime.hooks import HookEvent, on
+from kedge.runtime.hosting import Host
 from kedge.runtime.limits import Limit
 from kedge.runtime.loop import LoopResult, loop, loop_sync
 from kedge.runtime.machine import Done, Next, WaitFor, machine
+from kedge.runtime.open_tools import open_tool
 from kedge.runtime.registry import (
     KEY,
     STEP,
@@ -93,6 +96,7 @@ __all__ = [
     "Handle",
     "Happened",
     "HookEvent",
+    "Host",
     "KedgeError",
     "Key",
     "LeapingClock",
@@ -141,6 +145,7 @@ __all__ = [
     "Workspace",
     "agent",
     "cron",
+    "durable",
     "every",
     "loop",
     "loop_sync",
@@ -149,6 +154,7 @@ __all__ = [
     "on_event",
     "open",
     "open_store",
+    "open_tool",
     "read_contract",
     "repair",
     "rules",

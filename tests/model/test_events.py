@@ -78,6 +78,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "store.sealed": {"number": 2, "size": 7, "root": "h", "key": "95a61858", "before": 2, "by": "ann"},
     "token.issued": {"id": "9k2m4x7q", "name": "ann", "scope": "operator", "hash": "h", "expires_at": 17, "by": "root"},
     "token.revoked": {"id": "9k2m4x7q", "by": "root"},
+    "entry.kept": {"name": "1f0a", "labels": {"space": "inner"}},
+    "entry.dropped": {"name": "1f0a"},
     "workspace.bound": {"path": "/srv/shop", "vault": "/srv/kedge.files", "exclude": ["dist/"]},
     "workspace.captured": {"after": 12, "root": "d", "files": 9, "size_bytes": 4096, "changed": 2, "processes": 1},
     "workspace.restored": {**STEP, "root": "d", "because": "in doubt", "before": "f", "by": "maria"},

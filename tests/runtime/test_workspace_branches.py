@@ -7,8 +7,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,20 +19,6 @@ from kedge.workspace.workspace import Workspace
 from runtime.conftest import World
 
 QUICK = kedge.Retry(attempts=3, first=0.001)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    (made / "kept").write_text("kept")
-    return made
-
-
-@pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
-        yield client
 
 
 @kedge.tool(effect="workspace")
@@ -471,3 +457,28 @@ def test_a_machine_has_its_files_at_every_transition(kd: kedge.Client, folder: P
 
     assert kd.run(counter, 1, id="r") == 3
     assert told(folder) == {"kept": "kept", "state": "3"}
+
+
+class TooManyRequests(Exception):
+    status_code = 429
+    response = SimpleNamespace(status_code=429, headers={"retry-after": "0.01"})
+
+
+def test_files_go_back_before_another_try_also_where_a_far_side_asks_to_wait(kd: kedge.Client, folder: Path) -> None:
+    tries: list[list[str]] = []
+
+    @kedge.tool(effect="workspace")
+    def half(folder: Path = kedge.WORKSPACE) -> int:
+        tries.append(sorted(told(folder)))
+        (folder / f"half-{len(tries)}").write_text("half")
+        if len(tries) == 1:
+            raise TooManyRequests
+        return len(tries)
+
+    @kedge.agent(workspace=folder)
+    async def halving(run: kedge.Run) -> int:
+        return await run.call(half)
+
+    assert kd.run(halving, id="r") == 2
+    assert tries == [["kept"], ["kept"]]
+    assert sorted(told(folder)) == ["half-2", "kept"]

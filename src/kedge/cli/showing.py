@@ -18,7 +18,7 @@ from kedge.cli import asking, moments, paint
 from kedge.history.course import alike, is_answered, led_to
 from kedge.history.listing import asked_of_intention
 from kedge.history.parts import Attempt, Entry, Moment, Step, Wait
-from kedge.history.prose import chain, entries_of
+from kedge.history.prose import chain, entries_of, scope_words
 from kedge.history.timeline import Timeline
 from kedge.model import events as e
 from kedge.model.failure import Failure, Frame
@@ -186,9 +186,7 @@ class Page:
                     self.value(step.intended.get("state")), style="dim"
                 )
             case "scope":
-                return Text.assemble((f"{step.name} ", "bold")).append(
-                    f"{entries_of(given).get('branches', '')} branches"
-                )
+                return Text.assemble((f"{step.name} ", "bold")).append(scope_words(step.name, given))
             case "wait":
                 return self.waits_for(step.waits[0]) if step.waits else name
             case _:

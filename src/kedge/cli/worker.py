@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
+from collections.abc import Generator
 from typing import Any, Final
 
 import click
@@ -13,9 +15,10 @@ from rich.text import Text
 from kedge.cli import apps, paint
 from kedge.cli.exits import Exit, Told
 from kedge.cli.shell import Shell, command
-from kedge.errors import AgentUnknown, DurationRefused
+from kedge.errors import AccessRefused, AgentUnknown, DurationRefused
 from kedge.model.retry import seconds
 from kedge.runtime.client import Client
+from kedge.runtime.meters import Scraped
 from kedge.runtime.registry import AGENTS
 
 STYLES: Final = {
@@ -24,6 +27,7 @@ STYLES: Final = {
     "interrupted": "red",
 }  # fmt: skip
 _QUIET: Final = ("run", "agent", "worker")
+logger: Final = logging.getLogger("kedge")
 
 
 @command("worker", app=True)
@@ -36,10 +40,11 @@ _QUIET: Final = ("run", "agent", "worker")
               help="How long a run stays with a worker that froze before another takes it.")  # fmt: skip
 @click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
               help="What a run is given at the least before a more urgent one may have its slot.")  # fmt: skip
+@click.option("--metrics", metavar="[HOST:]PORT", help="Show what it does to Prometheus, at /metrics of this port.")
 @click.option("--until-idle", is_flag=True, help="End when nothing is due and nothing runs here.")
 def worker_command(
     shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
-    lease: str, least: str, until_idle: bool,
+    lease: str, least: str, metrics: str | None, until_idle: bool,
 ) -> Exit:  # fmt: skip
     """Serve runs that are due, fire triggers and call hooks, until it is told to stop.
 
@@ -50,6 +55,7 @@ def worker_command(
     \b
       kedge worker app.py
       kedge worker app.py --concurrency 50 --per-agent review=5
+      kedge worker app.py --metrics 9464
       kedge worker app.py --until-idle
     """
     if target is not None:
@@ -67,9 +73,9 @@ def worker_command(
             "lease_seconds": seconds(lease),
             "slice_seconds": seconds(least),
         }
-        with telling(shell):
+        with telling(shell), _shown(client, metrics):
             asyncio.run(_serve(client, made, until_idle=until_idle))
-    except (AgentUnknown, DurationRefused) as error:
+    except (AccessRefused, AgentUnknown, DurationRefused) as error:
         raise Told(str(error)) from None
     return Exit.DONE
 
@@ -79,6 +85,23 @@ def _most(text: str) -> tuple[str, int]:
     if not name or not most.isdigit():
         raise Told(f"{text!r}: no agent and number; write it as --per-agent review=5")
     return name, int(most)
+
+
+@contextlib.contextmanager
+def _shown(client: Client, metrics: str | None) -> Generator[None]:
+    """The meters, where somebody wants to see them; on this machine only, unless a host is named."""
+    if metrics is None:
+        yield
+        return
+    host, _, port = metrics.rpartition(":")
+    if not port.isdigit():
+        raise Told(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
+    scraped = Scraped(client, host.strip("[]") or "127.0.0.1", int(port))
+    logger.info("metrics at %s", scraped.url, extra={"kedge": {"what": "metrics", "at": scraped.url}})
+    try:
+        yield
+    finally:
+        scraped.close()
 
 
 async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from kedge.history.graph import Graph, Lane, Node, kept
 from kedge.history.parts import Step
-from kedge.history.prose import counted, entries_of
+from kedge.history.prose import counted, entries_of, scope_words
 from kedge.model.codec import plain
 
 INSIDE_MAX: Final = 8
@@ -77,8 +77,8 @@ def what(node: Node) -> str:
             return f"undo {node.undoes} {node.name}"
         case "child":
             return f"starts {node.child or node.name}"
-        case "scope" if node.name == "gather":
-            return f"gather {entries_of(step.arguments).get('branches', '')} branches"
+        case "scope" if node.name in ("gather", "hosted", "guests"):
+            return f"{node.name} {scope_words(node.name, step.arguments)}"
         case _:
             return node.name
 

@@ -32,6 +32,14 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def scope_words(name: str, given: Any) -> str:
+    """What a scope is about: branches, or calls of code that Kedge did not start."""
+    if name in ("hosted", "guests"):
+        return "calls of a framework" if name == "hosted" else "calls from outside"
+    count = given.get("branches", "") if isinstance(given, Mapping) else ""  # pyright: ignore
+    return f"{count} branches"
+
+
 _CAME_BACK: Final = {
     "recalled": "recalled", "repeated": "asked for again, from the record", "reread": "read again, and the same",
     "found": "found", "called": "its stub was called",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kedge.history.course import Course
 from kedge.history.parts import Decision, Entry, Moment, Step, Wait
-from kedge.history.prose import counted, entries_of, listed, sentence, who
+from kedge.history.prose import counted, entries_of, listed, scope_words, sentence, who
 from kedge.history.timeline import Timeline
 from kedge.model import events as e
 
@@ -188,6 +188,8 @@ class _Why(Course):
         if step.name == "transition":
             state = self.value(step.intended.get("state"))
             return f"was a transition of the state machine, begun {when} in the state {state}."
+        if step.name in ("hosted", "guests"):
+            return f"was opened {when} for {scope_words(step.name, None)}, each found again by its key."
         branches = entries_of(step.arguments).get("branches", 0)
         until = ", until one of them was done" if step.name == "first" else ""
         return f"began {counted(branches, 'branch', 'branches')} of work side by side {when}{until}."

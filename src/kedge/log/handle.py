@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 import msgspec
 
@@ -67,6 +67,14 @@ class Rights(TypedDict, total=False):
     sends: tuple[Delivery, ...]
 
 
+class Hearing(Protocol):
+    """Whoever is told what is appended."""
+
+    def heard(self, entries: Sequence[Entry]) -> None:
+        """These are chained, and on their way to the store. May not raise, nor append."""
+        ...
+
+
 class RunLog:
     """A run's log with its live folds.
 
@@ -93,6 +101,7 @@ class RunLog:
         self.seen = 0
         self.rows: Sequence[Row] | None = None
         """The whole log as it was read to open it, for whoever needs it next; or None."""
+        self.hearing: Hearing | None = None
         self._fold = fold
         self._ledger = ledger
         self._unfolded: list[tuple[int, Event]] = []
@@ -288,6 +297,8 @@ class RunLog:
             self._known.update(piece.hash for piece in item.pieces)
             self._indexed = item.index or self._indexed
             hold.seq = self._seq
+            if self.hearing is not None:
+                self.hearing.heard((entry,))
             self._let_go()
             self._committer.finish(hold.tickets, heads)
 
@@ -367,6 +378,8 @@ class RunLog:
         self._unfolded += told
         lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
         more = {} if lone else self._more(quiet, pieces, rights, told)
+        if self.hearing is not None:
+            self.hearing.heard(entries)
         return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
 
     def _more(

@@ -76,7 +76,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
 
 
 class RunStarted(Event, frozen=True, tag="run.started"):
-    """A run began. Data: `input`."""
+    """A run began. `trace` is where in a trace that was, in W3C's form, where somebody traces. Data: `input`."""
 
     run: str
     agent: str
@@ -87,6 +87,7 @@ class RunStarted(Event, frozen=True, tag="run.started"):
     parent_step: StepId | None = None
     follows: str | None = None
     by: str | None = None
+    trace: str | None = None
 
 
 class RunForked(Event, frozen=True, tag="run.forked"):
@@ -121,11 +122,12 @@ class ForkMade(Event, frozen=True, tag="fork.made"):
 
 
 class RunTaken(Event, frozen=True, tag="run.taken"):
-    """A worker took the lease, with this build of the code."""
+    """A worker took the lease, with this build of the code; in `trace`, where somebody traces."""
 
     epoch: int
     holder: str
     build: Build = Build()
+    trace: str | None = None
 
 
 class RunPaused(Event, frozen=True, tag="run.paused"):
@@ -219,7 +221,7 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     """What the agent wants to do next, judged. `digest` is of all arguments, `identity` of those that name the action;
     `undoes_seq` is where the effect that it undoes first started; `claims` are rights that a child or a message takes.
     Data: `arguments`, `because`; what the verdict rests on: `paths`, `others`, `since`, `adopts`; `failure` of what was
-    rejected."""
+    rejected. `guest` is by what code that Kedge did not start finds it again."""
 
     step: StepId
     sort: Sort
@@ -231,6 +233,7 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     undoes: StepId | None = None
     undoes_seq: int = 0
     claims: tuple[str, ...] = ()
+    guest: str | None = None
 
 
 class StepEdited(Event, frozen=True, tag="step.edited"):
@@ -728,6 +731,22 @@ class TokenRevoked(Event, frozen=True, tag="token.revoked"):
     by: str | None = None
 
 
+# what frameworks keep ---------------------------------------------------------------------------
+
+
+class EntryKept(Event, frozen=True, tag="entry.kept"):
+    """A framework keeps something under a name, instead of what it kept there before. Data: `value`."""
+
+    name: str
+    labels: dict[str, str] = {}
+
+
+class EntryDropped(Event, frozen=True, tag="entry.dropped"):
+    """A framework keeps nothing under a name any more."""
+
+    name: str
+
+
 AnyEvent = (
     RunStarted | RunForked | ForkMade | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
@@ -739,7 +758,7 @@ AnyEvent = (
     | TriggerSet | TriggerFired | TriggerQueued | TriggerPassed | TriggerTurned
     | HookSet | HookCalled | HookFailed | HookDropped | HookMoved | StoreSealed
     | TokenIssued | TokenRevoked | PageEvicted | PageFaulted | PagePinned
-    | WorkspaceBound | WorkspaceCaptured | WorkspaceRestored
+    | WorkspaceBound | WorkspaceCaptured | WorkspaceRestored | EntryKept | EntryDropped
 )  # fmt: skip
 
 KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event for event in get_args(AnyEvent)}

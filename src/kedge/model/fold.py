@@ -172,6 +172,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     current: e.StepId | None = None
     committed: int = 0
     live: int = 0
+    hosted: bool = False
+    """Whether it is held for calls from outside of any agent: it waits whenever none is under way."""
     idle: int = 0
     pending: dict[e.StepId, int] = {}
     waits: dict[e.StepId, Wait] = {}
@@ -237,7 +239,7 @@ class Fold:
     def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
         """Whether events cannot change what the run is found by: nothing waits, and they make nothing wait."""
         facts = self.facts
-        if facts.idle or facts.status != "running":
+        if facts.idle or facts.hosted or facts.status != "running":
             return False
         for _, event in events:
             if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):
@@ -255,7 +257,7 @@ class Fold:
             status = facts.ended_as
         elif facts.paused:
             status = "paused"
-        elif facts.mend or (facts.idle and not facts.live) or facts.trigger is not None or facts.hook is not None:
+        elif facts.mend or ((facts.idle or facts.hosted) and not facts.live) or facts.trigger or facts.hook:
             status = "waiting"
         else:
             status = "running" if facts.taken else "queued"
@@ -269,7 +271,7 @@ class Fold:
         facts = self.facts
         if facts.status == "queued" or (facts.cancelling and not facts.ended):
             return facts.changed_at or facts.started_at
-        if facts.status != "waiting" or facts.mend:
+        if facts.status != "waiting" or facts.mend or facts.hosted:
             return None
         if facts.hook is not None:
             return facts.started_at  # somebody has to follow the feed, always
@@ -286,7 +288,7 @@ class Fold:
     def with_one_returned(self, at: int) -> Fold:
         """What it is like when a step that runs has returned. This fold stays as it is, so that any thread may ask."""
         twin, facts = copy(self), self.facts
-        waits = facts.status == "running" and facts.idle and facts.live == 1
+        waits = facts.status == "running" and (facts.idle or facts.hosted) and facts.live == 1
         changed = {"status": "waiting", "changed_at": at} if waits else {}
         twin.facts = replace(facts, live=facts.live - 1, **changed)
         return twin
@@ -360,6 +362,8 @@ class Fold:
             facts.idle += (status in _IDLE) - (step.status in _IDLE)
         step.status = status
         if status in _OVER:
+            if step.sort == "scope" and step.name == "guests":
+                facts.hosted = False
             step.ended, step.ended_at = seq, event.at
             facts.pending.pop(step.id, None)
             facts.waits.pop(step.id, None)
@@ -500,6 +504,8 @@ def _run_cancelled(fold: Fold, seq: int, event: e.RunCancelled) -> None:
 
 def _step_intended(fold: Fold, seq: int, event: e.StepIntended) -> None:
     step = fold.open_step(seq, event)
+    if event.sort == "scope" and event.name == "guests":
+        fold.facts.hosted = True
     if event.verdict is not None:
         _judged(fold, step, event, seq, event.verdict)
 
@@ -796,6 +802,8 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.HookMoved: _hook_moved,
     e.StoreSealed: _kept_for_itself,
     e.TokenIssued: _kept_for_itself,
+    e.EntryKept: _kept_for_itself,
+    e.EntryDropped: _kept_for_itself,
     e.TokenRevoked: _kept_for_itself,
 }
 

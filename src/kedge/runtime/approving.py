@@ -373,7 +373,7 @@ def edited(j: Judged, value: Any) -> dict[str, Any]:
     if shape is None or not isinstance(value, dict):
         raise ValueRefused("edit", 'is to give arguments by name, such as {"amount": 100}')
     changes: dict[str, Any] = {**value}
-    if unknown := sorted(changes.keys() - shape.hints.keys()):
+    if unknown := shape.strangers(changes.keys()):
         raise ValueRefused(f"edit.{unknown[0]}", f"is no argument of {j.intent.name} ({', '.join(shape.hints)})")
     typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
     return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
@@ -411,7 +411,7 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
     if tool is None:
         return
     changes: dict[str, Any] = {**value}
-    if unknown := sorted(changes.keys() - tool.shape.hints.keys()):
+    if unknown := tool.shape.strangers(changes.keys()):
         raise AnswerRefused(wait.id, f"{unknown[0]!r} is no argument of {tool.name} ({', '.join(tool.shape.hints)})")
     try:
         tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})

@@ -95,6 +95,10 @@ class OwnLoop:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         if threading.current_thread() is self._thread:
             work.close()

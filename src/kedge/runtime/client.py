@@ -51,11 +51,13 @@ from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
 from kedge.runtime.calls import Both, OnLoop, OwnLoop
 from kedge.runtime.context import through_codec
+from kedge.runtime.desks import Block, Desks
 from kedge.runtime.execution import Engine
 from kedge.runtime.executor import Executor, Start
 from kedge.runtime.here import mark_log_records
 from kedge.runtime.leases import LEASE_SECONDS
-from kedge.runtime.registry import AGENTS, AnyAgent
+from kedge.runtime.observing import trace_here
+from kedge.runtime.registry import AGENTS, AnyAgent, read_contract
 from kedge.runtime.standing import Advanced, ended, paused_because
 from kedge.runtime.starting import RunMethod, StartMethod
 from kedge.runtime.steps import delivery
@@ -114,6 +116,7 @@ class Client(Acting):
             roles=roles,
         )
         self._own: OwnLoop | None = None
+        self.desks = Desks(self)
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
         self._mutex = threading.Lock()
         self._closed = False
@@ -213,6 +216,25 @@ class Client(Acting):
             slice_seconds=slice_seconds,
         )
 
+    def host(
+        self,
+        run: str,
+        *,
+        agent: str = "host",
+        contract: Contract | str | os.PathLike[str] | None = None,
+        tags: Sequence[str] = (),
+    ) -> Block:
+        """Hold a run for calls that come from outside of any agent, as a framework's own loop makes them: `with`, or
+        `async with`, gives a `kedge.Host`. The run is made when it is not there, and waits when the block is over.
+
+        run        the conversation, the thread, or whatever the calls belong to
+        agent      the name under which such runs are listed
+        contract   what its calls are judged by
+        """
+        waits.refuse_own(run)
+        rules = read_contract(contract) if isinstance(contract, str | os.PathLike) else contract
+        return Block(self, run, agent=agent, contract=rules, tags=tags)
+
     def asgi(
         self,
         identify: Callable[[Any], Any] | None = None,
@@ -244,13 +266,25 @@ class Client(Acting):
 
     def blocking(self, work: Coroutine[Any, Any, R]) -> R:
         """Run something on the client's own loop, in a thread of its own, and wait for it."""
+        try:
+            own = self._own_loop()
+        except KedgeError:
+            work.close()
+            raise
+        return own.run(work)
+
+    @property
+    def own_loop(self) -> asyncio.AbstractEventLoop:
+        """The client's own loop, in a thread of its own."""
+        return self._own_loop().loop
+
+    def _own_loop(self) -> OwnLoop:
         with self._mutex:
             if self._closed:
-                work.close()
                 raise KedgeError("this client is closed; open the store again")
             if self._own is None:
                 self._own = OwnLoop()
-        return self._own.run(work)
+            return self._own
 
     def _notify(self, run: str) -> None:
         for loop, executor in list(self._executors.items()):
@@ -624,6 +658,7 @@ class Client(Acting):
             priority=agent.options.priority if priority is None else priority,
             tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
             by=waits.who(by, run),
+            trace=trace_here(),
         )
         return run, Start(started, agent, value)
 

@@ -15,6 +15,7 @@ from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe
 from kedge.runtime.gate import Attempting
 from kedge.runtime.intent import Intent
+from kedge.runtime.observing import trace_here
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.runtime.replay import OVER
 from kedge.runtime.signals import Renewed
@@ -72,7 +73,7 @@ async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa:
     tags = (*(tag for tag in facts.tags if tag != marked), marked)
     started = e.RunStarted(
         at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
-        tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id,
+        tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
     )  # fmt: skip
     born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
     messages = [message for message in log.store.inbox(ex.run_id) if goes_along(message)]

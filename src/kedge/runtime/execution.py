@@ -141,7 +141,19 @@ class Written(NamedTuple):
 class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
-    __slots__ = ("applying", "count", "execution", "path", "scope", "stopped", "streaming", "task", "thread", "told")
+    __slots__ = (
+        "applying",
+        "count",
+        "execution",
+        "guest",
+        "path",
+        "scope",
+        "stopped",
+        "streaming",
+        "task",
+        "thread",
+        "told",
+    )
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
         self.execution = execution
@@ -155,6 +167,8 @@ class Branch:
         self.streaming = False
         self.told: Told | None = None
         """What a person said of the last call, and changed in it."""
+        self.guest: str | None = None
+        """By what code that Kedge did not start finds this branch again."""
 
     def number(self) -> str:
         self.count += 1
@@ -215,6 +229,9 @@ class Execution:
         self.main: asyncio.Future[Any] | None = None
         self.busy = 0
         self.computing = 0
+        self.hosting = False
+        """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
+        self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
         self.lease: Lease | None = None
         self.attempts = 0
@@ -386,6 +403,8 @@ class Execution:
             branch.applying = task
         if branch.streaming:
             raise KedgeError(f"{self.run_id}: a stream is still open; read it to its end before the next step")
+        if self.hosting and branch.guest is None and branch.scope is None:
+            raise KedgeError(f"{self.run_id}: in a run.hosting block steps are the host's; use host.call, or leave it")
         if self.signal is not None or branch.stopped is None or not self._left_open(branch):
             self.refuse(branch)
         self.computing -= 1
@@ -431,7 +450,7 @@ class Execution:
 
         With `whatever`, also until the code of other branches came to its next step or its end.
         """
-        if self.is_solo:
+        if self.is_solo or self.hosting:
             return
         if not whatever and not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
             self.pass_on()
@@ -484,7 +503,7 @@ class Execution:
 
     def played(self, seq: int) -> None:
         """A recorded outcome was given to the code."""
-        self.record.unplayed -= 1
+        self.record.unplayed -= not self.hosting
         self.context.see(seq)
 
     @contextmanager
@@ -548,6 +567,7 @@ class Execution:
                 self.computing += 1
                 _told(future, self.signal)
         self._turns.clear()
+        self.at_close()
         if cut:
             for branch in self.branches:
                 task = branch.applying or branch.task
@@ -568,14 +588,14 @@ class Execution:
 
     # starting code -----------------------------------------------------------------------------
 
-    def start(self, branch: Branch, code: Callable[[], Any]) -> asyncio.Future[Any]:
+    def start(self, branch: Branch, code: Callable[[], Any], *, on_loop: bool = False) -> asyncio.Future[Any]:
         """Run a branch's code: on the loop, or in a thread of its own."""
         self.branches.add(branch)
         self.busy += 1
         self.computing += 1
         context = copy_context()
         context.run(HERE.set, branch)
-        if self.agent.is_async:
+        if self.agent.is_async or on_loop:
             task = asyncio.get_running_loop().create_task(_awaited(code), context=context)
             branch.task = task
             future: asyncio.Future[Any] = task

@@ -34,7 +34,7 @@ from kedge.log.handle import Entry, RunLog
 from kedge.model import events as e
 from kedge.model.fold import BESIDE
 from kedge.model.typed import convert
-from kedge.runtime import ending, machine, undoing, waits
+from kedge.runtime import ending, machine, observing, undoing, waits
 from kedge.runtime.context import recorded_context, through_codec
 from kedge.runtime.execution import Branch, Engine, Execution
 from kedge.runtime.files import Files
@@ -155,6 +155,15 @@ class Executor:
             return ex
         self._live[run] = ex
         try:
+            advanced = await self._driven(ex, sit_out=sit_out, hosts=hosts)
+        except BaseException as error:
+            observing.let_go(ex, error=error)
+            raise
+        observing.let_go(ex, advanced)
+        return advanced
+
+    async def _driven(self, ex: Execution, *, sit_out: bool, hosts: bool) -> Advanced:
+        try:
             await self._drive(ex, sit_out=sit_out)
             return await self._conclude(ex)
         except _Rewound:
@@ -168,7 +177,7 @@ class Executor:
             else:
                 self._drop_lease(ex)  # a fault of our own: whoever claimed it decides when it may come back
             if isinstance(error, Interrupted):
-                raise _cause(error, run) from None
+                raise _cause(error, ex.run_id) from None
             raise
 
     def leave(self, run: str) -> bool:
@@ -220,6 +229,7 @@ class Executor:
         self._leased(ex, 1, since, engine.lease_seconds)
         ex.input = start.input
         taken = e.RunTaken(at=started.at, epoch=1, holder=engine.holder, build=started.build)
+        taken = observing.taken(ex, taken, started=started)
         ex.behind(*first_entries(started, start.agent, start.input), Entry(taken))
         ex.context = recorded_context(start.agent, ex.record, (_document(start.agent), _version(start.agent), None))
         self._start(ex, machine.Resumed())
@@ -258,10 +268,11 @@ class Executor:
             ex.files.begin()
         ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         taken = e.RunTaken(at=ex.now_us(), epoch=head.epoch, holder=engine.holder, build=engine.build(ex.agent))
-        ex.behind(Entry(taken))
+        ex.behind(Entry(observing.taken(ex, taken, warm=True)))
         try:
             waits.look(ex)
-        except BaseException:
+        except BaseException as error:
+            observing.let_go(ex, error=error)
             self._release(ex, left=True)
             raise
         for waiter in ex.waiters.values():
@@ -274,6 +285,7 @@ class Executor:
         engine = self.engine
         ours = claim is None
         claim = claim or self._claimed(run)
+        ex: Execution | None = None
         try:
             log = engine.log.open(run, head=claim.head)
             facts = log.fold.facts
@@ -294,7 +306,7 @@ class Executor:
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
             taken = e.RunTaken(at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent))
-            ex.behind(Entry(taken))
+            ex.behind(Entry(observing.taken(ex, taken)))
             if facts.follows is not None and not facts.taken:
                 waits.bring_along(engine.log, run, facts.follows)
             if facts.cancelling:
@@ -302,7 +314,8 @@ class Executor:
             else:
                 waits.look(ex)
             self._start(ex, point)
-        except BaseException:
+        except BaseException as error:
+            observing.let_go(ex, error=error)
             if ours:
                 engine.log.store.release(run, epoch=claim.head.epoch, holder=engine.holder, left=claim.left)
             raise
@@ -402,6 +415,12 @@ class Executor:
         assert ex.main is not None
         if ex.signal is None and not ex.main.done():
             await ex.barrier()
+            if ex.log.fold.facts.hosted:
+                # Whoever comes again comes with functions of their own: nothing of this is of use to them.
+                ex.close(Parked())
+                await ex.unwind()
+                self._release(ex)
+                return standing(self.engine, ex)
             # What waits for nothing that is on record would never be woken.
             self._release(ex, left=ex.log.fold.facts.status == "running")
             self._keep_warm(ex)
@@ -476,6 +495,7 @@ class Executor:
         self._leased(ex, log.epoch, claim.since, claim.seconds)
         branch = Branch(ex, path=BESIDE[:-1])
         branch.count = len(log.fold.facts.beside)
+        observing.watch(ex)
         told: list[str] = []
 
         async def work() -> None:
@@ -499,6 +519,7 @@ class Executor:
         except Interrupted as interrupted:
             raise _cause(interrupted, ex.run_id) from None
         finally:
+            observing.let_go(ex)
             self._drop_lease(ex)
         return told[0]
 

@@ -26,7 +26,7 @@ from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
-from kedge.runtime import adopting, approving, effects
+from kedge.runtime import adopting, approving, effects, observing
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
 from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, is_any, waited_for
 from kedge.runtime.commands import given
@@ -387,8 +387,10 @@ class Attempting(Judged):
         """Whether an attempt that failed in doubt will be followed by another."""
         error = applied.error
         assert error is not None
-        told = is_any(error, (NotDone, *self.intent.retry.on))
-        return applied.work is None and not told and is_transient(error) and self.counted + 1 < self.allowed
+        if applied.work is not None or is_any(error, (NotDone, *self.intent.retry.on)):
+            return False
+        # A far side that asks us to wait says nothing of what the tool did to the files before.
+        return self._limited(error) is not None or (is_transient(error) and self.counted + 1 < self.allowed)
 
     def _files_ended(self) -> None:
         if self.ex.files is not None and self.intent.sort == "tool":
@@ -449,7 +451,8 @@ class Attempting(Judged):
             injected = await self._injected() if self.intent.injected else {}
         except Exception as error:
             return Applied(error=error, untouched=True)
-        return await self._apply(place, timeout, injected)
+        with observing.applying(self.ex, place, self.intent):
+            return await self._apply(place, timeout, injected)
 
     async def _apply(self, place: ToolStep, timeout: float | None, injected: dict[str, Any]) -> Applied:
         ex, intent = self.ex, self.intent
@@ -554,6 +557,9 @@ class Attempting(Judged):
             ex.refuse(self.branch)
             await ex.recorded(seq)
             raise asyncio.CancelledError
+        if isinstance(error, intent.bubbles):
+            await ex.recorded(self._note_failed(describe(error), "refused", ex.now_us(), limited=True))
+            raise error
         cancelled = isinstance(error, asyncio.CancelledError) and not applied.timed_out
         if isinstance(error, IsolatedError):
             failure = error.failure

@@ -30,8 +30,9 @@ def _nothing() -> None:
 class Intent:
     """An intention: a call as data, and how it is to be carried out."""
 
-    __slots__ = ("arguments", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name", "policy",
-                 "proposed", "recording", "returns", "settled", "shape", "sort", "told", "undoes")  # fmt: skip
+    __slots__ = ("arguments", "bubbles", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name",
+                 "policy", "proposed", "recording", "returns", "settled", "shape", "sort", "told",
+                 "undoes")  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +60,8 @@ class Intent:
         self.recording = arguments if recording is None else recording
         self.proposed = False
         """Whether a person is to be asked, whatever the rules say."""
+        self.bubbles: tuple[type[BaseException], ...] = ()
+        """Errors by which code that is not ours leaves before it did anything."""
         self.settled = False
         """Whether its values are those on record, which nobody else can change."""
         self.effect: e.EffectClass | None = None
@@ -81,11 +84,12 @@ class Intent:
         try:
             self.digest = arguments_digest(self.told, secret_key=secret_key)
             if policy.identity is not None:
-                named = {name: self.arguments[name] for name in policy.identity}
+                named = {name: self.arguments.get(name) for name in policy.identity}
                 self.identity = arguments_digest(named, secret_key=secret_key)
             self.claims = tuple(
                 Claim(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
                 for name in policy.consumes
+                if name in self.arguments
             )
         except ValueRefused as refused:
             place = refused.path.removeprefix("value").lstrip(".")

@@ -68,6 +68,7 @@ class Judged:
             effect=intent.effect,
             undoes=undoes,
             undoes_seq=undoes_seq,
+            guest=self.branch.guest,
         )
         values: dict[str, Any] = {"arguments": intent.recording}
         if intent.policy.because:

@@ -8,7 +8,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, get_args, overload
 
@@ -22,7 +22,7 @@ from kedge.model.events import EffectClass
 from kedge.model.intention import approval_of
 from kedge.model.retry import Retry, seconds
 from kedge.model.typed import convert
-from kedge.runtime.here import in_agent
+from kedge.runtime.here import HERE, in_agent
 from kedge.runtime.limits import Limit
 from kedge.workspace.workspace import Workspace
 
@@ -68,6 +68,12 @@ class ToolStep:
         self.key = key
         self.progress = progress
         """Record how far a long tool got, so that half-done work can be undone or gone on with."""
+
+    @staticmethod
+    def here() -> ToolStep | None:
+        """The attempt that this code is, for tools that are declared elsewhere and take no parameter for it."""
+        place = HERE.get()
+        return place if isinstance(place, ToolStep) else None
 
     @property
     def in_agent(self) -> bool:
@@ -236,7 +242,7 @@ class Tool(Generic[P, R]):
 
     @property
     def doc(self) -> str:
-        return inspect.getdoc(self.fn) or ""
+        return self.shape.doc
 
     @property
     def signature(self) -> inspect.Signature:
@@ -315,6 +321,7 @@ class Shape:
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.is_async = inspect.iscoroutinefunction(fn)
+        self.doc = inspect.getdoc(fn) or ""
         whole = inspect.signature(fn)
         hints = resolved_hints(fn)
         self.injected: dict[str, Any] = {
@@ -343,6 +350,14 @@ class Shape:
         given = dict(bound.arguments)
         bound.apply_defaults()
         return dict(bound.arguments), given
+
+    def given(self, arguments: Mapping[str, Any]) -> Shape:
+        """The shape of one call."""
+        return self
+
+    def strangers(self, names: Collection[str]) -> list[str]:
+        """Those that are no parameters of it."""
+        return sorted(set(names) - self.hints.keys())
 
     def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
         """Recorded arguments as the types they are declared with; what only this process knows comes from the call."""
@@ -464,17 +479,21 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 
     def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
         called = name or str(getattr(fn, "__name__", "tool"))
-        try:
-            policy = _policy(options)
-        except ContractRefused as refused:
-            raise DeclarationRefused(called, f"approve={options.get('approve')!r}: {refused}") from None
         kind: Any = AsyncTool if inspect.iscoroutinefunction(fn) else SyncTool
-        declared: Tool[..., Any] = kind(fn, called, policy)
-        _check_tool(declared)
+        declared: Tool[..., Any] = kind(fn, called, policy_of(called, options))
+        checked_tool(declared)
         TOOLS[called] = declared
         return declared
 
     return declare if fn is None else declare(fn)
+
+
+def policy_of(name: str, options: dict[str, Any]) -> Policy:
+    """What the options of a tool say, checked."""
+    try:
+        return _policy(options)
+    except ContractRefused as refused:
+        raise DeclarationRefused(name, f"approve={options.get('approve')!r}: {refused}") from None
 
 
 def _policy(options: dict[str, Any]) -> Policy:
@@ -497,7 +516,8 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _check_tool(declared: Tool[..., Any]) -> None:
+def checked_tool(declared: Tool[..., Any]) -> None:
+    """Refuse a declaration that contradicts itself."""
     policy, name = declared.policy, declared.name
     if not callable(policy.effect) and policy.effect not in EFFECTS:
         raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")

@@ -31,6 +31,9 @@ _OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "
                               "attempt.progressed", "step.edited", "wait.voted", "workspace.restored"})  # fmt: skip
 _KIND_AT: Final = len(b'{"kind":"')
 
+_HOSTS: Final = frozenset({"hosted", "guests"})
+"""Scopes in which steps are found by their keys, in no order."""
+
 OVER: Final = frozenset({"done", "failed", "cancelled"})
 
 
@@ -61,7 +64,11 @@ class Record:
         for name in self.steps:
             path, _, number = name.rpartition(".")
             self.last[path] = max(self.last.get(path, 0), int(number))
-        own = [step for step in self.steps.values() if step.sort != "scope" and not step.id.startswith(BESIDE)]
+        hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
+        own = [
+            step for step in self.steps.values()
+            if step.sort != "scope" and not step.id.startswith(BESIDE) and not step.id.startswith(hosts)
+        ]  # fmt: skip
         self.unplayed = sum(step.status in OVER for step in own)
         self.open = [step.id for step in own if step.attempts and not step.attempts[-1].ended and not step.ended]
         """Steps of which an attempt was left open."""
@@ -170,6 +177,33 @@ class Record:
             if parent == step and int(number) > count:
                 return int(number)
         return None
+
+    def guests(self, scope: e.StepId) -> dict[str, int]:
+        """The branches of a scope whose steps are found by their keys."""
+        found: dict[str, int] = {}
+        for name, step in self.steps.items():
+            inside, _, number = name.rpartition(".")
+            above, _, branch = inside.rpartition(".")
+            if above == scope and number == "1" and step.intended in self._rows:
+                key = getattr(self.event(step.intended), "guest", None)
+                found[key or name] = int(branch)
+        return found
+
+    def learn(self, fold: Fold, name: e.StepId) -> None:
+        """Know a step that was begun since this was loaded, as it is on record now."""
+        step = fold.step(name)
+        if step is None:
+            return
+        self.steps[name] = step if step.status in OVER else _as_it_is(step)
+        path, _, number = name.rpartition(".")
+        self.last[path] = max(self.last.get(path, 0), int(number))
+        for row in self._log.rows(self._run, after=step.intended - 1):
+            if row.seq not in self._rows:
+                self._rows[row.seq] = row
+                kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
+                event: Any = e.decode(row.body)
+                if kind in _OF_STEPS and event.step == name:
+                    self._of_step[name].append((row.seq, event))
 
     def goes_on(self, path: str, count: int) -> bool:
         """Whether more steps are on record in a scope after this many."""

@@ -33,6 +33,7 @@ from kedge.runtime.approving import Proposed, Told, declined, proposed
 from kedge.runtime.commands import given
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.gate import perform
+from kedge.runtime.hosting import Hosting
 from kedge.runtime.intent import Intent
 from kedge.runtime.models import recordable, without_sdk_retries
 from kedge.runtime.registry import Agent, AnyAgent, AnyTool, Duration, Policy, Tool
@@ -191,6 +192,10 @@ class Run(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
         return streams.stream(self._execution, model_intent(fn, args, kwargs))
+
+    def hosting(self) -> Hosting:
+        """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls are the host's."""
+        return Hosting(self._execution, self._steps)
 
     def fit(
         self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
@@ -353,8 +358,17 @@ class SyncRun(_Common[C]):
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
         chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._here())
-        while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
-            yield chunk
+        try:
+            while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
+                yield chunk
+        finally:
+            # Code that leaves it early is done with it: the next step need not wait until somebody collects it.
+            if not self._execution.loop.is_closed():
+                self._on_loop(chunks.aclose())
+
+    def hosting(self) -> Hosting:
+        """`with run.hosting() as host`: a framework's own loop runs in the block, and its calls are the host's."""
+        return Hosting(self._execution, self._await)
 
     def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
         """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
@@ -505,7 +519,7 @@ class SyncRun(_Common[C]):
             # A loop that is closed, or closes now, never begins with it: nobody need hear of that.
             unbegun: tuple[Any, ...] = waiting, work
             for each in unbegun:
-                if asyncio.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
                     each.close()
             raise
 

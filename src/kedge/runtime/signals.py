@@ -15,6 +15,10 @@ class Parked(Signal):
     """The run leaves memory. It is woken by its time, a message or a person."""
 
 
+class Released(Signal):
+    """Whoever was at the run from outside has left; it waits until they come again."""
+
+
 class Paused(Signal):
     """Somebody paused the run."""
 

@@ -31,6 +31,7 @@ from kedge.runtime.intent import Intent, claim_text
 from kedge.runtime.intervening import skip_failure
 from kedge.runtime.judge import judge_change, named
 from kedge.runtime.judging import Judged, failed, rejection, stop_looping
+from kedge.runtime.observing import trace_here
 from kedge.runtime.registry import AnyAgent, Duration
 from kedge.runtime.replay import OVER, Asked
 from kedge.runtime.waits import (
@@ -268,7 +269,9 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
     if wait is None:
         now_us = ex.now_us()
         answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
-        intended = e.StepIntended(at=now_us, step=step, sort="wait", name=asked.name, digest=bound)
+        intended = e.StepIntended(
+            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, guest=branch.guest
+        )  # fmt: skip
         opened = e.WaitOpened(
             at=now_us, step=step, waits_for=asked.waits_for, name=asked.name, to=asked.to, deadline=asked.deadline,
             digest=answer if asked.waits_for == "answer" else None, need=asked.need,
@@ -486,6 +489,7 @@ async def spawn(
         priority=facts.priority if priority is None else priority,
         parent=ex.run_id,
         parent_step=step,
+        trace=trace_here(),
     )
     _create(ex, started, agent, input)
     if ex.left_behind:

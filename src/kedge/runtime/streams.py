@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import copy_context
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ END: Final[Any] = object()
 """What a blocking reader gets after the last chunk."""
 
 
-async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncIterator[Any]:
+async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:
     """One step whose outcome comes in chunks. No other step may begin before its end."""
     branch = branch or ex.branch_here()
     ex.enter(branch, task=asyncio.current_task())

@@ -23,6 +23,7 @@ from kedge.model.typed import convert
 from kedge.runtime import paging
 from kedge.runtime.approving import Told
 from kedge.runtime.models import Provider, ToolCall, provider_of, reasoning_of, text_of, tool_calls_of
+from kedge.runtime.open_tools import OpenShape
 from kedge.runtime.registry import AnyTool, Changes, Tool
 from kedge.window import Window
 
@@ -116,10 +117,18 @@ _Fit: TypeAlias = Callable[[Any], Any]
 
 
 class Parameters:
-    """The parameters of a tool: their JSON schema, and how a model's arguments become theirs."""
+    """The parameters of a tool: their JSON schema, and how a model's arguments become theirs. What others declared is
+    theirs to judge: only what is missing is refused here."""
+
+    schema: dict[str, Any]
 
     def __init__(self, tool: AnyTool) -> None:
         self._given = dict(tool.signature.parameters)
+        self._open = isinstance(tool.shape, OpenShape)
+        if isinstance(tool.shape, OpenShape):
+            self.description = tool.doc
+            self.schema = tool.shape.schema or {"type": "object", "additionalProperties": True}
+            return
         for parameter in self._given.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise DeclarationRefused(tool.name, f"a model cannot give {parameter}; take it by name")
@@ -130,7 +139,7 @@ class Parameters:
                 schema.setdefault("description", about[name])
             if (default := _default(self._given[name])) is not None:
                 schema.setdefault("default", default)
-        self.schema: dict[str, Any] = {
+        self.schema = {
             "type": "object",
             "properties": properties,
             "required": [name for name, given in self._given.items() if given.default is given.empty],
@@ -142,6 +151,11 @@ class Parameters:
     def bind(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """The arguments as the declared types. What does not fit is refused, all of it at once."""
         told, bound, problems = _object(arguments), dict[str, Any](), list[str]()
+        if self._open:
+            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in told]
+            if missing:
+                raise ValueRefused("arguments", "\n".join(["do not fit", *missing]))
+            return dict(told)
         for name, parameter in self._given.items():
             is_optional = parameter.default is not parameter.empty
             if name not in told and not is_optional:
@@ -161,6 +175,8 @@ class Parameters:
 
     def fitted(self, name: str, value: Any) -> Any:
         """One argument as the declared type."""
+        if self._open:
+            return value
         try:
             return self._fits[name](value)
         except ValueRefused:

@@ -14,7 +14,8 @@ __all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, or `postgresql://host/db`."""
+    """The store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, `postgresql://host/db`,
+    or `redis://host/0` (also `rediss:`, `unix:` and `valkey:`)."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
         return MemoryStore(**options)
@@ -29,7 +30,14 @@ def open_store(url: str, **options: Any) -> Store:
             reason = f"a store in PostgreSQL needs psycopg ({error}); pip install 'kedge[postgres]'"
             raise StoreUnavailable("postgresql:", reason) from None
         return PostgresStore(url, **options)
+    if parts.scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+        try:
+            from kedge.store.redis import RedisStore
+        except ImportError as error:
+            reason = f"a store on Redis or Valkey needs the redis package ({error}); pip install 'kedge[redis]'"
+            raise StoreUnavailable("redis:", reason) from None
+        return RedisStore(url, **options)
     if "://" in url:
-        known = "use sqlite:///path, a path, postgresql://host/database, or memory:"
+        known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"
         raise StoreUnavailable(f"{parts.scheme}:", f"no store is known by {parts.scheme!r}; {known}")
     return SqliteStore(url, **options)

@@ -25,6 +25,7 @@ from kedge.web import (
     following,
     house,
     inbox,
+    metrics,
     moments,
     openapi,
     published,
@@ -62,6 +63,7 @@ SLICES: Final[tuple[Any, ...]] = (
     following,
     house,
     inbox,
+    metrics,
     moments,
     openapi,
     published,
@@ -127,6 +129,7 @@ def asgi(
         routes=[
             StarletteRoute("/static/{version}/{name}", static),
             *sessions.routes(bridge),
+            *metrics.routes(bridge),
             *starlette_routes(bridge, ROUTES),
         ],
         exception_handlers={HTTPException: missing},

@@ -212,6 +212,11 @@ def starlette_routes(bridge: Bridge, routes: Sequence[Route]) -> list[StarletteR
     return sorted(made, key=lambda route: _order(route))
 
 
+def as_api(bridge: Bridge, route: Route, path: str) -> StarletteRoute:
+    """The same as in the API, at an address of its own."""
+    return StarletteRoute(path, _Endpoint(bridge, route).api, methods=[route.method])
+
+
 def _order(route: Route | StarletteRoute) -> list[tuple[bool, str]]:
     return [(part.startswith("{"), part) for part in route.path.split("/")]
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from kedge.history import parts
 from kedge.history.course import led_to
 from kedge.history.parts import Entry, Moment, Step
-from kedge.history.prose import entries_of
+from kedge.history.prose import entries_of, scope_words
 from kedge.history.section import STEPS_MAX, Section, Veil, section
 from kedge.log.log import Log
 from kedge.model import events as e
@@ -291,7 +291,7 @@ def _what(step: Step) -> str:
         case "scope" if step.name == "transition":
             return brief(step.intended.get("state"))
         case "scope":
-            return f"{entries_of(step.given).get('branches', '')} branches"
+            return scope_words(step.name, step.given)
         case "wait" if step.waits:
             asked = step.waits[0]
             return brief(asked.prompt) if asked.prompt else asked.name

@@ -1,0 +1,264 @@
+"""What channels hold, as values to be kept: plain where it is plain, else the serializer's bytes, each once a thread.
+
+A checkpoint says everything that its channels hold, so a conversation would be written again with each of its steps.
+Here a thread has items, numbered in the order in which they were first seen; lists and dicts of larger things name
+them. What stands for something else in a packed value is of a type that plain values never have:
+
+    (n,)        item n
+    (n, count)  in a list: as many items from n on
+    bytes       a frame: what the serializer made of something small, or in a list the numbers of many items
+
+A frame begins with a letter for what it holds, a capital where that is deflated: `m` msgpack, `s` a string in UTF-8,
+`j` JSON, `n` numbers, each by how much it is more than the one before; `t` a length, the name of another type of the
+serializer's, and its bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import accumulate, groupby
+from typing import Any, Final
+
+import msgspec
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+INLINE_BYTES_MAX: Final = 48
+"""What is longer becomes an item, and is kept once."""
+
+PLAIN_BYTES_MAX: Final = 256
+"""A list or dict of small things that is longer, as JSON, is one item."""
+
+DEPTH_MAX: Final = 16
+"""How deep lists and dicts are looked into."""
+
+RUNS_MAX: Final = 3
+"""How many stretches of items a list names one by one."""
+
+_DEFLATED_BYTES_MIN: Final = 96
+
+# What most messages have in common, so that a short one stays short. Never changed: what was deflated needs it.
+_COMMON: Final = (
+    b"\x94\xb0langchain_core.documents\xa8Document\x9a\xa7__type\xa8page_content\xa8metadata\xa6source"
+    b"\x93\xaflanggraph.types\xa4Send\xa9Interrupt\xa7Command\xa5value\xa2id\xa6resume\xa4goto\xa6update"
+    b"\xabinput_tokens\xadoutput_tokens\xactotal_tokens\xb3input_token_details\xb4output_token_details\xaacache_read"
+    b"\xaamodel_name\xadfinish_reason\xa4stop\xabstop_reason\xaamodel_provider\xa4text\xa8thinking\xa8tool_use"
+    b"\xa4args\xa4type\xa9tool_call\xa8function\xa9arguments\xa4name\xa2id\xa5call_"
+    b"\x94\xbflangchain_core.messages.system\xadSystemMessage\x88\xa7content\xb1additional_kwargs\x80"
+    b"\x94\xbdlangchain_core.messages.tool\xabToolMessage\x89\xa7content\xb1additional_kwargs\x80"
+    b"\xb1response_metadata\x80\xa4type\xa4tool\xa4name\xc0\xa2id\xc0\xactool_call_id\xa8artifact\xc0\xa6status\xa7success"
+    b"\xb3model_validate_json"
+    b"\x94\xd9\x1dlangchain_core.messages.human\xacHumanMessage\x86\xa7content\xb1additional_kwargs\x80"
+    b"\xb1response_metadata\x80\xa4type\xa5human\xa4name\xc0\xa2id\xd9$"
+    b"\xb3model_validate_json"
+    b"\x94\xbblangchain_core.messages.ai\xa9AIMessage\x89\xa7content\xb1additional_kwargs\x80\xb1response_metadata\x80"
+    b"\xa4type\xa2ai\xa4name\xc0\xa2id\xd9-lc_run--\xaatool_calls\x90\xb2invalid_tool_calls\x90\xaeusage_metadata\xc0"
+    b"\xb3model_validate_json"
+)
+
+
+class Packer:
+    """Packs values for one entry of a thread. `new` are the frames of items that the thread did not have, and `digests`
+    by what they are known, added to those of entries that go before it in the same write."""
+
+    def __init__(
+        self,
+        serde: SerializerProtocol,
+        known: Mapping[bytes, int],
+        first: int,
+        digests: dict[bytes, int] | None = None,
+    ) -> None:
+        self.new: list[bytes] = []
+        self.digests = {} if digests is None else digests
+        self._serde = serde
+        self._known = known
+        self._first = first
+        # Of another serializer we do not know what it does to what looks plain: it may encrypt it.
+        self._looks_into = type(serde) is JsonPlusSerializer
+
+    def pack(self, value: Any, depth: int = 0) -> Any:
+        """What stands for a value."""
+        kind = type(value)
+        if self._looks_into and depth < DEPTH_MAX:
+            if value is None or kind is bool or kind is int or kind is float:
+                return value
+            if kind is str:
+                return value if len(value) <= INLINE_BYTES_MAX else self._text(value)
+            if kind is list:
+                return self._unless_small(value, _joined(self.pack(item, depth + 1) for item in value))
+            if kind is dict and all(type(key) is str for key in value):
+                return self._unless_small(value, {key: self.pack(item, depth + 1) for key, item in value.items()})
+        return self._typed(value)
+
+    def each(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands for each of some fields, and for each part of those that are dicts, so that they can be read one
+        by one."""
+        packed: dict[str, Any] = {}
+        for name, value in fields.items():
+            named = type(value) is dict and all(type(key) is str for key in value)
+            packed[name] = {key: self.pack(part) for key, part in value.items()} if named else self.pack(value)
+        return packed
+
+    def _unless_small(self, value: Any, packed: Any) -> Any:
+        """A list or dict by its parts; by itself where they are many and small."""
+        if _has_items(packed) or len(msgspec.json.encode(packed)) <= PLAIN_BYTES_MAX:
+            return packed
+        return self._typed(value)
+
+    def _text(self, text: str) -> Any:
+        try:
+            return self._item(b"s" + text.encode())
+        except UnicodeEncodeError:
+            return self._typed(text)
+
+    def _typed(self, value: Any) -> Any:
+        name, data = self._serde.dumps_typed(value)
+        kind = name.encode()
+        frame = b"m" + data if name == "msgpack" else b"t%c%s%s" % (len(kind), kind, data)
+        return frame if len(frame) <= INLINE_BYTES_MAX else self._item(frame)
+
+    def plain(self, value: Any) -> tuple[int]:
+        """What is JSON and the same over and over, as an item."""
+        return self._item(b"j" + msgspec.json.encode(value))
+
+    def item(self, frame: bytes) -> int:
+        """The number of a thing, by its frame as it is when nothing is deflated."""
+        digest = digest_of(frame)
+        number = self._known.get(digest)
+        if number is None:
+            number = self.digests.get(digest)
+        if number is None:
+            number = self.digests[digest] = self._first + len(self.new)
+            self.new.append(_deflated(frame))
+        return number
+
+    def _item(self, frame: bytes) -> tuple[int]:
+        return (self.item(frame),)
+
+
+class Unpacker:
+    """Makes values of what was packed. `frame_of` finds items by number."""
+
+    def __init__(self, serde: SerializerProtocol, frame_of: Callable[[int], bytes]) -> None:
+        self._serde = serde
+        self._frame_of = frame_of
+
+    def unpack(self, packed: Any) -> Any:
+        """The value, a fresh one each time."""
+        match packed:
+            case bytes():
+                return self._value(packed)
+            case tuple():
+                return self._value(self._frame_of(packed[0]))
+            case list():
+                return [item for part in packed for item in self._items(part)]
+            case dict():
+                return {key: self.unpack(item) for key, item in packed.items()}
+            case _:
+                return packed
+
+    def _items(self, part: Any) -> Iterator[Any]:
+        if _names_items(part):
+            yield from (self._value(self._frame_of(number)) for number in items_of(part))
+        else:
+            yield self.unpack(part)
+
+    def _value(self, frame: bytes) -> Any:
+        frame = inflated(frame)
+        match frame[:1]:
+            case b"m":
+                return self._serde.loads_typed(("msgpack", frame[1:]))
+            case b"s":
+                return frame[1:].decode()
+            case b"j":
+                return msgspec.json.decode(frame[1:])
+            case _:
+                end = 2 + frame[1]
+                return self._serde.loads_typed((frame[2:end].decode(), frame[end:]))
+
+
+def items_of(packed: Any) -> Iterator[int]:
+    """The numbers of the items that a packed value names."""
+    match packed:
+        case tuple():
+            yield from range(packed[0], packed[0] + (packed[1] if len(packed) == 2 else 1))
+        case bytes() if packed[:1] in (b"n", b"N"):
+            yield from accumulate(msgspec.msgpack.decode(inflated(packed)[1:], type=list[int]))
+        case list():
+            for part in packed:
+                yield from items_of(part)
+        case dict():
+            for part in packed.values():
+                yield from items_of(part)
+        case _:
+            pass
+
+
+def renumbered(packed: Any, numbers: Mapping[int, int]) -> Any:
+    """The same for a thread that has the items under other numbers."""
+    match packed:
+        case tuple():
+            return (numbers[packed[0]],)
+        case list():
+            return _joined(renumbered(part, numbers) for part in _apart(packed))
+        case dict():
+            return {key: renumbered(part, numbers) for key, part in packed.items()}
+        case _:
+            return packed
+
+
+def digest_of(frame: bytes) -> bytes:
+    """By what a thing is known in a thread, so that it is kept once."""
+    return blake2b(frame, digest_size=16).digest()
+
+
+def inflated(frame: bytes) -> bytes:
+    """A frame as it was before it was made small."""
+    if not frame[:1].isupper():
+        return frame
+    return frame[:1].lower() + zlib.decompressobj(-15, zdict=_COMMON).decompress(frame[1:])
+
+
+def _deflated(frame: bytes) -> bytes:
+    if len(frame) < _DEFLATED_BYTES_MIN:
+        return frame
+    work = zlib.compressobj(6, zlib.DEFLATED, -15, zdict=_COMMON)
+    small = frame[:1].upper() + work.compress(frame[1:]) + work.flush()
+    return small if len(small) < len(frame) else frame
+
+
+def _has_items(packed: Any) -> bool:
+    return next(items_of(packed), None) is not None
+
+
+def _names_items(part: Any) -> bool:
+    return type(part) is tuple or (type(part) is bytes and part[:1] in (b"n", b"N"))
+
+
+def _joined(parts: Iterable[Any]) -> list[Any]:
+    """A list in which items that follow each other are named at once."""
+    joined: list[Any] = []
+    for is_item, group in groupby(parts, key=lambda part: type(part) is tuple):
+        found = list(group)
+        joined += _named([part[0] for part in found]) if is_item else found
+    return joined
+
+
+def _named(numbers: list[int]) -> list[Any]:
+    """Some items, by their numbers: where most follow on each other that is short, and else it is made so."""
+    steps = [number - before for before, number in zip([0, *numbers], numbers, strict=False)]
+    runs = [place for place, step in enumerate(steps) if step != 1 or not place]
+    if len(runs) > RUNS_MAX:
+        return [_deflated(b"n" + msgspec.msgpack.encode(steps))]
+    ends = [*runs[1:], len(numbers)]
+    return [(numbers[first], end - first) for first, end in zip(runs, ends, strict=True)]
+
+
+def _apart(packed: list[Any]) -> Iterator[Any]:
+    for part in packed:
+        if _names_items(part):
+            yield from ((number,) for number in items_of(part))
+        else:
+            yield part

@@ -1,0 +1,1 @@
+"""Engines of others that own the scheduling of runs: who goes on when, and where. Imported by name."""

@@ -1,0 +1,104 @@
+-- What is done to whole runs and to the store itself.
+
+-- name: open
+-- The store's own id, key and format, made if there is none and it may be.
+local meta = call('HGETALL', KEYS[1])
+if #meta == 0 and told.create then
+  for _, each in ipairs(told.meta) do
+    call('HSET', KEYS[1], each[1], sealed(each[1], packed(1, blob(each[2]))))
+  end
+  call('HSET', KEYS[1], 'id', told.id)
+  meta = call('HGETALL', KEYS[1])
+end
+return meta
+
+-- name: refer
+local h = head_of(told.run)
+if not h or h.seq ~= told.at or call('HLEN', P .. 'mail:' .. h.run) ~= told.delivered then return 0 end
+unuse_all(P .. 'uses:' .. h.run)
+for _, place in ipairs(told.hashes) do use(P .. 'uses:' .. h.run, blob(place)) end
+return 1
+
+-- name: sweep
+local dead = call('SPOP', P .. 'unused', told.limit)
+local swept = 0
+for _, hash in ipairs(dead) do
+  swept = swept + call('HDEL', P .. 'pieces', hash)
+  call('SREM', P .. 'erased', hash)
+end
+return swept
+
+-- name: forget_snapshots
+if not head_of(told.run) then return 0 end
+call('DEL', P .. 'shots:' .. told.run)
+unuse_all(P .. 'shot_uses:' .. told.run)
+return 1
+
+-- name: reindex
+local h = head_of(told.run)
+if not h or h.seq ~= told.at then return 0 end
+count_mail(h, int(call('HLEN', P .. 'mail:' .. h.run)))
+put_index(h, told.index)
+settle(h)
+ring({h.run})
+return 1
+
+-- name: quarantine
+local h = head_of(told.run)
+if not h then return 0 end
+put_or_drop(P .. 'run:' .. h.run, 'quarantined', told.reason)
+settle(h)
+if not told.reason then ring({h.run}) end
+return 1
+
+-- name: repair
+local run, old = told.run, any_head(told.run)
+if old and told.least <= old.seq then
+  return {old.seq == told.seq and old.hash == blob(told.hash) and 'there' or 'behind', int(old.seq)}
+end
+local h = {
+  run = run, number = old and old.number or int(call('INCR', P .. 'created')), seq = told.seq, hash = blob(told.hash),
+  epoch = told.epoch, base = told.base, parent = told.parent, holder = told.holder, till = told.till,
+  kept = old and old.kept,
+}
+-- The log is made anew of what is kept, for a stream takes nothing at or before what it ever had.
+local kept = call('XRANGE', P .. 'log:' .. run, '-', int(told.keep) .. '-0')
+for _, row in ipairs(events(run, told.keep, nil, true)) do
+  call('RPUSH', P .. 'aside:' .. run, sealed(run .. ':', packed(4, row[1], row[2], row[3], row[4])))
+  call('HDEL', P .. 'data:' .. run, row[1])
+end
+call('DEL', P .. 'log:' .. run)
+for _, entry in ipairs(kept) do call('XADD', P .. 'log:' .. run, entry[1], 'b', entry[2][2], 'h', entry[2][4]) end
+put_rows(run, told.rows)
+put_head(h)
+call('HDEL', P .. 'run:' .. run, 'removed')
+forget_marks(h)
+call('ZADD', P .. 'runs', h.number, member(h))
+call('HSET', P .. 'names', h.number, run)
+call('ZADD', P .. 'unmarked', h.number, member(h))
+settle(h)
+return {'done'}
+
+-- name: remove
+local h = head_of(told.run)
+if not h then return {'unknown'} end
+local run, name = h.run, member(h)
+local fork = call('SRANDMEMBER', P .. 'forks:' .. run)
+if fork then return {'fork', fork} end
+local index = index_of(run)
+move('line', index.line, nil, name)
+move('stand', index.stand, nil, name)
+for _, tag in ipairs(call('SMEMBERS', P .. 'tags:' .. run)) do call('ZREM', P .. 'tag:' .. tag, name) end
+for _, position in ipairs(call('SMEMBERS', P .. 'telling:' .. run)) do call('XDEL', P .. 'feed', position .. '-0') end
+forget_marks(h)
+for _, kind in ipairs({'runs', 'held', 'unmarked'}) do call('ZREM', P .. kind, name) end
+call('HDEL', P .. 'names', h.number)
+if h.parent then call('SREM', P .. 'forks:' .. h.parent, run) end
+unuse_all(P .. 'uses:' .. run)
+unuse_all(P .. 'shot_uses:' .. run)
+-- Its claims stay: a right that was used does not come back when the user of it is forgotten.
+for _, kind in ipairs(told.kinds) do call('DEL', P .. kind .. ':' .. run) end
+h.holder, h.till, h.parent, h.removed = nil, nil, nil, '1'
+put_head(h)
+call('HSET', P .. 'run:' .. run, 'removed', '1')
+return {'done'}

@@ -1,0 +1,162 @@
+-- Who may advance a run, and which runs are due.
+
+-- Gives a run to a holder. `nonce` names the asking, so that who asks again because no answer came gets the same.
+local function take(h, holder, lease_us, nonce)
+  local key = P .. 'run:' .. h.run
+  call('HSET', key, 'took', nonce)
+  put_or_drop(key, 'left', h.holder)
+  put_or_drop(key, 'left_until', h.holder and h.till)
+  h.epoch, h.holder = h.epoch + 1, holder
+  h.till = lease_us and int(now_us() + lease_us) or nil
+  put_head(h)
+  settle(h)
+end
+
+local function is_wanted(agents)
+  if not agents then return function() return true end end
+  local set = {}
+  for _, agent in ipairs(agents) do set[agent] = true end
+  return function(agent) return set[agent] end
+end
+
+-- Runs that were left in the middle: their holder's time is up.
+local function left(wanted, now)
+  local found = {}
+  for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'held', '-inf', int(now_us()))) do
+    local run = run_of(name)
+    local index = index_of(run)
+    if index.agent and not index.quarantined and not ENDED[index.status] and wanted(index.agent) then
+      local since = index.changed
+      if index.status == 'paused' then since = index.wake and tonumber(index.wake) <= now and index.wake end
+      if since then
+        found[#found + 1] = {
+          priority = tonumber(index.priority), since = tonumber(since), name = name, run = run, agent = index.agent,
+        }
+      end
+    end
+  end
+  return found
+end
+
+local function is_before(one, other)
+  if one.priority ~= other.priority then return one.priority > other.priority end
+  if one.since ~= other.since then return one.since < other.since end
+  return one.name < other.name
+end
+
+-- The first runs that are due, in order; `room` says of some agents how many at the most.
+local function due(wanted, now, limit, room)
+  if limit <= 0 then return {} end
+  local found, lines, enough = left(wanted, now), {}, 0
+  for _, line in ipairs(call('SMEMBERS', P .. 'lines')) do
+    local priority, agent = string.match(line, '^(-?%d+):(.*)$')
+    if wanted(agent) then lines[#lines + 1] = {priority = tonumber(priority), agent = agent, key = line} end
+  end
+  table.sort(lines, function(one, other)
+    if one.priority ~= other.priority then return one.priority > other.priority end
+    return one.key < other.key
+  end)
+  for at, line in ipairs(lines) do
+    -- Whoever is of a lower priority than enough others is not among the first.
+    if enough >= limit and line.priority < lines[at - 1].priority then break end
+    local most = math.min(limit, room[line.agent] or limit)
+    local some = most > 0 and call('ZRANGEBYSCORE', P .. 'line:' .. line.key, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0,
+      most) or {}
+    for each = 1, #some, 2 do
+      enough = enough + (room[line.agent] and 0 or 1)
+      found[#found + 1] = {
+        priority = line.priority, since = tonumber(some[each + 1]), name = some[each], run = run_of(some[each]),
+        agent = line.agent,
+      }
+    end
+  end
+  table.sort(found, is_before)
+  local first, rest = {}, {}
+  for agent, most in pairs(room) do rest[agent] = most end
+  for _, one in ipairs(found) do
+    if #first >= limit then break end
+    if (rest[one.agent] or 1) > 0 then
+      if rest[one.agent] then rest[one.agent] = rest[one.agent] - 1 end
+      first[#first + 1] = one
+    end
+  end
+  return first
+end
+
+-- name: lease
+local h = head_of(told.run)
+if not h then return {'unknown'} end
+if h.holder ~= told.holder or call('HGET', P .. 'run:' .. h.run, 'took') ~= told.nonce then
+  if lease_end(h) > now_us() then return {'busy', h.holder} end
+  take(h, told.holder, told.lease_us, told.nonce)
+end
+return {'held', shown(h)}
+
+-- name: claim
+local taken, runs = {}, {}
+-- Whoever asks again is told first of what they were given when the answer was lost.
+for _, name in ipairs(told.again and call('ZRANGE', P .. 'held', 0, -1) or {}) do
+  if call('HGET', P .. 'run:' .. run_of(name), 'took') == told.nonce then runs[#runs + 1] = run_of(name) end
+end
+if #runs == 0 then
+  for at, one in ipairs(due(is_wanted(told.agents), tonumber(told.now_us), told.limit, told.room)) do
+    runs[at] = one.run
+    take(head_of(one.run), told.holder, told.lease_us, told.nonce)
+  end
+end
+for at, run in ipairs(runs) do
+  local before = call('HMGET', P .. 'run:' .. run, 'left', 'left_until')
+  taken[at] = {shown(head_of(run)), row_of(run), before[1], before[2]}
+end
+return taken
+
+-- name: keep
+local now, kept = now_us(), {}
+for _, run in ipairs(told.runs) do
+  local h = head_of(run)
+  if h and h.holder == told.holder and lease_end(h) > now then
+    h.till = told.lease_us and int(now + told.lease_us) or nil
+    put_head(h)
+    call('ZADD', P .. 'held', h.till or '+inf', member(h))
+    kept[#kept + 1] = {run, int(h.epoch)}
+  end
+end
+return kept
+
+-- name: release
+local h = head_of(told.run)
+if not h or not h.holder or h.epoch ~= told.epoch or (told.holder and told.holder ~= h.holder) then return 0 end
+if told.left then h.till = int(now_us()) else h.holder, h.till = nil, nil end
+put_head(h)
+local index = settle(h)
+if told.left or (index.wake and not ENDED[index.status]) then ring({h.run}) end
+return 1
+
+-- name: holders
+local found = {}
+for at, name in ipairs(call('ZRANGE', P .. 'held', 0, -1)) do
+  local h = head_of(run_of(name))
+  if h and h.holder then found[#found + 1] = {h.holder, h.till or false} end
+end
+return {int(now_us()), found}
+
+-- name: due
+local rows = {}
+for at, one in ipairs(due(is_wanted(told.agents), tonumber(told.now_us), told.limit, {})) do
+  rows[at] = {one.run, row_of(one.run)}
+end
+return rows
+
+-- name: soonest
+local soonest, wanted = false, is_wanted(told.agents)
+for _, line in ipairs(call('SMEMBERS', P .. 'lines')) do
+  if wanted(string.match(line, '^-?%d+:(.*)$')) then
+    local first = call('ZRANGE', P .. 'line:' .. line, 0, 0)[1]
+    local wake = first and call('HGET', P .. 'run:' .. run_of(first), 'wake')
+    if wake and (not soonest or tonumber(wake) < tonumber(soonest)) then soonest = wake end
+  end
+end
+return soonest
+
+-- name: now_us
+return int(now_us())

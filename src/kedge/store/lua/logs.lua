@@ -1,0 +1,273 @@
+-- How logs grow, how messages come, and how both are read.
+
+-- name: append
+-- Every item is a group: an append and those that happen with it. Refused means that nothing of the group was written.
+local rung, results = {}, {}
+
+local function refused(...) return {0, ...} end
+
+-- The hash of a lineage at an event, from whichever of its runs owns that event.
+local function hash_at(h, seq)
+  if seq > h.seq then return nil end
+  while h and seq <= h.base and h.parent do h = head_of(h.parent) end
+  local found = h and event(h.run, seq)
+  return found and found[4]
+end
+
+local function born(item, birth)
+  local h = {run = item.run, seq = 0, hash = blob(item.before), epoch = 0, base = item.after, parent = birth.parent}
+  if birth.parent then
+    local parent = head_of(birth.parent)
+    if not parent then return nil, refused('RunUnknown', birth.parent) end
+    if hash_at(parent, item.after) ~= h.hash then
+      return nil, refused('HeadMoved', birth.parent, int(item.after), int(parent.seq))
+    end
+  elseif item.after ~= 0 then
+    return nil, refused('HeadMoved', item.run, int(item.after), '0')
+  end
+  if birth.holder then
+    h.epoch, h.holder = 1, birth.holder
+    h.till = birth.lease_us and int(now_us() + birth.lease_us)
+  end
+  return h
+end
+
+-- The head that an append builds on, or the refusal of one that does not fit.
+local function standing(item, h)
+  if item.birth then
+    if h then return nil, refused('RunExists', item.run) end
+    return born(item, item.birth)
+  end
+  if not h or h.removed then return nil, refused('RunUnknown', item.run) end
+  if h.epoch ~= item.epoch then
+    return nil, refused('EpochStale', item.run, int(item.epoch), int(h.epoch))
+  end
+  if h.seq ~= item.after or h.hash ~= blob(item.before) then
+    return nil, refused('HeadMoved', item.run, int(item.after), int(h.seq))
+  end
+  return h
+end
+
+local function refusal_of_rights(item, wanted)
+  local given_back, returned = {}, {}
+  for _, claim in ipairs(item.releases or {}) do given_back[packed(2, claim[1], blob(claim[2]))] = true end
+  for _, claim in ipairs(item.claims or {}) do
+    local field = packed(2, claim[1], blob(claim[2]))
+    local owner = wanted[field]
+    if not owner then
+      local found = call('HGET', P .. 'claims', field)
+      owner = found and unsealed(found)
+    end
+    if owner and not (owner[1] == item.run and given_back[field]) then
+      return refused('AlreadyClaimed', item.run, claim[1], owner[1] or '', owner[2] or '0')
+    end
+    wanted[field] = {item.run, int(item.last)}
+  end
+  for _, number in ipairs(item.returns or {}) do returned[number] = true end
+  for _, number in ipairs(item.takes or {}) do
+    local found = message(item.run, int(number))
+    if not found or not found[5] or (found[6] and not returned[number]) then return refused('MessageGone', item.run, int(number)) end
+  end
+end
+
+-- An event beyond the head was not put there by an append: nothing may be written over it, nor behind it.
+local function refusal_of_place(item)
+  local last = item.rows[1] and call('XREVRANGE', P .. 'log:' .. item.run, '+', '-', 'COUNT', 1)[1]
+  if last and tonumber(string.match(last[1], '^(%d+)')) > item.after then
+    return refused('RunBroken', item.run, int(item.after + 1))
+  end
+end
+
+local function put_rights(item)
+  local run, seq = item.run, int(item.last)
+  for _, claim in ipairs(item.releases or {}) do
+    local field = packed(2, claim[1], blob(claim[2]))
+    if call('SREM', P .. 'claimed:' .. run, field) == 1 then call('HDEL', P .. 'claims', field) end
+  end
+  for _, claim in ipairs(item.claims or {}) do
+    local field = packed(2, claim[1], blob(claim[2]))
+    call('HSET', P .. 'claims', field, sealed(field, packed(2, run, seq)))
+    call('SADD', P .. 'claimed:' .. run, field)
+  end
+  for at, numbers in ipairs({item.returns or {}, item.takes or {}}) do
+    for _, each in ipairs(numbers) do
+      local number = int(each)
+      local found = message(run, number)
+      if found and found[5] then
+        found[6] = at == 2 and seq or nil
+        put_message(run, number, found)
+      end
+    end
+  end
+end
+
+local function erase(item)
+  local run, wanted = item.run, {}
+  for _, seq in ipairs(item.erases_rows or {}) do
+    wanted[int(seq)] = true
+    call('HDEL', P .. 'data:' .. run, int(seq))
+  end
+  if item.erases_rows then
+    for at, text in ipairs(call('LRANGE', P .. 'aside:' .. run, 0, -1)) do
+      local row = unsealed(text)
+      if wanted[row[1]] and row[4] then
+        call('LSET', P .. 'aside:' .. run, at - 1, sealed(run .. ':', packed(4, row[1], row[2], row[3], nil)))
+      end
+    end
+  end
+  for _, place in ipairs(item.erases_pieces or {}) do
+    local hash = blob(place)
+    local found = call('HGET', P .. 'pieces', hash)
+    if found and call('SADD', P .. 'erased', hash) == 1 then
+      call('HSET', P .. 'pieces', hash, string.match(found, '^([^\n]*)'))
+    end
+  end
+end
+
+local function write(item, h)
+  local run = item.run
+  if item.birth then
+    h.number = int(call('INCR', P .. 'created'))
+    call('ZADD', P .. 'runs', h.number, member(h))
+    call('HSET', P .. 'names', h.number, run)
+    if h.parent then call('SADD', P .. 'forks:' .. h.parent, run) end
+  end
+  h.seq, h.hash = item.last, blob(item.last_hash)
+  put_rows(run, item.rows)
+  keep(item.pieces, P .. 'uses:' .. run)
+  put_rights(item)
+  local shot = item.snapshot
+  if shot then
+    keep(shot.pieces, P .. 'shot_uses:' .. run)
+    call('HSET', P .. 'shots:' .. run, shot.name, blob(shot.hash) .. blob(shot.root))
+  end
+  erase(item)
+  tell(run, item.tells, rung)
+  local ended = item.index and ENDED[item.index.status]
+  if ended then h.holder, h.till = nil, nil end
+  put_head(h)
+  if item.index then
+    local before = call('HGET', P .. 'run:' .. run, 'wake')
+    local wake = put_index(h, item.index)
+    if wake and not ended and not h.holder and not (before and tonumber(before) <= tonumber(wake)) then
+      rung[#rung + 1] = run
+    end
+  end
+  if item.index or item.birth then settle(h) end
+  if item.birth and h.seq > h.base or item.rows[1] then call('ZADD', P .. 'unmarked', h.number, member(h)) end
+end
+
+-- This very append was committed before. Two may send the same birth: only who holds the run is taken for who made it.
+local function is_there(item, h)
+  if not h or h.removed or not item.rows[1] or h.seq ~= item.last or h.hash ~= blob(item.last_hash) then return false end
+  return not item.birth or (item.birth.holder and item.birth.holder == h.holder)
+end
+
+local function appended(group)
+  local heads, wanted = {}, {}
+  for at, item in ipairs(group) do
+    local found = any_head(item.run)
+    if at == 1 and is_there(item, found) then return {1, shown(found)} end
+    local h, refusal = standing(item, found)
+    refusal = refusal or refusal_of_rights(item, wanted) or refusal_of_place(item)
+    if refusal then return refusal end
+    heads[at] = h
+  end
+  for at, item in ipairs(group) do write(item, heads[at]) end
+  for _, item in ipairs(group) do
+    for _, sent in ipairs(item.sends or {}) do deliver(sent, rung) end
+  end
+  return {1, shown(heads[1])}
+end
+
+for at, group in ipairs(told) do results[at] = appended(group) end
+ring(rung)
+return results
+
+-- name: acknowledged
+-- Of what was sent again: whether an event is in the log as it was sent, by the epoch that still is.
+local h = head_of(told.run)
+local found = h and h.epoch == told.epoch and event(told.run, told.seq)
+if found and found[4] == blob(told.hash) then return shown(h) end
+return false
+
+-- name: deliver
+local rung, results = {}, {}
+for at, sent in ipairs(told) do results[at] = deliver(sent, rung) end
+ring(rung)
+return results
+
+-- name: head
+local h = head_of(told.run)
+return h and shown(h)
+
+-- name: heads
+local heads = {}
+for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'runs', '(' .. told.after, '+inf', 'LIMIT', 0, told.limit)) do
+  local h = head_of(run_of(name))
+  if h then heads[#heads + 1] = shown(h) end
+end
+return heads
+
+-- name: read
+if not head_of(told.run) then return {} end
+return events(told.run, told.after, told.limit, told.data)
+
+-- name: row
+local found = head_of(told.run) and event(told.run, told.seq)
+return found and {int(told.seq), found[2], found[4], call('HGET', P .. 'data:' .. told.run, int(told.seq))}
+
+-- name: opening
+local h = head_of(told.run)
+if not h then return false end
+local newest, shot = -1, false
+local shots = call('HGETALL', P .. 'shots:' .. h.run)
+for at = 1, #shots, 2 do
+  local seq, fold = string.match(shots[at], '^(%d+):(%d+)$')
+  if tonumber(fold) == told.fold and tonumber(seq) <= h.seq and tonumber(seq) > newest then
+    newest, shot = tonumber(seq), {shots[at], shots[at + 1]}
+  end
+end
+local reason = call('HGET', P .. 'run:' .. h.run, 'quarantined')
+return {shown(h), reason, shot, events(h.run, math.max(newest, 0), nil, true)}
+
+-- name: inbox
+-- Messages in their order: those not taken, of a name if one is given; or all of them.
+if not head_of(told.run) then return {} end
+local found, key = {}, P .. 'mail:' .. told.run
+if told.all then
+  local total = call('HLEN', key)
+  for number = 1, total do
+    local text = call('HGET', key, int(number))
+    if text then found[#found + 1] = {int(number), text} end
+  end
+  return found
+end
+for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. told.run, '(' .. told.after, '+inf')) do
+  if #found >= told.limit then break end
+  local text = call('HGET', key, number)
+  if text and (not told.name or unsealed(text)[2] == told.name) then found[#found + 1] = {number, text} end
+end
+return found
+
+-- name: message
+local number = head_of(told.run) and call('HGET', P .. 'mail_ids:' .. told.run, told.id)
+return number and {number, call('HGET', P .. 'mail:' .. told.run, number)}
+
+-- name: feed
+-- What was told, in pages: of kinds that nobody asked for a page may be empty, and says where the next begins.
+local found, wanted, after = {}, told.kinds and {}, told.after
+for _, kind in ipairs(told.kinds or {}) do wanted[kind] = true end
+local page = call('XRANGE', P .. 'feed', after .. '-1', '+', 'COUNT', told.limit)
+for _, entry in ipairs(page) do
+  local position = string.match(entry[1], '^(%d+)')
+  after = position
+  if not wanted or wanted[entry[2][6]] then found[#found + 1] = {position, entry[2][2], entry[2][4], entry[2][6]} end
+end
+return {found, #page == told.limit and after or false}
+
+-- name: trim_feed
+for _, entry in ipairs(call('XRANGE', P .. 'feed', '-', told.up_to .. '-0')) do
+  call('SREM', P .. 'telling:' .. entry[2][2], (string.match(entry[1], '^(%d+)')))
+end
+return call('XTRIM', P .. 'feed', 'MINID', told.up_to .. '-1')

@@ -1,0 +1,277 @@
+"""The shelf keeps what frameworks give it: whole, for many processes at once, and gone when it is forgotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kedge
+import servers
+from kedge.adapters.shelf import TRIES, Kept, Shelf
+from kedge.errors import HeadMoved, RunUnknown, ValueRefused
+from kedge.history.checkpoint import new_key
+from kedge.store import Store
+from kedge.store.base import RunQuery
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[kedge.Client]:
+    with kedge.Client(store) as made:
+        yield made
+
+
+@pytest.fixture
+def shelf(client: kedge.Client) -> Shelf:
+    return Shelf(client, "tests")
+
+
+def names(shelf: Shelf, id: str = "a") -> list[str]:  # noqa: A002
+    return [kept.name for kept in shelf.entries(id)]
+
+
+def test_what_is_kept_is_there_with_its_labels_place_and_time(shelf: Shelf) -> None:
+    seq = shelf.put("a", Kept("one", {"x": [1, b"2", (3, 4)]}, {"of": "me"}), Kept("two", None))
+    first, second = shelf.entries("a")
+    assert (first.name, first.value, first.labels) == ("one", {"x": [1, b"2", (3, 4)]}, {"of": "me"})
+    assert (second.value, second.labels) == (None, {})
+    assert (first.seq, second.seq) == (seq - 1, seq) == (shelf.head("a") - 1, shelf.head("a"))
+    assert 0 < first.at_us <= shelf.client.clock.now_us()
+    assert shelf.get("a", "two") is second
+    assert shelf.get("a", "three") is shelf.get("b", "one") is None
+
+
+def test_the_last_one_of_a_name_stands_and_comes_last(shelf: Shelf) -> None:
+    shelf.put("a", Kept("one", 1), Kept("two", 2))
+    shelf.put("a", Kept("one", 3))
+    assert [(kept.name, kept.value) for kept in shelf.entries("a")] == [("two", 2), ("one", 3)]
+
+
+def test_what_is_dropped_is_gone_until_it_is_kept_again(shelf: Shelf) -> None:
+    shelf.put("a", *(Kept(str(n), n) for n in range(3)))
+    shelf.drop("a", "1", "1", "no such thing")
+    shelf.drop("nobody", "1")
+    assert names(shelf) == names(Shelf(shelf.client, "tests")) == ["0", "2"]
+    shelf.put("a", Kept("1"))
+    assert names(shelf) == ["0", "2", "1"]
+
+
+def test_a_value_belongs_to_whoever_reads_it(shelf: Shelf) -> None:
+    shelf.put("a", Kept("one", [1]))
+    [kept] = shelf.entries("a")
+    kept.value.append(2)
+    assert kept.value == [1]
+
+
+def test_entries_that_cannot_be_stored_leave_nothing(shelf: Shelf) -> None:
+    with pytest.raises(ValueRefused):
+        shelf.put("a", Kept("one", 1), Kept("two", object()))
+    assert names(shelf) == [] == list(shelf.ids())
+    shelf.put("a", Kept("one", 1))
+    with pytest.raises(ValueRefused):
+        shelf.put("a", Kept("two", 1), Kept("three", object()))
+    shelf.put("a", Kept("four"))
+    assert names(shelf) == ["one", "four"]
+
+
+def test_whoever_expects_another_head_writes_nothing_and_is_told_where_it_is(shelf: Shelf) -> None:
+    other = Shelf(shelf.client, "tests")
+    assert shelf.head("a") == 0
+    seq = shelf.put("a", Kept("one"), expect=0)
+    for expected in (0, seq - 1, seq + 1):
+        for one in (shelf, other, Shelf(shelf.client, "tests")):
+            with pytest.raises(HeadMoved) as moved:
+                one.put("a", Kept("two"), expect=expected)
+            assert moved.value.actual == seq
+    with pytest.raises(HeadMoved):
+        shelf.put("b", Kept("two"), expect=1)
+    assert names(shelf) == ["one"]
+    later = other.put("a", Kept("two"), expect=seq)
+    assert shelf.put("a", Kept("three"), expect=later) == later + 1
+
+
+def test_spaces_and_ids_do_not_meet(client: kedge.Client) -> None:
+    one, two = Shelf(client, "one"), Shelf(client, "two")
+    one.put("a", Kept("x", 1))
+    two.put("a", Kept("x", 2))
+    one.put("b", Kept("x", 3))
+    assert [each.entries("a")[0].value for each in (one, two)] == [1, 2]
+    assert (list(one.ids()), list(two.ids())) == (["b", "a"], ["a"])
+
+
+def test_what_is_kept_is_nobody_s_run_and_never_due(shelf: Shelf) -> None:
+    shelf.put("a", Kept("one"))
+    store = shelf.client.store
+    assert store.runs(RunQuery()) == store.due(shelf.client.clock.now_us() + 1) == []
+    assert shelf.client.verify().holds
+
+
+@pytest.mark.parametrize("id", ["a", "a~", "a~1", "a~~1", "~", "1", "a:b", "ä/b c#?", "~~~2"])
+def test_what_is_forgotten_is_gone_and_its_id_can_be_used_again(shelf: Shelf, id: str) -> None:  # noqa: A002
+    other = Shelf(shelf.client, "tests")
+    for turn in range(3):
+        shelf.put(id, Kept("one", f"{turn} " * 1_000))
+        [kept] = other.entries(id)
+        assert kept.value == f"{turn} " * 1_000
+        assert list(shelf.ids()) == [id]
+        (shelf if turn % 2 else other).forget(id)
+        for one in (shelf, other):
+            assert (one.entries(id), list(one.ids()), one.head(id)) == ([], [], 0)
+        with pytest.raises(RunUnknown):
+            _ = kept.value
+    shelf.forget(id, "and another")
+    assert shelf.client.verify().holds
+
+
+def test_forgetting_takes_the_values_too_but_none_that_others_share(shelf: Shelf) -> None:
+    both, mine = "shared " * 1_000, "mine alone " * 1_000
+    shelf.put("a", Kept("one", [both, mine]))
+    shelf.put("b", Kept("one", [both]))
+    pieces = [set(shelf.client.log.pieces_of(f"kedge:tests:{each}", 2)) for each in ("a", "b")]
+    shelf.forget("a")
+    assert set(shelf.client.store.pieces(pieces[0] | pieces[1])) == pieces[1]
+    assert shelf.entries("b")[0].value == [both]
+
+
+def test_a_growing_value_costs_what_is_new(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "kedge.db", "tests")
+    said: list[str] = []
+    for turn in range(100):
+        said.append(f"{turn} said " + "this and that " * 150)
+        shelf.put("a", Kept("state", said))
+    assert shelf.entries("a")[0].value == said
+    shelf.close()
+    assert (tmp_path / "kedge.db").stat().st_size < 1_000_000  # all of it once is 210 KB; as often as written, 10 MB
+
+
+def test_threads_lose_nothing(shelf: Shelf) -> None:
+    shelves = [shelf, Shelf(shelf.client, "tests")]
+
+    def write(number: int) -> None:
+        for turn in range(10):
+            shelves[number % 2].put("a", Kept(f"{number}-{turn}", turn), Kept(f"last-{number}", turn))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = {f"{number}-{turn}" for number in range(4) for turn in range(10)} | {f"last-{n}" for n in range(4)}
+    assert set(names(shelf)) == set(names(shelves[1])) == expected
+    assert shelf.head("a") == 1 + 2 * 40
+
+
+def test_one_of_many_that_expect_the_same_head_succeeds(shelf: Shelf) -> None:
+    seq, won = shelf.put("a", Kept("one")), []
+
+    def write(number: int) -> None:
+        try:
+            Shelf(shelf.client, "tests").put("a", Kept("two", number), expect=seq)
+        except HeadMoved:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [shelf.entries("a")[-1].value] == won
+
+
+WRITER = """
+import os, signal, sys
+from kedge.adapters.shelf import Kept, Shelf
+
+shelf, me, dies = Shelf(sys.argv[1], "tests"), sys.argv[2], sys.argv[3] == "dies"
+if dies:
+    store = shelf.client.store
+    append, left = store.append, [20]
+    def dying(items):
+        left[0] -= 1
+        done = append(items) if left[0] else None
+        if left[0] <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    store.append = dying
+for turn in range(40):
+    shelf.put("a", Kept(f"{me}-{turn}", "x" * 2000), Kept(f"{me}-{turn}'", turn))
+    print(turn, flush=True)
+"""
+
+
+def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path) -> None:
+    place = str(tmp_path / "kedge.db")
+    Shelf(place, "tests").close()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, place, str(number), how], stdout=subprocess.PIPE, text=True)
+        for number, how in enumerate(["lives", "dies"])
+    ]
+    told = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, -signal.SIGKILL]
+    shelf = Shelf(place, "tests")
+    found = names(shelf)
+    assert len(told[0]) == 40
+    assert len(told[1]) < 40
+    for number in (0, 1):
+        mine = [name for name in found if name.startswith(f"{number}-")]
+        whole = [part for turn in told[number] for part in (f"{number}-{turn}", f"{number}-{turn}'")]
+        assert mine == whole
+    assert shelf.client.verify().holds
+    shelf.close()
+    assert os.path.exists(place)
+
+
+def test_a_seal_is_told_what_was_forgotten(tmp_path: Path) -> None:
+    key, _ = new_key()
+    with kedge.open(str(tmp_path / "kedge.db")) as client:
+        shelf = Shelf(client, "tests")
+        shelf.put("a", Kept("one"))
+        client.seal(key)
+        shelf.forget("a")
+        assert client.verify().holds
+        client.seal(key)
+        assert client.verify().holds
+
+
+def test_whoever_is_always_too_late_is_told(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kedge.adapters.shelf.TRIES", 2)
+    assert TRIES > 2
+    other, begin = Shelf(shelf.client, "tests"), shelf.client.log.open
+    shelf.put("a", Kept("one"))
+
+    def open_and_lose(run: str) -> object:
+        handle = begin(run)
+        other.put("a", Kept("theirs"))
+        return handle
+
+    late = Shelf(shelf.client, "tests")
+    other.entries("a")
+    other.put("a", Kept("theirs"))
+    monkeypatch.setattr(shelf.client.log, "open", open_and_lose)
+    with pytest.raises(HeadMoved):
+        late.put("a", Kept("mine"))
+    assert names(shelf) == ["one", "theirs"]
+
+
+def test_a_shelf_on_postgresql_is_no_other_shelf() -> None:
+    url = servers.postgres_store()
+    with kedge.open(url) as client, kedge.open(url) as another:
+        shelf, other = Shelf(client, "tests"), Shelf(another, "tests")
+        for turn in range(2):
+            seq = shelf.put("a", Kept("one", ["x" * 2_000, turn]), Kept("two"), expect=0)
+            with pytest.raises(HeadMoved):
+                other.put("a", Kept("three"), expect=seq - 1)
+            other.put("a", Kept("three"), expect=seq)
+            shelf.drop("a", "two")
+            assert names(shelf) == names(other) == ["one", "three"]
+            assert other.entries("a")[0].value == ["x" * 2_000, turn]
+            assert list(other.ids()) == ["a"]
+            other.forget("a")
+            assert names(shelf) == list(shelf.ids()) == []

@@ -1,0 +1,119 @@
+"""Runs the tests of every neighbour, each in an environment of its own, and says what came of it.
+
+`make test-neighbours` calls it; names as arguments choose some. With `--types`, as `make lint-neighbours` does, their
+adapters are type-checked instead.
+
+An environment is made anew when what it should hold changed. Two are at work at once, as there is a lot of waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+HOME = ROOT / ".neighbours"
+AT_ONCE = 2
+Check = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
+COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
+
+
+class Outcome(NamedTuple):
+    """What came of one neighbour."""
+
+    name: str
+    is_green: bool
+    told: str
+    seconds: float
+    output: str
+
+
+def main() -> int:
+    known = sorted(each.parent.name for each in HERE.glob("*/requirements.txt"))
+    checks = typed if "--types" in sys.argv[1:] else tested
+    names = [name for name in sys.argv[1:] if not name.startswith("--")] or known
+    if unknown := sorted(set(names) - set(known)):
+        sys.stderr.write(f"{', '.join(unknown)}: no such neighbour; there are {', '.join(known)}\n")
+        return 2
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = []
+        for outcome in pool.map(partial(visit, checks), names):
+            outcomes.append(outcome)
+            sys.stdout.write(f"{outcome.name:18} {outcome.told}  ({outcome.seconds:.0f} s)\n")
+            sys.stdout.flush()
+    for outcome in outcomes:
+        if not outcome.is_green:
+            sys.stdout.write(f"\n== {outcome.name} ==\n{outcome.output[-12000:]}\n")
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for outcome in outcomes:
+        for number, what in COUNTED.findall(outcome.told):
+            counts["failed" if what.startswith("error") else what] += int(number)
+    broken = sum(not outcome.is_green for outcome in outcomes)
+    counts["failed"] = max(counts["failed"], broken)
+    sys.stdout.write(f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped\n")
+    return 1 if broken else 0
+
+
+def visit(checked: Check, name: str) -> Outcome:
+    began = time.monotonic()
+    try:
+        told = checked(name, environment(name))
+    except subprocess.CalledProcessError as error:
+        return Outcome(name, False, "could not be installed", time.monotonic() - began, str(error.output))
+    closing = told.stdout.strip().splitlines()[-1] if told.stdout.strip() else "said nothing"
+    return Outcome(name, told.returncode == 0, closing, time.monotonic() - began, told.stdout)
+
+
+def tested(name: str, python: Path) -> subprocess.CompletedProcess[str]:
+    return tried([str(python), "-m", "pytest", "-p", "no:cacheprovider", f"tests/neighbours/{name}"])
+
+
+def typed(name: str, python: Path) -> subprocess.CompletedProcess[str]:
+    """The types of an adapter, seen beside the package that it stands on."""
+    parts = ROOT / "src" / "kedge"
+    files = {*parts.glob(f"*/{name}.py"), *parts.glob(f"adapters/{name}/*.py"), *parts.glob(f"store/{name}*.py")}
+    cache = ["--cache-dir", str(HOME / f"{name}.mypy_cache")]
+    return tried([sys.executable, "-m", "mypy", *cache, "--python-executable", str(python), *map(str, sorted(files))])
+
+
+def environment(name: str) -> Path:
+    """The interpreter of a neighbour's environment, which holds what it should."""
+    place = HOME / name
+    python = place / "bin" / "python"
+    wanted = HERE / name / "requirements.txt"
+    mark = sha256(wanted.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    stamp = place / "has"
+    if stamp.exists() and stamp.read_text() == mark and python.exists():
+        return python
+    shutil.rmtree(place, ignore_errors=True)
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    tried([*uv, "venv", "--python", sys.executable, str(place)], check=True)
+    tried([*uv, "pip", "install", "--python", str(python), "-e", str(ROOT), "-r", str(wanted)], check=True)
+    stamp.write_text(mark)
+    return python
+
+
+def tried(command: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
+    told = {name.replace("PIP_", "UV_"): os.environ[name] for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+            if name in os.environ}  # fmt: skip
+    if "PIP_CERT" in os.environ:
+        told["SSL_CERT_FILE"] = os.environ["PIP_CERT"]
+    return subprocess.run(
+        command, cwd=ROOT, env={**told, **os.environ}, check=check, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

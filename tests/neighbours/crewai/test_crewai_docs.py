@@ -1,0 +1,45 @@
+"""The page and the example say what is so."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crewai import BaseLLM
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+class Says(BaseLLM):
+    said: str
+
+    def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
+        return f"Thought: I now know the final answer\nFinal Answer: {self.said}"
+
+    def get_input_tokens_count(self, *args: Any, **kwargs: Any) -> int:
+        return 10
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named: dict[str, Any] = {"__name__": "page"}
+    for block in BLOCK.findall((ROOT / "docs/neighbours/crewai.md").read_text()):
+        exec(compile(block, "crewai.md", "exec", dont_inherit=True), named)
+    said = [named["work"](Says(model="scripted/one", said=said), "pay A7") for said in ("first", "second")]
+    assert said == ["first", "first"]
+
+
+def test_the_example_pays_once_however_often_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CREWAI_STORAGE_DIR", str(tmp_path))
+    for _ in range(2):
+        runpy.run_path(str(ROOT / "examples/neighbours/crewai_flow.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert told.count("A7 is paid and on its way.") == 2
+    assert told.count("paying 5 for A7") == told.count("shipping A7") == 1

@@ -1,0 +1,430 @@
+"""Tools of LangGraph that went through the gate happen once, however often their node runs again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, interrupt
+
+import kedge
+from kedge import rules
+from kedge.adapters.langgraph import Gate, KedgeSaver, Stopped, Waiting
+from kedge.adapters.langgraph.middleware import KedgeMiddleware
+from kedge.errors import DeclarationRefused
+from neighbours.trying import try_example, try_page
+
+THREAD = {"configurable": {"thread_id": "1"}}
+
+
+class Scripted(GenericFakeChatModel):
+    """A model that says what it is told to, whatever tools it is given."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+
+def calls(*named: tuple[str, dict[str, Any]], id: str = "m1") -> AIMessage:  # noqa: A002
+    found = [
+        {"name": name, "args": args, "id": f"call_{n}", "type": "tool_call"} for n, (name, args) in enumerate(named)
+    ]
+    return AIMessage("", tool_calls=found, id=id)
+
+
+class World:
+    """What tools did."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+        self.looked = 0
+        self.broken = False
+
+    def tools(self) -> list[Any]:
+        @tool
+        def pay(amount: int) -> str:
+            """Pay somebody."""
+            self.paid.append(amount)
+            if self.broken:
+                raise ConnectionError("the line went dead")
+            return f"paid {amount}"
+
+        @tool
+        def look(what: str = "it") -> str:
+            """Look at something."""
+            self.looked += 1
+            if self.broken:
+                raise ConnectionError("nothing to be seen")
+            return f"saw {what} {self.looked}"
+
+        @tool
+        def ask(question: str) -> str:
+            """Ask the user."""
+            return f"they said {interrupt(question)}"
+
+        return [pay, look, ask]
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[kedge.Client]:
+    with kedge.open(str(tmp_path / "kedge.db")) as made:
+        yield made
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def tool_graph(world: World, message: AIMessage, saver: Any, **wrapped: Any) -> Any:
+    """A plain graph: a node that calls what a message says, all in one node."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [message]})
+    builder.add_node("tools", ToolNode(world.tools(), **wrapped))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    return builder.compile(checkpointer=saver)
+
+
+def gated(gate: Gate) -> dict[str, Any]:
+    return {"wrap_tool_call": gate.wrap_tool_call, "awrap_tool_call": gate.awrap_tool_call}
+
+
+def heard(out: Any) -> list[str]:
+    return [message.content for message in out["messages"] if isinstance(message, ToolMessage)]
+
+
+def agent(world: World, kd: kedge.Client, *messages: AIMessage, **options: Any) -> Any:
+    model = Scripted(messages=iter([*messages, AIMessage("done")]))
+    return create_agent(model, world.tools(), middleware=[KedgeMiddleware(kd, **options)], checkpointer=KedgeSaver(kd))
+
+
+# pause and resume -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["blocking", "awaited"])
+def test_pay_beside_ask_pays_once_across_pause_and_resume(kd: kedge.Client, how: str) -> None:
+    message = calls(("pay", {"amount": 5}), ("ask", {"question": "sure?"}))
+
+    def play(graph: Any) -> Any:
+        async def awaited() -> Any:
+            await graph.ainvoke({"messages": []}, THREAD)
+            return await graph.ainvoke(Command(resume="yes"), THREAD)
+
+        if how == "awaited":
+            return asyncio.run(awaited())
+        graph.invoke({"messages": []}, THREAD)
+        return graph.invoke(Command(resume="yes"), THREAD)
+
+    theirs, ours = World(), World()
+    play(tool_graph(theirs, message, InMemorySaver()))
+    out = play(tool_graph(ours, message, KedgeSaver(kd), **gated(Gate(kd))))
+    print(f"paid across pause and resume, {how}: {len(theirs.paid)} times alone, {len(ours.paid)} with Kedge")
+    assert (theirs.paid, ours.paid) == ([5, 5], [5])
+    assert heard(out) == ["paid 5", "they said yes"]
+    [run] = kd.list()
+    assert (run.run, run.agent) == ("langgraph:1", "langgraph")
+
+
+def test_going_back_in_time_does_nothing_twice(kd: kedge.Client, world: World) -> None:
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(Gate(kd)))
+    first = graph.invoke({"messages": []}, THREAD)
+    before = next(state for state in graph.get_state_history(THREAD) if state.next == ("tools",))
+    again = graph.invoke(None, before.config)
+    assert heard(first) == heard(again) == ["paid 5"]
+    assert world.paid == [5]
+
+
+def test_the_same_call_id_in_another_message_is_another_call(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), calls(("pay", {"amount": 5}), id="m2"))
+    out = made.invoke({"messages": [HumanMessage("pay twice")]}, THREAD)
+    assert world.paid == [5, 5]
+    assert heard(out) == ["paid 5", "paid 5"]
+
+
+def test_a_tool_that_is_not_there_is_told_to_the_model(kd: kedge.Client, world: World) -> None:
+    out = agent(world, kd, calls(("fly", {}))).invoke({"messages": [HumanMessage("fly")]}, THREAD)
+    assert "fly is not a valid tool" in heard(out)[0]
+
+
+def test_messages_with_artifacts_and_commands_come_back_as_they_were(kd: kedge.Client) -> None:
+    ran: list[str] = []
+
+    @tool(response_format="content_and_artifact")
+    def chart() -> tuple[str, Any]:
+        """Draw."""
+        ran.append("chart")
+        return "a chart", {"points": (1, 2)}
+
+    @tool
+    def go(tool_call_id: str = "") -> Any:
+        """Go on."""
+        ran.append("go")
+        return Command(update={"messages": [ToolMessage("went", tool_call_id="call_1", id="w")]})
+
+    @tool
+    def ask() -> str:
+        """Ask."""
+        return str(interrupt("?"))
+
+    gate = Gate(kd)
+    node = ToolNode([chart, go, ask], **gated(gate))
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [calls(("chart", {}), ("go", {}), ("ask", {}))]})
+    builder.add_node("tools", node)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    graph = builder.compile(checkpointer=KedgeSaver(kd))
+    graph.invoke({"messages": []}, THREAD)
+    out = graph.invoke(Command(resume="yes"), THREAD)
+    assert sorted(ran) == ["chart", "go"]
+    found = {message.content: message for message in out["messages"] if isinstance(message, ToolMessage)}
+    assert set(found) == {"a chart", "went", "yes"}
+    assert found["a chart"].artifact == {"points": [1, 2]}  # as LangGraph's serializer has it
+
+
+# failures -------------------------------------------------------------------------------------------
+
+
+def test_a_tool_that_only_reads_fails_as_it_does_alone_and_is_tried_again_when_the_graph_is(
+    kd: kedge.Client, world: World
+) -> None:
+    made = agent(world, kd, calls(("look", {})), tools={"look": {"effect": "reads", "retry": kedge.Retry(attempts=1)}})
+    world.broken = True
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="nothing to be seen"):
+            made.invoke({"messages": [HumanMessage("look")]} if not world.looked else None, THREAD)
+    world.broken = False
+    assert heard(made.invoke(None, THREAD)) == ["saw it 3"]
+
+
+def test_a_payment_whose_outcome_nobody_knows_is_asked_about_and_not_made_again(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})))
+    world.broken = True
+    for message in ({"messages": [HumanMessage("pay")]}, None, None):
+        out = made.invoke(message, THREAD)
+        [asked] = out["__interrupt__"]
+        assert asked.value["action_requests"][0]["name"] == "pay"
+        assert "its outcome is not known" in asked.value["action_requests"][0]["description"]
+    assert world.paid == [5]
+    out = made.invoke(Command(resume={"decisions": [{"type": "respond", "message": "paid, says the bank"}]}), THREAD)
+    assert world.paid == [5]
+    assert heard(out) == ["paid, says the bank"]
+
+
+# people ---------------------------------------------------------------------------------------------
+
+APPROVED = {"pay": {"approve": "ann"}}
+
+
+@pytest.mark.parametrize(
+    ("decision", "paid", "said"),
+    [
+        ({"type": "approve"}, [5], "paid 5"),
+        ({"type": "edit", "edited_action": {"name": "pay", "args": {"amount": 3}}}, [3], "paid 3"),
+        ({"type": "reject", "message": "too much"}, [], "ann said no: too much"),
+        ({"type": "respond", "message": "I did it"}, [], "I did it"),
+    ],
+)
+def test_an_approval_is_asked_for_in_the_graph_and_given_there(
+    kd: kedge.Client, world: World, decision: dict[str, Any], paid: list[int], said: str
+) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED, by="ann")
+    [asked] = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
+    assert asked.value["action_requests"][0]["args"] == {"amount": 5}
+    assert asked.value["review_configs"] == [
+        {"action_name": "pay", "allowed_decisions": ["approve", "edit", "reject", "respond"]}
+    ]
+    assert world.paid == []
+    out = made.invoke(Command(resume={"decisions": [decision]}), THREAD)
+    assert world.paid == paid
+    assert said in heard(out)[0]
+    assert out["messages"][-1].content == "done"
+
+
+def test_an_approval_that_is_given_here_lets_the_graph_go_on(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED)
+    made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
+    [wait] = kd.inbox()
+    kd.answer(wait, "approve", by="ann")
+    assert heard(made.invoke(None, THREAD)) == ["paid 5"]
+
+
+def test_two_calls_that_wait_are_each_asked_for(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), tools=APPROVED, by="ann")
+    asked = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
+    amounts = {each.value["action_requests"][0]["args"]["amount"]: each.id for each in asked}
+    decisions = {5: {"type": "approve"}, 6: {"type": "reject"}}
+    out = made.invoke(Command(resume={amounts[n]: {"decisions": [decisions[n]]} for n in amounts}), THREAD)
+    assert world.paid == [5]
+    assert [text[:10] for text in heard(out)] == ["paid 5", "pay was re"]
+
+
+def test_of_two_calls_in_one_task_none_gets_what_was_decided_of_the_other(kd: kedge.Client, world: World) -> None:
+    message = calls(("pay", {"amount": 5}), ("pay", {"amount": 500}))
+    graph = tool_graph(world, message, KedgeSaver(kd), **gated(Gate(kd, tools=APPROVED, by="ann")))
+    with pytest.raises(Waiting):
+        graph.invoke({"messages": []}, THREAD)
+    while found := kd.inbox():
+        for wait in found:
+            kd.answer(wait, "approve" if wait.intention["arguments"]["amount"] == 5 else "reject", by="ann")
+        with suppress(Waiting):
+            out = graph.invoke(None, THREAD)
+    assert world.paid == [5]
+    assert [text[:10] for text in heard(out)] == ["paid 5", "pay was re"]
+
+
+def test_one_call_in_a_plain_node_is_asked_for_in_the_graph(kd: kedge.Client, world: World) -> None:
+    gate = Gate(kd, tools=APPROVED, by="ann")
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(gate))
+    assert graph.invoke({"messages": []}, THREAD)["__interrupt__"]
+    assert heard(graph.invoke(Command(resume=[{"type": "accept", "args": None}]), THREAD)) == ["paid 5"]
+
+
+def test_whoever_wants_no_interrupts_is_told_what_waits(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED, approvals="raise")
+    with pytest.raises(Waiting) as waiting:
+        made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
+    kd.answer(waiting.value.waits[0], "approve", by="ann")
+    assert heard(made.invoke(None, THREAD)) == ["paid 5"]
+    assert world.paid == [5]
+
+
+def test_a_contract_says_no_before_anything_is_done(kd: kedge.Client, world: World) -> None:
+    contract = kedge.Contract("small sums", [rules.arguments("pay", amount={"max": 100})])
+    made = agent(world, kd, calls(("pay", {"amount": 500})), contract=contract)
+    out = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
+    assert world.paid == []
+    assert "at most 100 is allowed" in heard(out)[0]
+
+
+def test_a_thread_that_another_process_is_at_stops_the_graph_and_not_the_model(kd: kedge.Client, world: World) -> None:
+    made = agent(world, kd, calls(("pay", {"amount": 5})))
+    with kedge.open(kd.store.place) as other:
+        block = other.host("langgraph:1", agent="langgraph")
+        copy_context().run(block.__enter__)  # elsewhere: here it would be the host to call
+        with pytest.raises(Stopped, match="langgraph:1"):
+            made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
+        copy_context().run(block.__exit__, None, None, None)
+    assert heard(made.invoke(None, THREAD)) == ["paid 5"]
+
+
+# hosts and nodes ------------------------------------------------------------------------------------
+
+
+def test_without_a_client_a_host_is_needed_and_enough(kd: kedge.Client, world: World) -> None:
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(Gate()))
+    with pytest.raises(Stopped, match=r"kd\.host"):
+        graph.invoke({"messages": []}, THREAD)
+    with kd.host("conversation-1"):
+        assert heard(graph.invoke(None, THREAD)) == ["paid 5"]
+    assert [run.run for run in kd.list()] == ["conversation-1"]
+
+
+def test_a_graph_inside_an_agent_is_played_again_from_the_record(kd: kedge.Client, world: World) -> None:
+    message = calls(("pay", {"amount": 5}))
+
+    @kedge.agent(name="outer")
+    async def outer(run: kedge.Run, given: None) -> list[str]:
+        graph = tool_graph(world, message, None, **gated(Gate()))
+        async with run.hosting():
+            out = await graph.ainvoke({"messages": []})
+        await run.ask("Go on?")
+        return heard(out)
+
+    with pytest.raises(kedge.RunWaiting):
+        kd.run(outer, None, id="outer-1")
+    kd.answer("outer-1", "approve")
+    with kedge.open(kd.store.place) as other:
+        assert other.run(outer, None, id="outer-1") == ["paid 5"]
+    assert world.paid == [5]
+
+
+def test_steps_of_nodes_are_not_taken_again_with_their_node(kd: kedge.Client) -> None:
+    gate, sent = Gate(kd), list[str]()
+
+    @gate.step(effect="at_most_once")
+    def send(to: str) -> str:
+        sent.append(to)
+        return f"{to} #{len(sent)}"
+
+    @gate.step
+    async def send_soon(to: str) -> str:
+        return f"soon {to} {len(sent)}"
+
+    def node(state: Any) -> Any:
+        found = [send("ann"), send(to="bob"), send("ann")]
+        found.append(str(interrupt("go on?")))
+        return {"messages": [*found, send("ann")]}
+
+    async def last(state: Any) -> Any:
+        return {"messages": [await send_soon("eve")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("node", node)
+    builder.add_node("last", last)
+    builder.add_edge(START, "node")
+    builder.add_edge("node", "last")
+    graph = builder.compile(checkpointer=KedgeSaver(kd))
+
+    async def play() -> Any:
+        await graph.ainvoke({"messages": []}, THREAD)
+        return await graph.ainvoke(Command(resume="yes"), THREAD)
+
+    said = [message.content for message in asyncio.run(play())["messages"]]
+    assert said == ["ann #1", "bob #2", "ann #3", "yes", "ann #4", "soon eve 4"]
+    assert sent == ["ann", "bob", "ann", "ann"]
+    with pytest.raises(DeclarationRefused, match="by its name"):
+        gate.step(lambda *many: None)
+
+
+def test_replies_on_record_are_not_asked_for_again(kd: kedge.Client, world: World) -> None:
+    used = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    reply = calls(("pay", {"amount": 5}), ("ask", {"question": "sure?"}))
+    reply.usage_metadata = used  # type: ignore[assignment]
+    made = agent(world, kd, reply, models=True)
+    asked = [HumanMessage("pay")]
+    made.invoke({"messages": asked}, THREAD, durability="exit")
+    kd_saver = KedgeSaver(kd)
+    kd_saver.delete_thread("1")  # as if nothing had been saved
+    again = agent(world, kd, models=True)
+    made_again = again.invoke({"messages": [HumanMessage("pay")]}, THREAD)
+    assert made_again["__interrupt__"]
+    out = again.invoke(Command(resume="yes"), THREAD)
+    assert out["messages"][-1].content == "done"
+    assert out["messages"][1].usage_metadata == used
+    assert heard(out) == ["paid 5", "they said yes"]
+    assert world.paid == [5]
+
+
+def test_another_question_is_asked_though_it_is_in_the_same_place(kd: kedge.Client, world: World) -> None:
+    first = agent(world, kd, models=True).invoke({"messages": [HumanMessage("one")]}, THREAD)
+    KedgeSaver(kd).delete_thread("1")
+    other = agent(world, kd, AIMessage("something else"), models=True)
+
+    async def play() -> Any:
+        return await other.ainvoke({"messages": [HumanMessage("two")]}, THREAD)
+
+    second = asyncio.run(play())
+    assert [out["messages"][-1].content for out in (first, second)] == ["done", "something else"]
+
+
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    try_page("langgraph", tmp_path)
+
+
+def test_the_example_pays_once_it_was_agreed_to(tmp_path: Path) -> None:
+    said = try_example("langgraph_agent", tmp_path)
+    assert said.splitlines()[1:] == ["paying 45 for A7", "A7 is paid for."]
+    assert said.startswith("pay(order='A7', amount=45)")

@@ -1,0 +1,176 @@
+"""What a store on Redis says of itself: what its server's settings promise, and what was changed behind its back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from kedge.cli.main import main
+from kedge.errors import RunBroken
+from kedge.store.base import Condition, RunQuery, Store
+from kedge.store.redis import RedisStore
+from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from kedge.testing.contract.asking import born, commit, deliver, refused
+from kedge.testing.contract.making import TOKEN, blob, cached, following, indexed, letter
+from kedge.testing.contract.marking import RED, marking
+from neighbours.redis import valkeys
+
+
+def condition(store: Store, name: str) -> Condition:
+    [found] = [each for each in store.conditions() if each.name == name]
+    return found
+
+
+# what its server promises -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "warns"),
+    [
+        ({"appendfsync": "always"}, "survives power loss", None),
+        ({"appendfsync": "everysec"}, "survives power loss", None),
+        ({"appendfsync": "no"}, "survives a killed process", "half a minute"),
+        ({"appendonly": "no", "save": "900 1"}, "only if a snapshot comes after it", "takes minutes"),
+        ({"appendonly": "no"}, "nothing survives", "promises nothing"),
+    ],
+    ids=["always", "everysec", "no", "snapshots", "none"],
+)
+def test_what_the_server_is_set_to_promise_is_said_and_warned_of(
+    settings: dict[str, str], says: str, warns: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with valkeys.Server(**settings) as server:
+        store = RedisStore(server.url)
+        found = condition(store, "durability")
+        assert says in found.value
+        assert (found.wrong is None) if warns is None else (warns in str(found.wrong))
+        store.close()
+        wrong = 0 if warns is None else 1
+        assert main(["store", "doctor", "--store", server.url, "--json"]) == wrong
+        assert json.loads(capsys.readouterr().out)["wrong"] == wrong
+
+
+def test_where_the_server_flushes_now_and_then_a_commit_waits_for_it_unless_it_need_not() -> None:
+    with valkeys.Server(appendfsync="everysec") as server, server.client() as client:
+        for durability, commits in (("power", 3), ("process", 0)):
+            client.config_resetstat()
+            store = RedisStore(server.url, durability=durability)  # type: ignore[arg-type]
+            head = born(store, durability)
+            deliver(store, letter(durability, "m"))
+            commit(store, following(head, "two"))
+            said = condition(store, "durability").value
+            store.close()
+            stats: dict[str, Any] = client.info("commandstats")  # type: ignore[assignment]
+            asked = stats.get("cmdstat_waitaof", {"calls": 0})["calls"]
+            # One that wants to wait asks first whether it can, and once more where a script was not known.
+            assert (asked > commits) if commits else (asked == 0)
+            assert ("power loss takes" in said) == (not commits)
+
+
+def test_a_server_that_would_throw_runs_away_is_warned_of() -> None:
+    with valkeys.Server(maxmemory="100mb", maxmemory_policy="allkeys-lru") as server:
+        store = RedisStore(server.url)
+        assert "noeviction" in str(condition(store, "memory").wrong)
+        with server.client() as client:
+            client.config_set("maxmemory-policy", "noeviction")
+        assert condition(store, "memory").wrong is None
+        store.close()
+
+
+def test_a_server_that_tells_nothing_of_its_settings_is_used_all_the_same() -> None:
+    with valkeys.Server() as server, server.client() as client:
+        client.execute_command("ACL", "SETUSER", "clerk", "on", ">pw", "~*", "&*", "+@all", "-config", "-waitaof")
+        store = RedisStore(server.url.replace("//", "//clerk:pw@"))
+        assert commit(store, following(born(store, "a"), "two")).seq == 2
+        assert "appendfsync unknown" in condition(store, "durability").value
+        store.close()
+
+
+# what was changed behind its back -----------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Iterator[RedisStore]:
+    """A store with something of every kind."""
+    made = RedisStore(valkeys.emptied())
+    head = born(made, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
+    deliver(made, letter("a", "m1"), letter("a", "m2"))
+    index = indexed("waiting", tags=("t",), wake_at_us=7)
+    commit(made, following(head, "three", takes=(1,), snapshot=cached(2), index=index))
+    made.mark([marking("a", 0, 3, (RED, 10, 1))])
+    assert made.inspect() == []
+    yield made
+    made.close()
+
+
+Change = Callable[[redis.Redis], object]
+TRUTH: dict[str, tuple[Change, str]] = {
+    "a head": (lambda r: r.hset("{kedge}:run:a", "epoch", 9), "heads"),
+    "a holder": (lambda r: r.hset("{kedge}:run:a", "holder", "me"), "heads"),
+    "a message": (lambda r: _flip(r, "{kedge}:mail:a", "1"), "inbox"),
+    "a message gone": (lambda r: r.hdel("{kedge}:mail:a", "1"), "inbox"),
+    "a claim": (lambda r: _flip(r, "{kedge}:claims", r.hkeys("{kedge}:claims")[0]), "claims"),  # type: ignore[index]
+    "a claim gone": (lambda r: r.delete("{kedge}:claims"), "claims"),
+    "a value": (lambda r: _flip(r, "{kedge}:pieces", blob("v").hash), "pieces"),
+    "an end": (lambda r: r.xdel("{kedge}:log:a", "3-0"), "log"),
+    "a run gone": (lambda r: r.delete("{kedge}:run:a"), "log"),
+}
+DERIVED: dict[str, tuple[Change, str]] = {
+    "a place": (lambda r: r.zrem("{kedge}:line:0:clerk", "0000000000000001:a"), "places"),
+    "another place": (lambda r: r.zadd("{kedge}:line:9:clerk", {"0000000000000001:a": 1}), "line:9:clerk"),
+    "a status": (lambda r: r.zrem("{kedge}:stand:waiting:clerk", "0000000000000001:a"), "places"),
+    "nobody": (lambda r: r.zadd("{kedge}:held", {"0000000000000009:b": 1}), "held"),
+    "a tag": (lambda r: r.zrem("{kedge}:tag:t", "0000000000000001:a"), "tags"),
+    "a mark": (lambda r: r.delete(f"{{kedge}}:mark:{RED}"), "marks"),
+    "a count": (lambda r: r.hset("{kedge}:refs", blob("v").hash, 7), "uses"),
+    "uses of nobody": (lambda r: r.sadd("{kedge}:uses:b", blob("v").hash), "uses"),
+}
+
+
+def _flip(r: redis.Redis, key: str, field: Any) -> None:
+    kept = r.hget(key, field)
+    assert isinstance(kept, bytes)
+    r.hset(key, field, kept[:-1] + bytes([kept[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("what", TRUTH)
+def test_what_was_changed_is_found_and_never_made_good(store: RedisStore, what: str) -> None:
+    change, where = TRUTH[what]
+    with valkeys.server().client() as client:
+        change(client)
+    for heal in (False, True):
+        found = [problem for problem in store.inspect(heal=heal) if problem.where == where]
+        assert found
+        assert not any(problem.healed for problem in found)
+
+
+@pytest.mark.parametrize("what", DERIVED)
+def test_what_is_derived_and_was_changed_is_found_and_put_right(store: RedisStore, what: str) -> None:
+    change, where = DERIVED[what]
+    before = (store.due(10), store.runs(RunQuery(tag="t")), store.references("a"))
+    with valkeys.server().client() as client:
+        change(client)
+    assert where in [problem.where for problem in store.inspect()]
+    assert all(problem.healed for problem in store.inspect(heal=True))
+    assert store.inspect() == []
+    assert (store.due(10), store.runs(RunQuery(tag="t")), store.references("a")) == before
+
+
+def test_an_event_that_somebody_put_beyond_the_head_is_never_written_over(store: RedisStore) -> None:
+    head = store.head("a")
+    assert head is not None
+    with valkeys.server().client() as client:
+        client.xadd("{kedge}:log:a", {"b": b"forged", "h": b"?" * 32}, id="4-0")
+    assert refused(store, following(head, "four"), RunBroken).seq == 4
+    assert [row.body for row in store.read("a", after=3)] == [b"forged"]
+
+
+def test_a_count_of_messages_that_was_changed_is_shown_as_such(store: RedisStore) -> None:
+    with valkeys.server().client() as client:
+        client.hset("{kedge}:run:a", "delivered", 1)
+    row = store.index("a")
+    assert row is not None
+    assert row.delivered == -1

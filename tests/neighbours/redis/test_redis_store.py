@@ -1,0 +1,19 @@
+"""The Redis store keeps the contract, on a real Valkey server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge.clock import Clock
+from kedge.store.base import Store
+from kedge.store.redis import RedisStore
+from kedge.testing import StoreContract
+from neighbours.redis import valkeys
+
+
+class TestRedisStore(StoreContract):
+    def make(self, tmp_path: Path, clock: Clock) -> Store:
+        return RedisStore(valkeys.emptied(), clock=clock)
+
+    def reopen(self, store: Store, clock: Clock) -> Store:
+        return RedisStore(valkeys.server().url, clock=clock)

@@ -1,0 +1,59 @@
+"""What the tests of Restate share: one server, and a store and a world for each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from neighbours.restate.restate_server import RestateServer, free_port
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestateServer]:
+    made = RestateServer(tmp_path_factory.mktemp("restate"))
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the endpoint of a test is to be found."""
+    return free_port()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "kedge.db")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The far side: a line for each payment."""
+    path = tmp_path / "world.txt"
+    monkeypatch.setenv("WORLD", str(path))
+    monkeypatch.setenv("PLAIN_WORLD", str(path.with_name("plain.txt")))
+    return path
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts programs beside this one; they are gone when the test is over."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str, *args: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+        made.append(subprocess.Popen([sys.executable, str(HERE / program), *args], env=env))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.kill()
+        each.wait()

@@ -1,0 +1,25 @@
+"""A worker in a process of its own: `python serve.py STORE ADDRESS QUEUE`. Ends when it is killed, or told to."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from temporalio.client import Client
+
+import kedge
+from kedge.engines.temporal import Temporal
+from neighbours.temporal import agents as agents
+
+
+async def serve(store: str, address: str, queue: str) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    client = await Client.connect(address)
+    async with kedge.open(store) as kd, Temporal(kd, client, task_queue=queue, heartbeat_seconds=2, build_id="tests"):
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(*sys.argv[1:]))

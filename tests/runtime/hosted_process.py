@@ -1,0 +1,87 @@
+"""A framework's loop in a process that dies, for tests: outside of any agent, or inside one. Run as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import kedge
+from kedge.runtime import hosting
+from kedge.runtime.open_tools import open_tool
+
+BOOK = open_tool("book", effect="idempotent", retry=kedge.Retry(attempts=100, first=0.001))
+STEPS = 2
+
+
+class World:
+    """The far side, in a file; and the moment at which this process is killed."""
+
+    def __init__(self, place: Path, dies_at: int) -> None:
+        self.place = place
+        self.left = dies_at
+
+    def moment(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def book(self, n: int) -> int:
+        self.moment()
+        attempt = hosting.attempt()
+        assert attempt is not None
+        with self.place.open("a") as file:
+            file.write(json.dumps({"n": n, "key": attempt.key}) + "\n")
+        self.moment()
+        await asyncio.sleep(0)
+        return n * 10
+
+    async def think(self, messages: list[Any]) -> dict[str, Any]:
+        with self.place.open("a") as file:
+            file.write(json.dumps({"asked": len(messages)}) + "\n")
+        self.moment()
+        return {"calls": [len(messages) * 10 + each for each in range(3)]}
+
+
+async def loop(host: kedge.Host, world: World) -> list[Any]:
+    """Asks a model what to do, does that side by side in tasks of its own, and again."""
+    messages: list[Any] = []
+    for _ in range(STEPS):
+        reply = await host.model(world.think, messages=list(messages))
+        world.moment()
+
+        async def one(n: int) -> Any:
+            here = hosting.here()
+            assert here is not None
+            return await here.call(BOOK, {"n": n}, key=f"call_{n}", fn=world.book)
+
+        done = await asyncio.gather(*(asyncio.create_task(one(n)) for n in reply["calls"]))
+        world.moment()
+        messages += [reply, done]
+    return messages
+
+
+def main() -> None:
+    folder, where, dies_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    world = World(folder / "world", dies_at)
+
+    @kedge.agent
+    async def inside(run: kedge.Run) -> list[Any]:
+        async with run.hosting() as host:
+            return await loop(host, world)
+
+    async def outside(kd: kedge.Client) -> list[Any]:
+        async with kd.host("thread", agent="framework") as host:
+            return await loop(host, world)
+
+    with kedge.open(folder / "kedge.db") as kd:
+        result = kd.run(inside, id="thread") if where == "inside" else asyncio.run(outside(kd))
+    sys.stdout.write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
