@@ -23,6 +23,7 @@ from kedge.model import chain
 from kedge.model import events as e
 from kedge.model.merkle import Frontier, node
 from kedge.model.values import pack, unpack
+from kedge.once import ready
 from kedge.store.base import OWN_AGENTS, Delivery, Head, Message, Row, Store
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _made(log: Log, seq: int, event: e.StoreSealed) -> Made:
     data = log.data(SEALS, seq)
     listed, lines = entries_in(data["entries"])
     lined = data["runs"].removesuffix("\n").split("\n")
-    known = [msgspec.json.decode(line.encode(), type=Known) for line in lined if line]
+    known = [msgspec.json.decode(line.encode(), type=ready(Known)) for line in lined if line]
     return Made(seq, event, listed, lines, tuple(data["peaks"]), known, data["checkpoint"])
 
 
@@ -128,7 +129,7 @@ def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
     for seq, body in _bodies(log):
         if body.startswith(_TAKEN):
             with contextlib.suppress(KedgeError, KeyError, ValueError):  # what cannot be read says nothing
-                found.append(msgspec.convert(log.data(SEALS, seq)["body"], Pruned))
+                found.append(msgspec.convert(log.data(SEALS, seq)["body"], ready(Pruned)))
     return _by_run((*found, *(body for _, body in _waiting(log.store))))
 
 

@@ -31,6 +31,7 @@ from kedge.model.ledger import Ledger
 from kedge.model.state import State
 from kedge.model.typed import convert
 from kedge.model.values import Blob, children, references, unpack
+from kedge.once import ready
 from kedge.store.base import READ_LIMIT, Birth, Head, Opening, Row, Snapshot, Store
 
 T = TypeVar("T")
@@ -406,7 +407,7 @@ class Log:
         if piece is None or piece.body is None or chain.value_hash(piece.codec, piece.body) != root:
             return None
         try:
-            saved = msgspec.json.decode(piece.body, type=SnapshotRoot)
+            saved = msgspec.json.decode(piece.body, type=ready(SnapshotRoot))
             return Fold.load(saved.fold, fetch), Ledger.load(saved.ledger, fetch)
         except msgspec.DecodeError:
             return None

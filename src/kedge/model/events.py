@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from kedge.errors import EventBroken, EventUnknown
+from kedge.once import ready
 
 StepId = str
 Digest = str
@@ -813,7 +814,7 @@ def _upcast(body: bytes) -> Event:
             fields = UPCASTERS[kind](fields)
             kind = str(fields["kind"])
         if kind in KINDS:
-            return msgspec.convert(fields, KINDS[kind])
+            return msgspec.convert(fields, ready(KINDS[kind]))
     except msgspec.DecodeError as error:
         raise EventBroken(str(error)) from error
     name, _, version = kind.partition("/")

@@ -201,6 +201,10 @@ class _Root(msgspec.Struct):
     vectors: dict[str, Saved]
 
 
+# Made here, in one thread: see kedge.once.
+_read_root: Final = msgspec.json.Decoder(_Root).decode
+
+
 _PARTS: Final[dict[str, type[Any]]] = {
     "steps": Step,
     "tops": int,
@@ -325,7 +329,7 @@ class Fold:
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Fold:
         """The state of a snapshot; its vectors are read when they are looked at."""
-        saved = msgspec.json.decode(root, type=_Root)
+        saved = _read_root(root)
         return cls(saved.facts, saved.vectors, fetch)
 
     # what handlers share ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from kedge.model import events as e
 from kedge.model.fold import intended_name
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
+from kedge.once import ready
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
 
@@ -144,6 +145,10 @@ class _Root(msgspec.Struct):
     captures: Saved
 
 
+# Made here, in one thread: see kedge.once.
+_read_root: Final = msgspec.json.Decoder(_Root).decode
+
+
 class Ledger:
     """Everything a run did to the world. Grows by `apply`, and never shrinks."""
 
@@ -202,7 +207,7 @@ class Ledger:
     @classmethod
     def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Ledger:
         """As `State.load`."""
-        return cls(msgspec.json.decode(root, type=_Root), fetch)
+        return cls(_read_root(root), fetch)
 
     def changing(self, key: str | None) -> Effect | None:
         index = self.facts.open.get(key or "")
@@ -271,7 +276,7 @@ def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
     facts.begins.clear()
     facts.tells.clear()
     facts.forks = ()
-    facts.before = msgspec.convert(msgspec.to_builtins(facts.counts), Counts)
+    facts.before = msgspec.convert(msgspec.to_builtins(facts.counts), ready(Counts))
     facts.workspace = event.workspace or facts.workspace
     facts.files_due, facts.due_because = event.files, "forked"
     if event.files is not None:

@@ -14,6 +14,7 @@ import msgspec
 
 from kedge.errors import ValueErased, ValueRefused
 from kedge.model.codec import TYPES_MAX, Erased, shortened, step_of
+from kedge.once import ready
 
 
 def convert(value: Any, kind: Any, *, at: str = "value") -> Any:
@@ -58,7 +59,7 @@ def _converter_cached(kind: Any, spelling: str) -> Callable[[Any], Any]:
         return lambda value: value
     if not _holds_pydantic_dataclass(kind):
         try:
-            msgspec.msgpack.Decoder(kind)
+            msgspec.msgpack.Decoder(ready(kind))
             return partial(_by_msgspec, kind)
         except (TypeError, NameError):
             pass

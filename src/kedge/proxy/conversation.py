@@ -21,6 +21,7 @@ from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.model.keys import action_key, arguments_digest
 from kedge.model.prices import Prices
+from kedge.once import ready
 from kedge.proxy.finding import ROOT_TAG, TIP_TAG, shown_of
 from kedge.proxy.wire import Wire, is_map
 from kedge.runtime.leases import Lease
@@ -140,7 +141,7 @@ class Conversation:
                         self.window.apply([each.event])
                 elif isinstance(each.event, e.FactDrawn) and each.event.name == EXCHANGE:
                     found = self.client.log.data(self.run, each.seq)["value"]
-                    exchange = msgspec.convert(found, Exchange)
+                    exchange = msgspec.convert(found, ready(Exchange))
                     self._exchanges[exchange.index] = exchange
             after = recorded[-1].seq
 

@@ -22,6 +22,7 @@ from kedge.errors import KedgeError, RunExists
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.values import unpack
+from kedge.once import ready
 from kedge.runtime.steps import delivery
 from kedge.store.base import OWN_AGENTS, Delivery, Message
 from kedge.web.problems import Problem
@@ -148,13 +149,13 @@ class Once:
             return None
         done = store.message(log, _done_id(named))
         digest = self._body(intended)["digest"]
-        kept = None if done is None else msgspec.convert(self._body(done), Kept)
+        kept = None if done is None else msgspec.convert(self._body(done), ready(Kept))
         return _Known(log, digest, intended.at_us, kept)
 
     def _done(self, log: str, named: str, kept: Kept, call: Call[Any, Any]) -> Kept | None:
         """Put a response on record; the one that is there already, if somebody was quicker."""
         message = self._deliver(log, msgspec.to_builtins(kept), call, id=_done_id(named))
-        return None if message is None else msgspec.convert(self._body(message), Kept)
+        return None if message is None else msgspec.convert(self._body(message), ready(Kept))
 
     def _deliver(self, log: str, body: Any, call: Call[Any, Any], *, id: str) -> Message | None:  # noqa: A002
         """None: it is the first of its id. Otherwise, the first."""

@@ -19,6 +19,7 @@ from starlette.routing import Route as StarletteRoute
 
 from kedge.errors import RunUnknown
 from kedge.model.events import Scope as Scope
+from kedge.once import ready
 from kedge.runtime.tokens import Person as Person
 from kedge.store.base import OWN_RUNS
 from kedge.web.problems import Problem, problem_of
@@ -345,7 +346,7 @@ def _asked(kind: type[A], request: Request) -> A:
             given[name] = found[0]
     given |= {name: str(value).replace(SLASH, "/") for name, value in request.path_params.items()}
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(given, ready(kind), strict=False)
     except msgspec.ValidationError as error:
         raise Problem(400, f"a parameter does not fit: {error}", code="parameter_refused") from None
 
@@ -381,7 +382,7 @@ def _body(kind: type[B], request: Request, body: bytes) -> B:
     if sort != "application/json":
         raise Problem(415, "the body has to be JSON; say so with Content-Type: application/json", code="not_json")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=ready(kind))
     except msgspec.ValidationError as error:
         raise Problem(422, f"the body does not fit: {error}", code="body_refused") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
