@@ -339,3 +339,13 @@ def test_processes_that_publish_forget_and_sweep_at_once_lose_nothing(vault: Vau
     assert vault.verify() == [], seed
     vault.sweep()
     assert vault.verify() == [], seed
+
+
+def test_an_object_without_bytes_that_alone_is_left_in_a_pack_is_moved_out_of_it(vault: Vault) -> None:
+    vault._packs.pack_bytes_max = 1_000
+    publish(vault, {b"a": b"", b"b": os.urandom(100_000)}, "gone")
+    root = publish(vault, {b"a": b""}, "kept")
+    vault.forget("gone")
+    assert vault.sweep().bytes_freed > 90_000
+    assert read(vault, root) == {b"a": b""}
+    assert vault.verify() == []

@@ -57,6 +57,7 @@ class Appending:
             offset = pack.end
             pack.end = end = offset + len(stored)
             pack.buffer.append(stored)
+            pack.is_used = True
             if end - pack.written >= _BUFFER_BYTES:
                 writes.append(_emptied(pack))
             oldest = self._hand_over(writes) if writes and self._is_loose else None
@@ -82,7 +83,7 @@ class Appending:
                     sync_folder(self._packs.folder)
                 for pack in self._taken:
                     pack.is_new = False
-            return {pack.number: pack.end for pack in self._taken if pack.end != pack.published}
+            return {pack.number: pack.end for pack in self._taken if pack.is_used}
 
     @contextlib.contextmanager
     def publishing(self) -> Generator[dict[int, int], None, None]:
@@ -91,7 +92,7 @@ class Appending:
         self._doubtful = True
         yield ends
         for pack in self._taken:
-            pack.published = pack.end
+            pack.published, pack.is_used = pack.end, False
         self._doubtful = False
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ _CANDIDATES_MAX: Final = 1_000
 class Pack:
     """A pack that is locked, to append to or to take away."""
 
-    __slots__ = ("buffer", "descriptor", "end", "is_new", "number", "published", "synced", "written")
+    __slots__ = ("buffer", "descriptor", "end", "is_new", "is_used", "number", "published", "synced", "written")
 
     def __init__(self, number: int, descriptor: int, end: int, *, is_new: bool = False) -> None:
         self.number = number
@@ -37,6 +37,8 @@ class Pack:
         self.synced = end
         self.written = end
         self.end = end
+        self.is_used = False
+        """Whether an object was appended that is not published; it may have no bytes."""
         self.buffer: list[bytes] = []
 
 
