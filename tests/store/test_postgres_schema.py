@@ -140,10 +140,10 @@ def test_many_that_open_a_new_store_at_once_make_one() -> None:
 def _shape(sql: psycopg.Connection[Any], schema: str) -> list[Any]:
     """All that a schema consists of, without its name."""
     found = sql.execute(
-        "SELECT table_name::text, column_name::text, data_type, is_nullable, column_default FROM information_schema.columns"
-        " WHERE table_schema = %(s)s UNION ALL SELECT tablename, indexname, indexdef, '', '' FROM pg_indexes"
-        " WHERE schemaname = %(s)s UNION ALL SELECT proname, pg_get_functiondef(p.oid)::text, '', '', '' FROM"
-        " pg_proc p"
+        "SELECT table_name::text, column_name::text, data_type, is_nullable, column_default"
+        " FROM information_schema.columns WHERE table_schema = %(s)s"
+        " UNION ALL SELECT tablename, indexname, indexdef, '', '' FROM pg_indexes WHERE schemaname = %(s)s"
+        " UNION ALL SELECT proname, pg_get_functiondef(p.oid)::text, '', '', '' FROM pg_proc p"
         " JOIN pg_namespace n ON pronamespace = n.oid WHERE nspname = %(s)s ORDER BY 1, 2, 3",
         {"s": schema},
     ).fetchall()
