@@ -3,8 +3,6 @@
 
 VENV    := .venv
 PY      := $(VENV)/bin/python
-# Tests wait a lot, for processes that they start and kill: one more at once than there are cores.
-AT_ONCE := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 PYTHONS := python3.13 python3.12 python3.11 python3
 
 .DEFAULT_GOAL := help
@@ -20,7 +18,7 @@ demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m kedge demo
 
 test: $(VENV)/has-test programs  ## run every test: the code, the house rules, the docs, the examples
-	@$(PY) -m pytest -n $(AT_ONCE) --dist loadfile
+	@$(PY) -m pytest -n auto --dist loadfile
 
 # Pages are tried in a real browser, processes dumped by CRIU, copies made on a file system that shares blocks. Whoever
 # may install these gets them here; others are told by the tests how to.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -190,6 +191,31 @@ async def test_an_approval_is_asked_for_and_an_edit_counts(kd: kedge.Client, don
     async with kd.host("thread") as host:
         assert await host.call(pay, {"amount": 100}, key="a", fn=paying(done)) == {"paid": 5}
     assert done == [5]
+
+
+@on_loop
+async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: kedge.Client) -> None:
+    chance, told = random.Random(seed := random.randrange(10**9)), Counter[str]()
+    pay = open_tool("pay", approve="managers")
+
+    async def later(host: kedge.Host, thread: str) -> Any:
+        await asyncio.sleep(chance.random() * 0.012)
+
+        async def tell(to: str) -> str:
+            told[thread] += 1
+            return to
+
+        return await host.call(PAY, {"to": "ann"}, key="b", fn=tell)
+
+    for number in range(40):
+        thread = f"thread-{number}"
+        async with kd.host(thread) as host:
+            both = host.call(pay, {"amount": 1}, key="a", fn=paying([])), later(host, thread)
+            waiting, came = await asyncio.gather(*both, return_exceptions=True)
+        assert isinstance(waiting, kedge.RunWaiting), seed
+        assert came == "ann", seed
+        assert [wait.waits_for for wait in kd.inbox() if wait.run == thread] == ["answer"], seed
+    assert set(told.values()) == {1}, seed
 
 
 @on_loop

@@ -321,7 +321,7 @@ def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: kedge.Cl
     assert doc["standing"]["status"] == "happened"
     assert doc["arguments"] == {"amount": 5}
     assert doc["output"] == "held 5"
-    assert any("the second attempt" in paragraph for paragraph in doc["why"])
+    assert any("second attempt" in paragraph for paragraph in doc["why"])
     assert any(each["part"] == "effects" for each in doc["changes"])
 
 

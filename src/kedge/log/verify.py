@@ -106,7 +106,7 @@ def _examined(check: _RunCheck, progress: Progress | None) -> bool:
         check.compare()
         return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
     except Exception as error:  # a damaged row can be anything, and one run's damage must not hide another's
-        check.say("events", f"cannot be read ({error})", check.seq + 1)
+        check.say("events", f"cannot be read ({error})", check.seq + 1 if type(check.seq) is int else 1)
         return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -137,25 +138,43 @@ class Desk:
 
     async def reach(self) -> Hosted:
         """The guests of the run, which is taken again where it was let go meanwhile."""
+        if self._held is not None and self._is_leaving:
+            await asyncio.wait({self._held})
         if self._held is None or self._held.done():
             self._ready, self._leaving = self.loop.create_future(), asyncio.Event()
             self._held = self.loop.create_task(self._hold(self._ready))
         assert self._ready is not None
         return await asyncio.shield(self._ready)
 
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether the run is just being let go."""
+        ready = self._ready
+        return ready is not None and ready.done() and ready.exception() is None and not ready.result().is_reached
+
     async def _hold(self, ready: asyncio.Future[Hosted]) -> Any:
         try:
-            return await self._advanced()
+            advanced = await self._advanced()
         except BaseException as error:
-            if not ready.done():
-                ready.set_exception(error)
-                ready.exception()
-                return None
-            raise
-        finally:
-            if not ready.done():
-                ready.set_exception(KedgeError(f"{self.run}: has ended; give what comes now an id of its own"))
-                ready.exception()
+            if ready.done():
+                raise
+            self._refuse(ready, error)
+            return None
+        if not ready.done():
+            self._refuse(ready, self._stands(advanced))  # it ended, or somebody paused it
+        return advanced
+
+    def _refuse(self, ready: asyncio.Future[Hosted], error: BaseException) -> None:
+        ready.set_exception(error)
+        ready.exception()  # whoever waits is told; that nobody does is no mistake
+
+    def _stands(self, advanced: Any) -> BaseException:
+        """How the run stands, as an error for whoever wanted something of it."""
+        try:
+            self._client.outcome(self._agent, advanced)
+        except BaseException as error:
+            return error
+        return KedgeError(f"{self.run}: has ended; give what comes now an id of its own")
 
     async def _advanced(self) -> Any:
         """Drive the run; one that others in this process are just letting go is waited for."""
@@ -177,7 +196,8 @@ class Desk:
         ex = run._execution  # pyright: ignore[reportPrivateUsage]
         async with Hosting(ex, run._steps, outside=True) as host:  # pyright: ignore[reportPrivateUsage]
             hosted = await host.reach()
-            hosted.why = self._why
+            assert self._held is not None
+            hosted.why = partial(self._why, self._held)
             self._ready.set_result(hosted)
             ex.at_close = self._leaving.set
             await self._leaving.wait()
@@ -188,15 +208,9 @@ class Desk:
             assert ex.signal is not None
             raise ex.signal
 
-    async def _why(self) -> BaseException:
-        """Why calls came to nothing: how the run stands."""
-        assert self._held is not None
+    async def _why(self, held: asyncio.Task[Any]) -> BaseException:
+        """Why calls came to nothing: how the run stood when it was let go."""
         try:
-            advanced = await asyncio.shield(self._held)
+            return self._stands(await asyncio.shield(held))
         except BaseException as error:
             return error
-        try:
-            self._client.outcome(self._agent, advanced)
-        except BaseException as error:
-            return error
-        return KedgeError(f"{self.run}: was let go")

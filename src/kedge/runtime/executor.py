@@ -395,6 +395,8 @@ class Executor:
                 if ex.stirred.is_set():
                     waits.look(ex)  # something came meanwhile
                     continue
+                if ex.busy:
+                    continue  # a guest came
                 if wake is None and not self._children_of(ex):
                     return
                 sits = sit_out and any(waiter.waits_for in ("time", "delay") for waiter in ex.waiters.values())
@@ -414,7 +416,7 @@ class Executor:
         """What came of it, and what becomes of what is in memory."""
         assert ex.main is not None
         if ex.signal is None and not ex.main.done():
-            await ex.barrier()
+            # All of it is committed, and nothing is awaited before this is parked: no guest can come in between.
             if ex.log.fold.facts.hosted:
                 # Whoever comes again comes with functions of their own: nothing of this is of use to them.
                 ex.close(Parked())

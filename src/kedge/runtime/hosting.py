@@ -39,6 +39,8 @@ HOSTED: Final = "hosted"
 GUESTS: Final = "guests"
 """The scope of calls from outside of any agent: whoever makes them comes and goes, and the run waits meanwhile."""
 
+_PARKED_SECONDS: Final = 0.02
+
 HOST: Final[ContextVar[Host | None]] = ContextVar("kedge_host", default=None)
 
 
@@ -197,7 +199,10 @@ class Host:
         return await hosted.take(key, intent, partial(_through_gate, intent=intent))
 
     async def _reached(self, do: Callable[[Hosted], Coroutine[Any, Any, T]]) -> T:
-        return await do(await self.reach())
+        while True:
+            hosted = await self.reach()
+            if hosted.is_reached:
+                return await do(hosted)
 
     async def _awaited(self, do: Callable[[Hosted], Coroutine[Any, Any, T]]) -> T:
         if asyncio.get_running_loop() is self._loop:
@@ -253,9 +258,17 @@ class Hosted:
         self.why: Callable[[], Awaitable[BaseException]] | None = None
         """Outside of an agent: how the run stands, once it was let go."""
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether a call can begin here. One from outside that comes as the run is let go finds it taken again."""
+        return not self.outside or self.ex.signal is None
+
     async def take(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """The step of a key: under way already, on record, or begun now."""
         ex = self.ex
+        while ex.parked and ex.signal is None:
+            # Everything else waited, so the run was let go; this begins when it is taken again.
+            await asyncio.sleep(_PARKED_SECONDS)
         if ex.signal is not None:
             raise await self._told(ex.signal)
         if not self.is_open:

@@ -14,7 +14,7 @@ from hypercorn.config import Config
 
 import kedge
 from kedge.engines.restate import Restate
-from neighbours.restate import agents as agents
+from neighbours import engine_agents as engine_agents
 
 
 async def listens(port: int) -> None:

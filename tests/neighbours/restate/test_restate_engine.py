@@ -13,7 +13,7 @@ import pytest
 
 import kedge
 from kedge.engines.restate import Restate
-from neighbours.restate import agents
+from neighbours import engine_agents as agents
 from neighbours.restate.restate_server import RestateServer
 from neighbours.restate.serve import served
 

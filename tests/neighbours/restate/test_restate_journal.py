@@ -8,7 +8,8 @@ import httpx
 
 import kedge
 from kedge.engines.restate import Restate
-from neighbours.restate import agents, plain
+from neighbours import engine_agents as agents
+from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port
 from neighbours.restate.serve import served
 

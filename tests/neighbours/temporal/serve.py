@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 import kedge
 from kedge.engines.temporal import Temporal
-from neighbours.temporal import agents as agents
+from neighbours import engine_agents as engine_agents
 
 
 async def serve(store: str, address: str, queue: str) -> None:

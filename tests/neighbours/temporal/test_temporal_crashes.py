@@ -14,7 +14,8 @@ from typing import Any
 import kedge
 from kedge.engines.temporal import Temporal
 from kedge.model.events import AttemptStarted
-from neighbours.temporal import agents, plain
+from neighbours import engine_agents as agents
+from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
 
 Process = Callable[..., "subprocess.Popen[bytes]"]

@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 import kedge
 from kedge.engines.temporal import Standing, Temporal
-from neighbours.temporal import agents
+from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import DevServer
 
 

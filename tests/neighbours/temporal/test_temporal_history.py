@@ -9,7 +9,8 @@ from temporalio.client import WorkflowFailureError
 
 import kedge
 from kedge.engines.temporal import Temporal
-from neighbours.temporal import agents, plain
+from neighbours import engine_agents as agents
+from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
 
 CALLS = 300
