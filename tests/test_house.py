@@ -10,6 +10,8 @@ import ast
 import builtins
 import importlib
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -260,13 +262,17 @@ def crooked_door(house: House) -> list[str]:
                 offered, at = [ast.literal_eval(item) for item in value.elts], node.lineno
             case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant()):
                 pass
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Assign(targets=[ast.Name(id="_MODULES")]):
+                pass
+            case ast.Expr(value=ast.Constant(value=str())) | ast.FunctionDef(name="__getattr__" | "__dir__"):
+                pass
             case _:
                 broken.append(f"{door.path}:{node.lineno}: logic in the door; move it into the module it is about")
     if offered is None:
         return [*broken, f"{door.path}:1: has no __all__; list there what people may use"]
     if offered != sorted(set(offered), key=_as_ruff_sorts):
         broken.append(f"{door.path}:{at}: __all__ is not sorted; let `ruff check --fix` sort it")
-    bound = {item.name for item in imports(door)} | {"__version__"}
+    bound = {item.name for item in imports(door, typing=True)} | {"__version__"}
     broken += [
         f"{door.path}:{at}: __all__ offers {name}, which is not imported; import it, or take it out"
         for name in offered
@@ -474,6 +480,25 @@ def test_every_name_the_door_offers_can_be_imported() -> None:
     kedge = importlib.import_module("kedge")
     missing = [name for name in kedge.__all__ if not hasattr(kedge, name)]
     holds([f"src/kedge/__init__.py:1: offers {name}, which is nowhere; define it, or take it out" for name in missing])
+
+
+def test_the_door_finds_each_name_where_type_checkers_do(house: House) -> None:
+    door = house.find("kedge")
+    assert door is not None
+    seen = {item.name: item.target for item in imports(door, typing=True) if item.target.startswith("kedge.")}
+    table = importlib.import_module("kedge")._MODULES
+    assert seen == {name: f"kedge.{module}.{name}" for name, module in table.items()}
+    assert sorted(table) == sorted(importlib.import_module("kedge").__all__)
+
+
+@pytest.mark.parametrize(("code", "at_most"), [("import kedge", 80), ("import kedge.cli.main", 140)])
+def test_the_door_and_the_command_line_import_little(code: str, at_most: int) -> None:
+    """Counts modules instead of time: a busy machine changes nothing about it."""
+    program = f"{code}; import sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    ours = [name for name in loaded if name.startswith("kedge.")]
+    assert len(loaded) <= at_most
+    assert set(ours) <= {"kedge.cli", "kedge.cli.exits", "kedge.cli.main", "kedge.errors"}
 
 
 def test_every_module_opens_with_a_docstring(house: House) -> None:

@@ -66,10 +66,14 @@ class _Declared(NamedTuple):
 
 
 def _declared() -> _Declared:
+    """What is declared now. A registry whose module is not imported yet is empty."""
     registry, hooks, triggers = _registries()
-    if registry is None:
-        return _Declared(({}, {}), {}, {}, {})
-    return _Declared(registry.AGENTS.copy(), dict(registry.TOOLS), dict(hooks.HOOKS), triggers.TRIGGERS.copy())
+    return _Declared(
+        registry.AGENTS.copy() if registry else ({}, {}),
+        dict(registry.TOOLS) if registry else {},
+        dict(hooks.HOOKS) if hooks else {},
+        triggers.TRIGGERS.copy() if triggers else {},
+    )
 
 
 def _registries() -> list[Any]:
@@ -78,18 +82,23 @@ def _registries() -> list[Any]:
 
 def _forget(before: _Declared) -> None:
     registry, hooks, triggers = _registries()
-    if registry is None:
-        return
     (agents_before, aliases_before), tools_before, hooks_before, triggers_before = before
-    agents, aliases = registry.AGENTS.copy()
-    kept = _kept(agents, agents_before)
-    stay = {alias: name for alias, name in aliases.items() if kept.get(name) is agents.get(name)}
-    registry.AGENTS.restore((kept, aliases_before | stay))
-    for declared, were in ((registry.TOOLS, tools_before), (hooks.HOOKS, hooks_before)):
-        stays = _kept(declared, were)
-        declared.clear()
-        declared.update(stays)
-    triggers.TRIGGERS.restore(_kept(triggers.TRIGGERS.copy(), triggers_before))
+    if registry:
+        agents, aliases = registry.AGENTS.copy()
+        kept = _kept(agents, agents_before)
+        stay = {alias: name for alias, name in aliases.items() if kept.get(name) is agents.get(name)}
+        registry.AGENTS.restore((kept, aliases_before | stay))
+        _restore(registry.TOOLS, tools_before)
+    if hooks:
+        _restore(hooks.HOOKS, hooks_before)
+    if triggers:
+        triggers.TRIGGERS.restore(_kept(triggers.TRIGGERS.copy(), triggers_before))
+
+
+def _restore(declared: dict[str, Any], before: dict[str, Any]) -> None:
+    kept = _kept(declared, before)
+    declared.clear()
+    declared.update(kept)
 
 
 def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
