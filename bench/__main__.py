@@ -17,6 +17,7 @@ from bench import (
     contracts,
     conversation,
     crowd,
+    figures,
     find,
     folding,
     followers,
@@ -110,6 +111,8 @@ def main(names: list[str]) -> int:
         print(f"written to {HERE / 'RESULTS.md'}")
     elif writes:
         replace(measures, names)
+    if writes or not names:
+        figures.main()
     return 0
 
 
