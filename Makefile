@@ -1,15 +1,20 @@
 # Everything a contributor runs. A fresh clone needs Python 3.11 or newer, make and a shell;
 # the rest comes from PyPI into .venv, by whatever pip settings the machine already has.
 
-VENV    := .venv
+# `make test PYTHON=python3.12` uses that interpreter, in an environment of its own.
+PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
+VENV    := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 PY      := $(VENV)/bin/python
-PYTHONS := python3.13 python3.12 python3.11 python3
+PYTEST  := $(PY) -m pytest -n auto --dist worksteal
+
+# Tests start many processes, and each would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Two pips at once in one environment would trip over each other.
 .NOTPARALLEL:
-.PHONY: help demo test test-neighbours lint-neighbours soak bench lint clean
+.PHONY: help demo test test-rest test-all test-neighbours lint-neighbours soak bench lint clean programs
 
 help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -17,12 +22,17 @@ help:  ## print these lines
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
 	@$(PY) -m kedge demo
 
-test: $(VENV)/has-test programs  ## run every test: the code, the house rules, the docs, the examples
-	@$(PY) -m pytest -n auto --dist loadfile
+test: $(VENV)/has-test  ## run the gate, in minutes: every test but those marked slow
+	@$(PYTEST)
 
-# Pages are tried in a real browser, processes dumped by CRIU, copies made on a file system that shares blocks. Whoever
-# may install these gets them here; others are told by the tests how to.
-.PHONY: programs
+test-rest: $(VENV)/has-test programs  ## run the tests marked slow: kills by the hundred, every page, browsers, servers
+	@$(PYTEST) -m slow
+
+test-all: $(VENV)/has-test programs  ## run every test
+	@$(PYTEST) -m ''
+
+# Slow tests use a real browser, CRIU, and a file system that shares blocks. Root on Debian gets them installed here;
+# anywhere else the tests that need them say how to install them.
 programs:
 	@for each in chromium:chromium criu:criu mkfs.xfs:xfsprogs; do \
 	  if ! command -v $${each%%:*} >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -37,8 +47,9 @@ test-neighbours: $(VENV)/has-neighbours  ## try Kedge in real frameworks, stores
 lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engines, each beside its own package
 	@$(PY) tests/neighbours/__main__.py --types $(NEIGHBOURS)
 
-soak: $(VENV)/has-test  ## kill and freeze workers for minutes, on PostgreSQL and on SQLite, and see that nothing is lost
+soak: $(VENV)/has-test  ## kill and freeze workers for minutes, then run every random test with a new seed
 	@PYTHONPATH=tests $(PY) -m soak
+	@KEDGE_SEED=random $(PYTEST) -m ''
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench
@@ -54,7 +65,7 @@ lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included
-	rm -rf $(VENV) .neighbours .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
+	rm -rf .venv .venv-* .neighbours .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. Each has-… file is a stamp: it says what was installed after which pyproject.toml.

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import kedge
 from kedge.log import Log
 from kedge.runtime.registry import AGENTS, TOOLS
 from kedge.store import MemoryStore, SqliteStore, Store
+from seeds import FIXED
+
+# Processes that tests start read the package from bytecode, and write it the first time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A slow example is no failure: neither `deadline` nor `too_slow` may decide what a busy machine is told.
+for profile, derandomize in (("gate", True), ("soak", False)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=derandomize,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("gate" if FIXED else "soak")
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-RUN_SECONDS_MAX: Final = 120
+RUN_SECONDS_MAX: Final = 600
 
 FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,})([^`]*)$")
 FILE: Final = re.compile(r"(?:#|---) ([\w./-]+\.\w+)")
@@ -141,7 +142,6 @@ def run(command: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str
             "NO_COLOR": "1",
             "LOGNAME": "ada",
             "USER": "ada",
-            "PYTHONDONTWRITEBYTECODE": "1",
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -171,10 +171,10 @@ def run_page(text: str, folder: Path) -> Iterator[Wrong]:
         if block.language == "diff" and block.file:
             yield from _change(block, here / block.file)
         elif block.file:
-            (here / block.file).write_text(block.text + "\n", encoding="utf-8")
+            _write(here / block.file, block.text + "\n")
         elif block.language == "python" and program:
             file = here / "page.py"
-            file.write_text(program, encoding="utf-8")
+            _write(file, program)
             program = ""
             done = run([sys.executable, file], here)
             if done.returncode:
@@ -196,6 +196,12 @@ def _change(block: Block, file: Path) -> Iterator[Wrong]:
         if text.count(before) != 1:
             yield Wrong(block.number, f"this is in {block.file} {text.count(before)} times:\n{before}")
         text = text.replace(before, after)
+    _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file. Python knows stale bytecode by whole seconds and sizes, and a page may change a file within one."""
+    shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
     file.write_text(text, encoding="utf-8")
 
 

@@ -260,6 +260,7 @@ def test_whoever_is_always_too_late_is_told(shelf: Shelf, monkeypatch: pytest.Mo
     assert names(shelf) == ["one", "theirs"]
 
 
+@pytest.mark.slow
 def test_a_shelf_on_postgresql_is_no_other_shelf() -> None:
     url = servers.postgres_store()
     with kedge.open(url) as client, kedge.open(url) as another:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,16 @@ from typing import Any
 
 import pytest
 
+from seeds import draw_seed
+
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 
 
 def tried(case: str, times: int, *, store: str = "sqlite") -> dict[str, Any]:
     """Try a case in a process that holds no thread, because it forks."""
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     asked = [case, "--times", str(times), "--store", store, "--seed", str(seed), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "attack", *asked],

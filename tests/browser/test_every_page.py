@@ -14,6 +14,8 @@ from browser.browsing import Watch, bridge
 from browser.places import places
 from kedge.runtime.triggers import TRIGGERS
 
+pytestmark = pytest.mark.slow
+
 LOOKING: Final = (Path(__file__).parent / "looking.js").read_text(encoding="utf-8")
 PHONE: Final = ViewportSize(width=360, height=740)
 TABS_MAX: Final = 25

@@ -28,6 +28,8 @@ from kedge.runtime.triggers import TRIGGERS
 from kedge.web.access import TokenAccess
 from kedge.web.app import asgi
 
+pytestmark = pytest.mark.slow
+
 STAYS = "window.kedge_stays = true"
 STAYED = "window.kedge_stays === true"
 

@@ -22,6 +22,8 @@ from kedge.runtime.client import Client
 from kedge.runtime.triggers import TRIGGERS
 from sessions import coder
 
+pytestmark = pytest.mark.slow
+
 WIDE: Final = ViewportSize(width=1280, height=800)
 PHONE: Final = ViewportSize(width=390, height=780)
 BYTES_MAX: Final = 150_000

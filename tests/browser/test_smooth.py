@@ -15,6 +15,8 @@ from kedge.log import Entry
 from kedge.model import events as e
 from kedge.runtime.client import Client
 
+pytestmark = pytest.mark.slow
+
 RUNS: Final = 2_000
 STEPS: Final = 2_000
 LONG_TASK_MS: Final = 200

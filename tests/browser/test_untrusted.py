@@ -15,6 +15,8 @@ from browser.places import places
 from kedge.runtime.client import Client
 from kedge.runtime.tokens import issue
 
+pytestmark = pytest.mark.slow
+
 MADE: Final = f"""() => {{
   for (const each of document.querySelectorAll("main details:not([open]) > summary")) each.click();
   for (const each of document.querySelectorAll("main input, main textarea")) each.focus();

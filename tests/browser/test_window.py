@@ -13,6 +13,8 @@ from browser.browsing import Watch, bridge
 from browser.test_every_page import PHONE, looked_over
 from sessions import coder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

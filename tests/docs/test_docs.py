@@ -33,8 +33,10 @@ LINK: Final = re.compile(
 )
 HEADING: Final = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 
+GATE: Final = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
+"""What a newcomer types first; the other pages take minutes together."""
 RUNNABLE: Final = [
-    page
+    pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=() if page in GATE else pytest.mark.slow)
     for page in pages(ROOT)
     if page != GENERATED
     and page.parent.name != "neighbours"  # done where the packages are that they are about
@@ -43,7 +45,7 @@ RUNNABLE: Final = [
 EXAMPLES: Final = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_what_a_page_shows_is_so(page: Path, tmp_path: Path) -> None:
     wrong = list(run_page(page.read_text(encoding="utf-8"), tmp_path))
     if WRITE:
@@ -53,6 +55,7 @@ def test_what_a_page_shows_is_so(page: Path, tmp_path: Path) -> None:
         pytest.fail("\n\n".join(told), pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
 def test_an_example_runs_and_exits_with_0(example: Path, tmp_path: Path) -> None:
     (here := tmp_path / "here").mkdir()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any, Final
 import pytest
 
 from escape.far import Grounds, Watcher
+from seeds import draw_seed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watcher is Linux's own")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the watcher is Linux's own")]
 
 TESTS: Final = Path(__file__).parents[1]
 
@@ -43,7 +43,7 @@ Found = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def found() -> Found:
     """All stories, in a process that holds no thread, because it forks."""
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     asked = [f"{name}:{times}" for name, times in SHARE.items()]
     done = subprocess.run(
         [sys.executable, "-m", "escape", *asked, "--seed", str(seed), "--json"],

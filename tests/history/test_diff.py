@@ -125,7 +125,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(JSON, JSON)
 def test_the_patch_of_any_two_documents_gives_the_second(one: Any, two: Any) -> None:
     changes = values(one, two)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.history.marks import (
@@ -137,7 +137,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=6))
 def test_every_scalar_that_fits_is_promised_by_a_term(arguments: dict[str, Any]) -> None:
     terms = values_terms("argument", msgspec_tree(arguments))

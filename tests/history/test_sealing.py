@@ -60,7 +60,7 @@ def names(problems: list[Any]) -> set[str | None]:
     return {problem.run for problem in problems}
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgres"])
+@pytest.fixture(params=["sqlite", "memory", pytest.param("postgres", marks=pytest.mark.slow)])
 def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[kedge.Client]:
     places = {"memory": lambda: "memory:", "postgres": servers.postgres_store}
     with kedge.open(places.get(request.param, lambda: str(tmp_path / "kedge.db"))()) as kd:

@@ -1,11 +1,12 @@
 """Killed at any moment: what was acknowledged is there, nothing is half there, and the next process goes on at once."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from seeds import draw_seed
 
 PROGRAM = Path(__file__).with_name("killing.py")
 
@@ -24,7 +25,7 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 
 
 def test_two_hundred_kills_at_random_moments_lose_no_acknowledged_event(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = run("moments", tmp_path, 200, seed)
     assert found["kills"] == 200, seed
     assert found["events"] >= found["acknowledged"] > 50, seed

@@ -69,7 +69,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(VALUES, min_size=1, max_size=4))
 def test_values_read_as_they_do_alone(values: list[Any]) -> None:
     pieces = Pieces()

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kedge.errors import KedgeError, ValueBroken, ValueErased, ValueRefused
@@ -210,7 +210,6 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(values)
 def test_every_value_comes_back_exactly_as_it_was(value: Any) -> None:
     packed = pack(value)
@@ -244,7 +243,6 @@ def named_in(node: Any) -> set[str]:
 tricky = st.sampled_from(['{"$ref":"' + "A" * 43 + '"}', "$ref", '"$list":["', "{", '\\"{', "B" * 43])
 
 
-@settings(deadline=None)
 @given(st.recursive(tricky, lambda inner: st.lists(inner, max_size=40) | st.dictionaries(tricky, inner)))
 def test_references_are_found_and_nothing_else_is_taken_for_one(value: Any) -> None:
     packed = pack(value)
@@ -584,7 +582,6 @@ def test_pieces_nested_without_end_are_broken() -> None:
         unpack(raw.encode(), shelf)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damaged_bytes_raise_our_own_errors_or_nothing(data: st.DataObject) -> None:
     packed = pack([LARGE["numbers"], words(1, 9000), list(range(400)), {1: date(2026, 1, 1), "$": {b"x"}}])

@@ -23,6 +23,7 @@ import kedge
 from kedge.model import events as e
 from kedge.runtime import hosting
 from kedge.runtime.open_tools import open_tool
+from seeds import draw_seed
 
 PROGRAM = Path(__file__).with_name("hosted_process.py")
 
@@ -195,7 +196,7 @@ async def test_an_approval_is_asked_for_and_an_edit_counts(kd: kedge.Client, don
 
 @on_loop
 async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: kedge.Client) -> None:
-    chance, told = random.Random(seed := random.randrange(10**9)), Counter[str]()
+    chance, told = random.Random(seed := draw_seed()), Counter[str]()
     pay = open_tool("pay", approve="managers")
 
     async def later(host: kedge.Host, thread: str) -> Any:

@@ -45,7 +45,7 @@ def kd() -> Iterator[kedge.Client]:
 STORES: list[Any] = [
     pytest.param(lambda _: "memory:", id="memory"),
     pytest.param(lambda folder: str(folder / "kedge.db"), id="sqlite"),
-    pytest.param(lambda _: servers.postgres_store(), id="postgresql"),
+    pytest.param(lambda _: servers.postgres_store(), id="postgresql", marks=pytest.mark.slow),
 ]
 
 

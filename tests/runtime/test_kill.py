@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from kedge.runtime.client import Client
 from kedge.store import SqliteStore
 from kedge.store.base import Append
 from runtime.counting import CountingServer, World, fetched, receipts
+from seeds import draw_seed
 
 PROGRAM = Path(__file__).with_name("killing.py")
 
@@ -49,14 +49,14 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 
 
 def test_three_hundred_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = run("moments", tmp_path, 300, seed)
     assert found["kills"] >= 300, seed
     assert found["requests"] > found["effects"] > 0, seed
 
 
 def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = run("runs", tmp_path, 40, seed)
     assert sum(found.values()) == 40, seed
 

@@ -485,7 +485,7 @@ def on_a_server(folder: Path) -> str:
 
 STORES: list[Any] = [
     pytest.param(in_a_file, id="sqlite"),
-    pytest.param(on_a_server, id="postgresql"),
+    pytest.param(on_a_server, id="postgresql", marks=pytest.mark.slow),
 ]
 
 

@@ -148,7 +148,7 @@ class TestEffectsExactlyOnce:
         for story in killed_everywhere(told, seed=SEED):
             assert not (wrong := differences(expected, story)), f"{story}: {wrong}"
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         to=st.lists(st.sampled_from(["1:before", "2:before", "2:after", "3:before", "3:after", "5:after"]), max_size=3),
         kills=st.lists(st.integers(1, 60), max_size=4),
@@ -161,7 +161,7 @@ class TestEffectsExactlyOnce:
         assert story.status == "completed", story.outcome
         assert story.world.effects == Counter(EFFECTS)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(moves=st.lists(st.tuples(st.sampled_from(["goes on", "rewound", "forked"]), st.integers(0, 99)), max_size=7))
     @example([("goes on", 24), ("goes on", 75), ("rewound", 20), ("goes on", 87), ("forked", 13)])
     @example([("goes on", 57), ("rewound", 93), ("forked", 41), ("forked", 47)])
@@ -381,7 +381,7 @@ class TestConsumeOnce:
         yield
         PAYEE.update(to="ann", how="pays")
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         moves=st.lists(
             st.tuples(

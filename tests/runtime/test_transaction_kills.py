@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import servers
+from seeds import draw_seed
 
 PROGRAM = Path(__file__).with_name("transacting_process.py")
 
@@ -29,14 +31,15 @@ def killed(url: str, *, points: int, moments: int, seed: int) -> dict[str, Any]:
 
 
 def test_two_hundred_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = killed(str(tmp_path / "kedge.db"), points=200, moments=20, seed=seed)
     assert found["points"] >= 190, (seed, found)
     assert found["moments"] > 0, (seed, found)
 
 
+@pytest.mark.slow
 def test_kills_around_transactions_on_a_server_leave_rows_and_record_agreeing() -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = killed(servers.postgres_store(), points=40, moments=10, seed=seed)
     assert found["points"] >= 35, (seed, found)
     assert found["moments"] > 0, (seed, found)

@@ -15,6 +15,8 @@ import servers
 from kedge.errors import AlreadyAnswered, StoreError, StoreUnavailable
 from kedge.model import events as e
 
+pytestmark = pytest.mark.slow
+
 SLOWLY = kedge.Retry(attempts=3, first=0.001, max=0.001)
 Own = psycopg.Connection[tuple[Any, ...]]
 

@@ -853,7 +853,7 @@ HAPPENING = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.lists(HAPPENING, max_size=12),
     st.sampled_from([BEFORE_SPRING, BEFORE_AUTUMN]),

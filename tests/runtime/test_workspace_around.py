@@ -267,6 +267,7 @@ def test_a_folder_may_be_named_by_a_link_or_from_where_one_is(
     assert (tmp_path / "link").is_symlink()
 
 
+@pytest.mark.slow
 def test_the_store_may_be_a_server(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     tries: list[int] = []

@@ -6,8 +6,6 @@ Nobody is asked, and the shell that outlived its process does not get in between
 from __future__ import annotations
 
 import json
-import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.workspace_process import OLD_NS, ROUNDS
+from seeds import draw_seed
 
 TESTS = Path(__file__).parents[1]
 KILLS = 100
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a tool lef
 
 
 def test_killed_100_times_in_the_shell_the_folder_is_the_same_and_nobody_is_asked(tmp_path: Path) -> None:
-    seed = int(os.environ.get("KEDGE_SEED", random.randrange(10**6)))
+    seed = draw_seed()
     told = [json.loads(output) for output in outputs(tmp_path, [seed, seed + 1])]
     whole, stories = told[0]["whole"], [story for each in told for story in each["stories"]]
     assert (whole["result"], whole["attempts"], whole["back"]) == (f"passed {ROUNDS}\n", ROUNDS, 0)

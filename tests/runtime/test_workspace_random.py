@@ -6,7 +6,6 @@ What it must be is told by a dict that the same orders were done to, each once a
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ import kedge
 from kedge.errors import StoreUnavailable
 from kedge.store import SqliteStore
 from runtime.conftest import World
+from seeds import draw_seed
 
 Order = list[str]
 Files = dict[str, str]
@@ -158,7 +158,7 @@ def outlived(world: World, orders: list[Any], run: str) -> None:
 def test_a_folder_is_as_it_must_be_at_every_boundary(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = int(os.environ.get("KEDGE_SEED", random.randrange(10**6))) + number
+    seed = draw_seed() + number
     chance = random.Random(seed)
     monkeypatch.chdir(tmp_path)
     work = tmp_path / "work"

@@ -23,7 +23,6 @@ STORIES = int(os.environ.get("KEDGE_JOURNEYS", "60"))
 
 drawn = settings(
     max_examples=STORIES,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

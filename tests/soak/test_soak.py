@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from seeds import draw_seed
+
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parents[1]
 
@@ -18,7 +23,7 @@ BLOWS = 8
 
 def soak(store: str) -> dict[str, Any]:
     """In a process that holds no thread, because it forks."""
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     asked = [store, "--runs", RUNS, "--workers", 3, "--blows", BLOWS, "--every-seconds", 0.4]
     asked += ["--restarts", 1, "--limit-seconds", 120]
     done = subprocess.run(

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
+import pytest
 
 import servers
 from kedge.clock import Clock
 from kedge.store.base import Store
 from kedge.store.postgres import PostgresStore
 from kedge.testing import StoreContract
+
+pytestmark = pytest.mark.slow
 
 TABLES: Final = [
     "heads", "events", "pieces", "piece_uses", "inbox", "claims", "tags", "snapshots", "aside", "marks", "marked",

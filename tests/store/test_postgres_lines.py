@@ -23,6 +23,8 @@ from kedge.testing import StoreContract  # noqa: F401  before its parts, whose a
 from kedge.testing.contract.asking import born, chained, commit, deliver, found
 from kedge.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def url() -> str:

@@ -29,6 +29,8 @@ from kedge.testing.contract.asking import born, commit, deliver, event, found
 from kedge.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
 from kedge.testing.contract.together import in_threads
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def url() -> str:

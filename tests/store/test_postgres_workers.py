@@ -23,6 +23,8 @@ from kedge.testing.contract.asking import born, chained, found
 from kedge.testing.contract.making import birth, blob, following, indexed, letter
 from kedge.testing.contract.together import in_threads
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def url() -> str:

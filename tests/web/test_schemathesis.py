@@ -29,6 +29,8 @@ from kedge.web.app import ROUTES
 from kedge.web.openapi import openapi
 from kedge.web.routing import API
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("KEDGE_EXAMPLES", "4"))
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
@@ -109,7 +111,6 @@ def schema(client: kedge.Client) -> Any:
 def _settings(examples: int) -> Any:
     return settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),

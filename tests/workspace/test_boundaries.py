@@ -23,6 +23,7 @@ from kedge.workspace.planning import shown
 from kedge.workspace.tree import FILE, Id
 from kedge.workspace.watching import Watch
 from kedge.workspace.workspace import content
+from seeds import draw_seed
 from workspace.changing import IGNORES
 from workspace.folders import Told, differing, held, told
 
@@ -156,7 +157,7 @@ def _watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("_watched")
 @pytest.mark.parametrize("_", range(2))
 def test_every_boundary_brings_back_what_was_there(tmp_path: Path, _: int) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     folder = tmp_path / "work"
     folder.mkdir()

@@ -18,6 +18,8 @@ from kedge.errors import WorkspaceRefused
 from kedge.workspace import criu
 from kedge.workspace.processes import MARK, alive, end
 
+pytestmark = pytest.mark.slow
+
 HOLDER: Final = "holder_of_images"
 PATIENCE_SECONDS: Final = 30.0
 

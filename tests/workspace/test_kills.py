@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from seeds import draw_seed
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("killing.py")
 KILLS = 200
 
 
 def test_two_hundred_kills_lose_no_snapshot_no_restore_and_nothing_done_by_hand(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path), str(KILLS), str(seed)],
         capture_output=True,

@@ -20,6 +20,7 @@ from kedge.errors import SnapshotBroken, WorkspaceRefused
 from kedge.workspace import restoring, tree
 from kedge.workspace.restoring import PREFIX, Restored, apply, plan
 from kedge.workspace.tree import BLOCK_BYTES, FILE, Entry
+from seeds import draw_seed
 from workspace.folders import Objects, Told, differing, told
 
 OLD_NS = 1_500_000_000_123_456_789
@@ -618,7 +619,7 @@ def scramble(place: Place, chance: random.Random) -> None:
 
 
 def test_any_tree_becomes_any_other_and_a_plan_may_be_done_twice(place: Place) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     kept = [place.keep()]
     for _ in range(40):
@@ -638,7 +639,7 @@ def test_any_tree_becomes_any_other_and_a_plan_may_be_done_twice(place: Place) -
 
 def test_a_plan_that_was_cut_off_anywhere_is_finished_by_doing_it_again(place: Place) -> None:
     """Dies before the nth change of a file, for every n, and is done again, by the same plan or a fresh one."""
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     for _ in range(4):
         scramble(place, chance)

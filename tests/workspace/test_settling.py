@@ -17,6 +17,7 @@ from kedge.errors import SnapshotBroken
 from kedge.workspace import appending, writing
 from kedge.workspace.index import Index
 from kedge.workspace.vault import Vault
+from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
 
@@ -205,7 +206,7 @@ def test_however_much_is_new_not_too_many_files_are_open(vault: Vault) -> None:
 
 def test_threads_that_add_much_at_once_leave_everything_whole(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appending, "_BUFFER_BYTES", 20_000)
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     contents = [chance.randbytes(chance.randrange(8_000)) for _ in range(400)]
     with vault.writing() as one:

@@ -15,6 +15,7 @@ import pytest
 from kedge.errors import SnapshotBroken, StoreBusy
 from kedge.workspace import sweeping, tree
 from kedge.workspace.vault import Swept, Vault
+from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
 TESTS = Path(__file__).parent.parent
@@ -264,7 +265,7 @@ def test_a_sweep_that_is_never_let_in_says_so(tmp_path: Path) -> None:
 
 def test_who_reads_while_packs_are_rewritten_finds_everything(vault: Vault) -> None:
     vault._packs.pack_bytes_max = 30_000
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     kept = {b"%d" % number: chance.randbytes(1_000) for number in range(60)}
     root = publish(vault, kept, "kept")
@@ -304,7 +305,7 @@ def test_who_reads_while_packs_are_rewritten_finds_everything(vault: Vault) -> N
 
 
 def test_processes_that_publish_forget_and_sweep_at_once_lose_nothing(vault: Vault) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     program = (
         "import random, sys\n"
         "from kedge.workspace.vault import Vault\n"

@@ -19,6 +19,7 @@ from kedge.errors import SnapshotBroken, StoreClosed, StoreUnavailable
 from kedge.workspace import tree, writing
 from kedge.workspace.compressing import compressed, decompressed
 from kedge.workspace.vault import Reference, Restoring, Swept, Vault
+from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
 TESTS = Path(__file__).parent.parent
@@ -47,7 +48,7 @@ def in_another_process(program: str, vault: Vault, *arguments: object) -> str:
 
 
 def test_a_published_snapshot_is_read_back_as_it_was(vault: Vault) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     chance = random.Random(seed)
     files = {**some_files(chance, 300), b"empty": b"", b"long": chance.randbytes(2_500_000), b"zeros": bytes(3_000_000)}
     root = publish(vault, files)
@@ -177,7 +178,7 @@ def test_threads_that_add_the_same_store_it_once(vault: Vault) -> None:
 
 
 def test_threads_with_writings_of_their_own_do_not_disturb_each_other(vault: Vault) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
 
     def work(number: int) -> dict[bytes, dict[bytes, bytes]]:
         chance = random.Random(seed + number)
@@ -499,7 +500,7 @@ def test_verification_tells_of_everything_that_cannot_be_read_once(vault: Vault)
 
 
 def test_no_flipped_bit_of_a_pack_is_ever_taken_for_content(vault: Vault) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     files = some_files(random.Random(seed), 12, size_max=300)
     root = publish(vault, files)
     (path,) = packs(vault)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,10 @@ import pytest
 
 from kedge.workspace.index import Index
 from kedge.workspace.vault import Vault
+from seeds import draw_seed
 from workspace.vaults import add, publish, read
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("killing_vaults.py")
 
@@ -45,14 +47,14 @@ def run(mode: str, folder: Path, *numbers: int) -> dict[str, Any]:
     ],
 )
 def test_dying_before_any_call_leaves_every_snapshot_whole(tmp_path: Path, scene: str, step: int, points: int) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = run(scene, tmp_path, step, seed)
     assert found["points"] >= points, seed
     assert (found["new"] > 0) == (scene == "publishing"), seed
 
 
 def test_a_hundred_kills_at_random_moments_lose_no_snapshot_that_was_published(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
+    seed = draw_seed()
     found = run("moments", tmp_path, 100, seed)
     assert found["published"] > 100, seed
 
