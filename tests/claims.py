@@ -145,7 +145,7 @@ def run_kedge(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess
     """The command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "kedge", *args],
-        cwd=cwd, env=plain_environment(**more), capture_output=True, text=True, timeout=60, check=False,
+        cwd=cwd, env=plain_environment(**more), capture_output=True, text=True, timeout=300, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def on_terminal(
         os.chdir(cwd)
         os.execvpe(command[0], command, {**env, "TERM": "xterm-256color"})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    left, seen, until = dict(types or {}), "", time.monotonic() + 60
+    left, seen, until = dict(types or {}), "", time.monotonic() + 300
     while time.monotonic() < until:
         ready, _, _ = select.select([terminal], [], [], 1)
         try:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 SETTINGS: Final = {"fsync": "on", "max_connections": "200", "shared_buffers": "64MB", "listen_addresses": "127.0.0.1"}
-START_SECONDS_MAX: Final = 60.0
+START_SECONDS_MAX: Final = 300
 _NOBODY: Final = 65534
 # Its pipe ends when the process that holds the other end does, however that died.
 _WATCHDOG: Final = """

@@ -213,7 +213,7 @@ def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path
         subprocess.Popen([sys.executable, "-c", WRITER, place, str(number), how], stdout=subprocess.PIPE, text=True)
         for number, how in enumerate(["lives", "dies"])
     ]
-    told = [writer.communicate(timeout=60)[0].split() for writer in writers]
+    told = [writer.communicate(timeout=300)[0].split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, -signal.SIGKILL]
     shelf = Shelf(place, "tests")
     found = names(shelf)

@@ -107,7 +107,7 @@ def serve_for_ever(told: int) -> None:
 
 def ask(path: str, body: Any = None, *, sent: Callable[[], None] = lambda: None) -> Any:
     """Ask the bank and wait for its answer. `sent` is called when all of the request is on its way."""
-    line = HTTPConnection("127.0.0.1", ADDRESS["port"], timeout=30)
+    line = HTTPConnection("127.0.0.1", ADDRESS["port"], timeout=300)
     try:
         line.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
         sent()

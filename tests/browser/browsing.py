@@ -24,7 +24,7 @@ FLAGS: Final = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WAIT_MS: Final = 10_000
-START_SECONDS: Final = 10.0
+START_SECONDS: Final = 300
 SHOTS: Final = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
@@ -57,7 +57,7 @@ def serving(app: Any) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(300)
 
 
 @contextlib.contextmanager

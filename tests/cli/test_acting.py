@@ -157,7 +157,7 @@ def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office:
         [sys.executable, "-m", "kedge", "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(),
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (office / "asleep").exists() and time.monotonic() < until:
         time.sleep(0.01)
     found = call(capsys, "resume", "s1")

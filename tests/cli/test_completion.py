@@ -81,7 +81,9 @@ def test_all_commands_are_offered_and_none_is_imported_for_it(office: Path) -> N
         "print([m for m in sys.modules if m in ('kedge.cli.running', 'kedge.cli.shell', 'rich', 'pydantic')])"
     )
     env = plain_environment(**{COMPLETING: "bash_complete", "COMP_WORDS": "kedge "})
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=True
+    )
     *items, imported = done.stdout.splitlines()
     assert sorted(item.removeprefix("plain,") for item in items) == sorted(MODULES)
     assert imported == "[]"
@@ -157,6 +159,6 @@ def test_a_real_bash_completes_words_with_colons(office: Path, line: str, replie
     )
     env = plain_environment() | {"PATH": f"{office}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=office, env=env, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "--norc", "-c", script], cwd=office, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{replies}\n", "")

@@ -18,8 +18,6 @@ from kedge.model import events as e
 from kedge.workspace.vault import Vault
 
 Capture = pytest.CaptureFixture[str]
-pytestmark = pytest.mark.timeout(60)
-
 APP: Final = r'''
 """An agent that mends what is in a folder."""
 

@@ -350,7 +350,7 @@ def test_whoever_reads_may_go_before_the_end(office: Path) -> None:
         env=plain_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -363,7 +363,7 @@ def test_output_that_cannot_be_written_is_told(office: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "kedge", "inbox", "--json"],
-            cwd=office, env=plain_environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            cwd=office, env=plain_environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300,
             check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -394,7 +394,7 @@ def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
         "import sys; from kedge.cli.main import main; main(['--help']); "
         "print([m for m in ('pydantic', 'rich', 'kedge.cli.shell') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -406,7 +406,7 @@ def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.Monk
         encoding="utf-8",
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=office, env=plain_environment(), capture_output=True, text=True, timeout=60,
-        check=False,
+        [sys.executable, "-c", script], cwd=office, env=plain_environment(), capture_output=True, text=True,
+        timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "kedge: interrupted\n")

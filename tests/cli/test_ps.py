@@ -20,8 +20,6 @@ from kedge.cli import ps
 from kedge.cli.main import main
 from kedge.store.sqlite import SqliteStore
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @kedge.agent(name="ps_ask")
 async def ask(run: kedge.Run, who: str) -> str:
@@ -226,13 +224,13 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
         watch(store, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching,
     ):
         assert watching.stdout is not None
-        for number in range(40):  # until it has looked once, what happens is no change to it
+        for number in range(600):  # until it has looked once, what happens is no change to it
             kd.start(echo, "x", id=f"watched_{number}")
             if select.select([watching.stdout], [], [], 0.5)[0]:
                 break
         line = json.loads(watching.stdout.readline())
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 0
+        assert watching.wait(300) == 0
         assert (line["status"], line["run"].partition("_")[0]) == ("queued", "watched")
         for each in range(number + 1):
             kd.cancel(f"watched_{each}")
@@ -246,13 +244,13 @@ def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "24"}
     watching = watch(store, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
-    seen, until = b"", time.monotonic() + 20
+    seen, until = b"", time.monotonic() + 300
     while b"q leaves" not in seen and time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
             seen += os.read(ours, 65_536)
     os.write(ours, b"q")
     try:
-        assert watching.wait(10) == 0
+        assert watching.wait(300) == 0
         seen += os.read(ours, 65_536)
     finally:
         watching.kill()

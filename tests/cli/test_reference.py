@@ -47,9 +47,9 @@ def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyP
 
 def test_it_is_written_where_the_repository_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kedge.cli.reference"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     (tmp_path / "docs").mkdir()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / reference.PAGE).read_text(encoding="utf-8") == reference.page()

@@ -115,7 +115,7 @@ def test_what_it_says_to_type_works_as_it_stands(office: Path, capsys: Capture) 
     for line, result in ((answer, "claim 17:9  approve\n"), (again, "paid 80 to Ann\n")):
         done = subprocess.run(
             line.replace("kedge", f"{sys.executable} -m kedge", 1), shell=True, cwd=office, env=plain_environment(),
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, result), done.stderr
 
@@ -261,11 +261,11 @@ def test_an_interrupt_parks_the_run_and_says_how_to_go_on(office: Path) -> None:
     process = subprocess.Popen(
         [*KEDGE, "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(), stderr=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (office / "asleep").exists() and time.monotonic() < until:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "kedge: s1: parked where it was; to go on: kedge run slow.py --id s1"
     (office / "awake").touch()

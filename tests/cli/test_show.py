@@ -23,8 +23,6 @@ from kedge.cli.main import main
 from kedge.log import Entry
 from kedge.model import events as e
 
-pytestmark = pytest.mark.timeout(60)
-
 TRIED: list[int] = []
 LONG = "word " * 400
 
@@ -560,7 +558,7 @@ def test_following_a_run_prints_what_is_committed_until_it_ends(
         following.start()
         kd.answer("followed_1", "approve", by="mia")
         kd.advance("followed_1")
-        following.join(20)
+        following.join(300)
         assert not following.is_alive()
     told = capsys.readouterr().out
     assert codes == [0]

@@ -15,8 +15,6 @@ from kedge.cli.main import main
 from kedge.cli.window import dollars, share
 from sessions import coder, without_models
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -50,7 +50,7 @@ async def listening(store: Path, **options: Any) -> AsyncIterator[tuple[kedge.Cl
 
 
 async def until(seen: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(300):
         while not seen():
             await asyncio.sleep(0.01)
 

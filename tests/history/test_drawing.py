@@ -16,8 +16,6 @@ from kedge.history.svg import CHAR, svg
 from kedge.log import Entry
 from kedge.model import events as e
 
-pytestmark = pytest.mark.timeout(60)
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 

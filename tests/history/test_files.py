@@ -17,8 +17,6 @@ from kedge.history import files, prose, vaults
 from kedge.model import events as e
 from kedge.runtime.restoring import restored
 
-pytestmark = pytest.mark.timeout(60)
-
 BEFORE = "def add(a, b):\n    return a - b\n\n\ndef main():\n    print(add(1, 2))\n"
 AFTER = BEFORE.replace("a - b", "a + b")
 ODD = b"odd \xff\nname"

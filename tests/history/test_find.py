@@ -500,7 +500,7 @@ def test_processes_that_catch_up_at_once_do_no_harm(tmp_path: Path) -> None:
         child.stdin.flush()
     handles["run_3"].append(*[Entry(e.NoteMade(at=START_US), {"note": n}) for n in range(50)])
     for child in children:
-        child.communicate(timeout=60)
+        child.communicate(timeout=300)
         assert child.returncode == 0
     find = Finder(log)
     assert asked(find) == expected(log, list(handles))

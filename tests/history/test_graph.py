@@ -18,8 +18,6 @@ from kedge.history.timeline import timeline
 from kedge.log import Entry
 from kedge.model import events as e
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def numbers(lane: Lane) -> list[str]:
     return [node.number for node in lane.nodes]

@@ -15,8 +15,6 @@ from kedge.history.parting import Parting, folded, parting, place_of
 from kedge.log import Entry
 from kedge.model import events as e
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @kedge.tool(effect="reads")
 async def part_check(bank: str) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from kedge.store import MemoryStore
 from kedge.store.base import Row
 from processes import Processes
 
-pytestmark = pytest.mark.timeout(60)
-
 SEEDS = range(24)
 
 

@@ -18,8 +18,6 @@ from kedge.model.values import Blob
 from kedge.store import MemoryStore
 from processes import Processes
 
-pytestmark = pytest.mark.timeout(30)
-
 LETTER = "Dear Madam or Sir, " * 500
 TRIED: list[str] = []
 

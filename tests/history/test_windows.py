@@ -17,7 +17,6 @@ from kedge.window import estimate
 from kedge.window.shapes import as_json
 from sessions import FILES, coder, edit, model, read, test, without_models
 
-pytestmark = pytest.mark.timeout(60)
 PROVIDERS = ("openai", "openai-responses", "anthropic")
 
 

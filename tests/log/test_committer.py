@@ -27,7 +27,7 @@ class Watched(MemoryStore):
         self.threads: set[str] = set()
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        self.gate.wait(10)
+        self.gate.wait(300)
         self.groups.append(len(items))
         self.threads.add(threading.current_thread().name)
         if self.poison is not None and any(item.run == self.poison for item in items):
@@ -224,7 +224,7 @@ def test_many_tasks_wait_for_one_append_and_who_is_cancelled_takes_nobody_along(
         tasks[1].cancel()
         await asyncio.sleep(0)
         store.gate.set()
-        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 300)
         assert [type(each) for each in done] == [type(None), asyncio.CancelledError, type(None), type(None)]
 
     asyncio.run(main())
@@ -309,7 +309,7 @@ def test_an_interrupted_leader_lets_those_who_wait_go_on() -> None:
         pass
     store.gate.set()
     for thread in (leader, *waiters):
-        thread.join(20)
+        thread.join(300)
         assert not thread.is_alive()
     assert len(raised) == 1
     assert all(log.head(handle.run).seq == 2 for handle in others)

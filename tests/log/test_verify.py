@@ -168,6 +168,7 @@ def cases(original: Path) -> Iterator[tuple[str, str, Any]]:
                 yield table, name, key
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_any_column_of_any_table_is_found(original: Path, tmp_path: Path) -> None:
     chance = random.Random(20)
     tried = 0
@@ -329,13 +330,14 @@ def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original:
     assert "the head's hash is not the last event's" in {problem.what for problem in report.problems}
 
 
-def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [30, pytest.param(150, marks=pytest.mark.slow)])
+def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path, tmp_path: Path, times: int) -> None:
     seed = draw_seed()
     chance = random.Random(seed)
     data = original.read_bytes()
     every = TRUTH + DERIVED
     before = dump(original, every)
-    for number in range(150):
+    for number in range(times):
         path = tmp_path / f"{number}.db"  # what a broken one leaves beside it must not meet the next
         offset = chance.randrange(100, len(data))
         raw = bytearray(data)

@@ -264,9 +264,9 @@ def test_whatever_pattern_is_taken_ends_soon_on_the_worst_text(pattern: str) -> 
     assert most in CHARS_MAX
     for piece in ("a", "1", "a.", "ab", "a@", "x", "1-", "foo"):
         text = (piece * most)[: most - 1] + "!"
-        began = time.perf_counter()
+        began = time.thread_time()
         compiled(pattern).fullmatch(text)
-        assert time.perf_counter() - began < 2
+        assert time.thread_time() - began < 4
 
 
 def test_length_counts_what_there_is_of_a_thing() -> None:

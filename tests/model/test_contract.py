@@ -489,10 +489,10 @@ def test_twenty_rules_are_judged_in_well_under_fifty_microseconds() -> None:
 
 
 def _microseconds(contract: Contract, intention: Intention, standing: Standing) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(100):
         contract.judge(intention, standing)
-    return (time.perf_counter() - began) * 1e6 / 100
+    return (time.thread_time() - began) * 1e6 / 100
 
 
 def test_many_threads_may_judge_by_one_contract() -> None:

@@ -86,7 +86,7 @@ class Serving:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(300)
         assert not self._thread.is_alive()
         self._bound.close()
 
@@ -189,7 +189,7 @@ class Provider:
 @contextlib.contextmanager
 def hanging_up(url: str, path: str, body: Any, key: str = "sk-nobody") -> Iterator[http.client.HTTPConnection]:
     """A client that asks, and hangs up at the end of the block without having read the answer."""
-    line = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    line = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
     line.request("POST", path, json.dumps(body), {"content-type": "application/json", "authorization": f"Bearer {key}"})
     try:
         yield line

@@ -40,7 +40,7 @@ class Process:
 
     def end(self, number: int) -> str:
         self.popen.send_signal(number)
-        _, err = self.popen.communicate(timeout=30)
+        _, err = self.popen.communicate(timeout=300)
         return err
 
 
@@ -91,7 +91,7 @@ def session(here: Desk, shape: str, streams: bool, *, kills: bool) -> list[bytes
             if kills and turn in (6, 13, 22):
                 holding[0] = True
                 asked.clear()
-                killer = threading.Thread(target=lambda gone=proxy: (asked.wait(20), gone.end(signal.SIGKILL)))
+                killer = threading.Thread(target=lambda gone=proxy: (asked.wait(300), gone.end(signal.SIGKILL)))
                 killer.start()
                 with pytest.raises(Exception, match=r"onnection error|disconnected|reset"):
                     agent.step()
@@ -148,7 +148,7 @@ def test_killed_while_the_window_is_being_asked_the_client_just_tries_again(
         with process(here, "--budget", "4000") as first, Loop(first.url, shape, streams=streams) as agent:
             with pytest.raises(Exception, match=r"onnection error|disconnected|reset|incomplete"):
                 agent.tell("Read, and look again.")
-            first.popen.wait(30)
+            first.popen.wait(300)
         with process(here, "--budget", "4000") as second, Loop(second.url, shape, streams=streams) as again:
             again.messages = agent.messages
             assert again.step() == []
@@ -208,7 +208,7 @@ def test_it_says_where_to_point_clients(tmp_path: Path) -> None:
             assert popen.stdout is not None
             first, chat, messages = (popen.stdout.readline() for _ in range(3))
             popen.send_signal(signal.SIGTERM)
-            assert popen.wait(30) == 0
+            assert popen.wait(300) == 0
         url = first.partition(" at ")[2].partition(",")[0]
         assert first == f"proxying {here.upstream} at {url}, recording to {here.store}\n"
         assert (chat, messages) == (f"  OPENAI_BASE_URL={url}/v1\n", f"  ANTHROPIC_BASE_URL={url}\n")

@@ -127,7 +127,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(told.encode() + raw)
 
 
-def fetched(url: str, what: str = "", key: str = "", *, seconds: float = 30.0) -> tuple[int, Any]:
+def fetched(url: str, what: str = "", key: str = "", *, seconds: float = 300) -> tuple[int, Any]:
     """Ask the server, blocking: for an effect, or a question. Its status and its reply."""
     data = json.dumps({"what": what}).encode() if what else None
     request = urllib.request.Request(url, data=data, headers={"Idempotency-Key": key} if key else {})
@@ -172,7 +172,7 @@ class CountingServer:
 
     def __enter__(self) -> CountingServer:
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(listening(self.world), self._loop).result(10)
+        server = asyncio.run_coroutine_threadsafe(listening(self.world), self._loop).result(300)
         self._server = server
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
@@ -186,7 +186,7 @@ class CountingServer:
                 transport.abort()
             await asyncio.sleep(0)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(300)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(300)
         self._loop.close()

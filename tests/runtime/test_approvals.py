@@ -22,8 +22,6 @@ from kedge.runtime.registry import TOOLS
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
-pytestmark = pytest.mark.timeout(30)
-
 DONE: list[Any] = []
 
 

@@ -15,8 +15,6 @@ from kedge.errors import RunExists
 from kedge.model import events as e
 from processes import Processes, kinds, steps, told
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:
@@ -413,9 +411,9 @@ def test_cancelling_reaches_a_tool_that_runs(processes: Processes) -> None:
 
     thread = threading.Thread(target=drive)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(300)
     kd.cancel("r")
-    thread.join(10)
+    thread.join(300)
     assert raised == ["RunCancelled"]
     assert DONE == ["cancelled"]
     assert kd.info("r").status == "cancelled"
@@ -449,9 +447,9 @@ def test_cancelling_reaches_a_tool_that_runs_in_a_child_held_by_the_same_process
 
     thread = threading.Thread(target=drive)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(300)
     kd.cancel("r")
-    thread.join(10)
+    thread.join(300)
     assert raised == ["RunCancelled"]
     for _ in range(100):
         if kd.info("c").status == "cancelled":

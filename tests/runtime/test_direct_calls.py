@@ -256,7 +256,7 @@ def test_r21_io_of_other_threads_is_nobodys_business(world: Any, strays: list[St
     begun, done = threading.Event(), threading.Event()
 
     def write() -> None:
-        begun.wait(5)
+        begun.wait(300)
         (tmp_path / "told").write_text("x")
         done.set()
 
@@ -265,7 +265,7 @@ def test_r21_io_of_other_threads_is_nobodys_business(world: Any, strays: list[St
     @kedge.agent
     async def agent(run: kedge.Run) -> None:
         begun.set()
-        done.wait(5)
+        done.wait(300)
 
     world.kd.run(agent, id="r")
     assert strays == []

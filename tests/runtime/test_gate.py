@@ -193,7 +193,7 @@ def test_r11_a_timeout_is_unknown(world: Any, blocking: bool) -> None:
         await asyncio.sleep(30)
 
     def act_blocking() -> None:
-        release.wait(30)
+        release.wait(300)
         raise ValueError("too late to tell")
 
     kedge.tool(name="act", timeout=0.02)(act_blocking if blocking else act)
@@ -204,13 +204,17 @@ def test_r11_a_timeout_is_unknown(world: Any, blocking: bool) -> None:
 
 
 def test_r11_a_cancelled_attempt_is_unknown(world: Any) -> None:
+    give_up: list[Callable[[], object]] = []
+
     @kedge.tool
     async def act() -> None:
-        await asyncio.sleep(30)
+        give_up[0]()
+        await asyncio.sleep(3_600)
 
     @kedge.agent
     async def impatient(run: kedge.Run) -> None:
-        async with asyncio.timeout(0.02):
+        async with asyncio.timeout(None) as limit:
+            give_up.append(lambda: limit.reschedule(0.0))
             await run.call(act)
 
     parks(world.kd, impatient)
@@ -251,7 +255,7 @@ with kedge.open({str(tmp_path / "kedge.db")!r}) as kd:
     except BaseException as error:
         print(type(error).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=3, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300, text=True, check=False)
     assert done.stdout.split()[-1] == "RunWaiting", done
 
 
@@ -427,7 +431,7 @@ with kedge.open({str(tmp_path / "kedge.db")!r}) as kd:
         print(failed.failure.cause.kind)
 """
     )
-    lives = [subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=20) for _ in range(5)]
+    lives = [subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=300) for _ in range(5)]
     assert [life.returncode for life in lives] == [9, 9, 9, 9, 0]
     assert lives[-1].stdout.decode().strip() == "died", lives[-1]
     assert (tmp_path / "made").read_text() == "xxxx"
@@ -481,18 +485,18 @@ def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking:
     def slow_blocking(step: kedge.ToolStep = kedge.STEP) -> int:
         began.append(time.monotonic())
         if step.attempt < 3:
-            time.sleep(0.1)
+            time.sleep(1.5)
             raise ValueError("late")
         return step.attempt
 
-    tool = kedge.tool(name="slow", effect="idempotent", timeout=0.05, retry=kedge.Retry(attempts=3, first=0))
+    tool = kedge.tool(name="slow", effect="idempotent", timeout=1, retry=kedge.Retry(attempts=3, first=0))
     tool(slow_blocking if blocking else slow)
     assert world.kd.run(calls_one, "slow", id="r") == 3
     assert len(began) == 3
     errors = world.kd.state("r").retries[0].errors
     assert [error["kind"] for error in errors] == ["timeout", "timeout"]
     started = world.told("r", e.AttemptStarted)
-    assert all(each.deadline == each.at + 50_000 for each in started)
+    assert all(each.deadline == each.at + 1_000_000 for each in started)
 
 
 def test_a_long_backoff_parks_the_run_and_the_state_says_until_when_and_why(world: Any, clock: Any) -> None:
@@ -523,7 +527,6 @@ def test_a_long_backoff_parks_the_run_and_the_state_says_until_when_and_why(worl
     assert tries == [began, began + 7200 * SECOND, began + 21600 * SECOND]
 
 
-@pytest.mark.timeout(5)
 def test_a_backoff_is_sat_out_by_whoever_runs_the_agent_here(world: Any, clock: Any) -> None:
     tries: list[float] = []
 
@@ -660,7 +663,6 @@ def test_waiting_for_a_rate_limit_has_an_end(world: Any, clock: Any) -> None:
     assert 540 <= made[-1] <= 600
 
 
-@pytest.mark.timeout(5)
 def test_waiting_for_a_declared_limit_has_an_end_too(world: Any, clock: Any) -> None:
     @kedge.tool(limit=kedge.Limit("rare", "1/d"), patience="10m")
     async def act() -> str:
@@ -1158,16 +1160,17 @@ def test_r11_a_tool_that_cannot_have_a_process_of_its_own_is_refused_and_not_in_
     assert world.store.head("r") is None or world.kd.log.ledger("r").in_doubt() == []
 
 
+@pytest.mark.slow
 def test_r15_a_tool_in_a_process_of_its_own_is_killed_for_real_when_its_time_is_up(
     world: Any, isolated: Callable[[str], Any], tmp_path: Path
 ) -> None:
     isolated(
         f"""
-@kedge.tool(isolate="process", timeout=4.0)
+@kedge.tool(isolate="process", timeout=20.0)
 def alone() -> None:
     with open({str(tmp_path / "pid")!r}, "w") as told:
         told.write(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 """
     )
     parks(world.kd, calls_one, "alone")

@@ -409,14 +409,17 @@ def test_steps_before_and_after_the_block_stand_in_order(kd: kedge.Client, done:
 # killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["inside", "outside"])
-def test_killed_at_every_moment_nothing_that_finished_is_done_again(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "each"),
+    [("inside", 1), *(pytest.param(where, 2, marks=pytest.mark.slow) for where in ("inside", "outside"))],
+)
+def test_killed_at_every_moment_nothing_that_finished_is_done_again(where: str, each: int, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), str(tmp_path), where]
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parent.parent)}
     deaths = 0
     while True:
         # Each process lives a little longer than the one before: sooner or later all moments are died at.
-        dying = [*command, str(2 + deaths // 2)]
+        dying = [*command, str(2 + deaths // each)]
         ended = subprocess.run(dying, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode == 0:
             break

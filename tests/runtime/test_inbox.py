@@ -122,7 +122,7 @@ def test_a_question_of_one_branch_is_there_while_another_branch_works(tmp_path: 
             assert (await run)[0]["by"] == "mia"
             assert not kd.inbox()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def test_what_is_answered_leaves_and_is_found_among_the_answered(kd: Client) -> None:

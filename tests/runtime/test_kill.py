@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -48,30 +49,35 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 # kills --------------------------------------------------------------------------------------------
 
 
-def test_three_hundred_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
-    found = run("moments", tmp_path, 300, seed)
-    assert found["kills"] >= 300, seed
+    found = run("moments", tmp_path, kills, seed)
+    assert found["kills"] >= kills, seed
     assert found["requests"] > found["effects"] > 0, seed
 
 
-def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path, times: int) -> None:
     seed = draw_seed()
-    found = run("runs", tmp_path, 40, seed)
-    assert sum(found.values()) == 40, seed
+    found = run("runs", tmp_path, times, seed)
+    assert sum(found.values()) == times, seed
 
 
-def test_two_processes_may_make_one_store_at_the_same_instant(tmp_path: Path) -> None:
-    assert run("stores", tmp_path, 60, 1) == {"stores": 60}
+@pytest.mark.parametrize("times", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_two_processes_may_make_one_store_at_the_same_instant(tmp_path: Path, times: int) -> None:
+    assert run("stores", tmp_path, times, 1) == {"stores": times}
 
 
 def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_path: Path) -> None:
     begun: list[str] = []
+    at_it, go_on = asyncio.Event(), asyncio.Event()
 
     @kedge.tool(effect="idempotent", name="lasting")
     async def lasting(who: str) -> str:
         begun.append(who)
-        await asyncio.sleep(0.3)
+        at_it.set()
+        await go_on.wait()
         return who
 
     @kedge.agent(name="contested")
@@ -81,12 +87,12 @@ def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_p
     async def race() -> tuple[Any, Any]:
         path = str(tmp_path / "kedge.db")
         async with kedge.open(path) as one, kedge.open(path) as two:
-            both = asyncio.gather(
-                one.run.soon(contested, id="run"), two.run.soon(contested, id="run"), return_exceptions=True
-            )
-            await asyncio.sleep(0.1)
+            both = [asyncio.create_task(kd.run.soon(contested, id="run")) for kd in (one, two)]
+            await at_it.wait()
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # the other one is refused
             held = one.log.head("run").holder
-            return held, await both
+            go_on.set()
+            return held, await asyncio.gather(*both, return_exceptions=True)
 
     held, outcomes = asyncio.run(race())
     assert held is not None
@@ -119,9 +125,13 @@ def test_a_loop_that_ends_leaves_a_run_that_waits_waiting(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("number", range(8))
 def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, number: int) -> None:
+    at_it: list[bool] = []
+
     @kedge.tool(effect="idempotent", name=f"pausing_{number}")
     async def pausing() -> int:
-        await asyncio.sleep(0.05)
+        at_it.append(True)
+        if len(at_it) == 1:
+            await asyncio.sleep(3_600)
         return 1
 
     @kedge.agent(name=f"interrupted_{number}")
@@ -130,7 +140,10 @@ def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, 
 
     async def leave(kd: kedge.Client) -> None:
         running = asyncio.ensure_future(kd.run.soon(interrupted, id="run"))
-        await asyncio.sleep(0.02)
+        while not at_it:
+            await asyncio.sleep(0)
+        for _ in range(number):
+            await asyncio.sleep(0)
         assert not running.done()
 
     with kedge.open(str(tmp_path / "kedge.db")) as kd:
@@ -141,13 +154,17 @@ def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, 
 
 def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_its_thread_lives(tmp_path: Path) -> None:
     done: list[int] = []
+    give_up: list[Callable[[], object]] = []
+    gone = threading.Event()
 
     def look(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
         return kedge.Happened(done[0]) if done else kedge.DidNotHappen()
 
     @kedge.tool(name="writing", reconcile=look)
     def writing() -> int:
-        time.sleep(0.2)
+        give_up[0]()
+        gone.wait(300)
+        time.sleep(0.2)  # so long its thread lives on
         done.append(len(done) + 1)
         return done[-1]
 
@@ -156,9 +173,12 @@ def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_i
         return await run.call(writing)
 
     async def twice(kd: kedge.Client) -> int:
+        loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(None) as limit:
+                give_up.append(lambda: loop.call_soon_threadsafe(limit.reschedule, 0.0))
                 await kd.run.soon(impatient, id="run")
+        gone.set()
         return await kd.run.soon(impatient, id="run")
 
     with kedge.open(str(tmp_path / "kedge.db")) as kd:
@@ -220,6 +240,7 @@ def posting(far: CountingServer, options: str) -> Callable[[str, str], Awaitable
     return post
 
 
+@pytest.mark.slow
 def test_a_hundred_stalled_calls_that_are_cancelled_and_looked_up_are_a_hundred_effects(
     tmp_path: Path, far: CountingServer
 ) -> None:

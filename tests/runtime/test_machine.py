@@ -14,8 +14,6 @@ from kedge.errors import DeclarationRefused
 from kedge.model import events as e
 from processes import Processes, kinds, steps, told
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:

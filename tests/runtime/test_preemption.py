@@ -50,7 +50,7 @@ async def until(*, begun: int) -> None:
 
 
 async def ended(kd: Client, *runs: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while any(kd.info(run).status != "completed" for run in runs):
             await asyncio.sleep(0.01)
 

@@ -24,8 +24,6 @@ from kedge.testing import call, interrupt_everywhere, scripted, turn
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
-pytestmark = pytest.mark.timeout(60)
-
 DONE: list[Any] = []
 CONTRACT = kedge.Contract(
     "propose",

@@ -22,8 +22,6 @@ from kedge.store import Store
 from kedge.testing.faults import faulty
 from processes import Processes, View, kinds, record, steps, told
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def processes() -> Iterator[Processes]:

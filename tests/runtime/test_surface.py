@@ -19,8 +19,6 @@ import kedge
 TYPED = Path(__file__).parent.parent / "typed"
 SURFACE = TYPED / "section13.py"
 
-pytestmark = pytest.mark.timeout(280)
-
 
 REFUSED = """
 from __future__ import annotations

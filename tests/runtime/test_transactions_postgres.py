@@ -96,7 +96,7 @@ def test_other_runs_go_on_while_a_transaction_is_open(kd: kedge.Client, own: Own
     @kedge.tool(effect="transaction")
     def holds(tx: kedge.Tx = kedge.TX) -> str:
         tx.execute("INSERT INTO paid VALUES ('held', 0)")
-        assert go.wait(10)
+        assert go.wait(300)
         return "held"
 
     @kedge.agent

@@ -202,7 +202,7 @@ def test_a_parent_that_is_running_learns_of_its_fork_before_the_fork_acts(world:
     @kedge.tool(effect="reads", name="travel_long")
     def long() -> int:
         at_it.set()
-        go_on.wait(10)
+        go_on.wait(300)
         return 1
 
     @kedge.agent(name="goes_slowly")
@@ -217,14 +217,14 @@ def test_a_parent_that_is_running_learns_of_its_fork_before_the_fork_acts(world:
     outcomes: dict[str, Any] = {}
     threads = [threading.Thread(target=lambda: outcomes.update(r=world.kd.run(slowly, id="r")))]
     threads[0].start()
-    assert at_it.wait(10)
+    assert at_it.wait(300)
     other = world.beside()
     fork = other.fork("r", "1:after", effects="live")
     threads.append(threading.Thread(target=lambda: outcomes.update(f=other.advance(fork.id).result)))
     threads[1].start()
-    threads[1].join(10)
+    threads[1].join(300)
     go_on.set()
-    threads[0].join(10)
+    threads[0].join(300)
     assert outcomes == {"r": "ann was paid", "f": "ann was paid"}
     assert BOOKS == ["pay ann"]
     made = [recorded.seq for recorded in world.kd.events("r") if isinstance(recorded.event, e.ForkMade)]
@@ -443,7 +443,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     @kedge.tool(effect="reads", name="travel_slow")
     def slow() -> int:
         at_it.set()
-        go_on.wait(10)
+        go_on.wait(300)
         return len(BOOKS)
 
     @kedge.agent(name="is_held")
@@ -454,7 +454,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(world.kd.run(agent, id="r")))
     thread.start()
-    assert at_it.wait(10)
+    assert at_it.wait(300)
     other = world.beside()
     told: list[str] = []
     rewinding = threading.Thread(target=lambda: told.append(other.rewind("r", "1:before", by="bob")))
@@ -462,8 +462,8 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     while not world.store.inbox("r"):
         time.sleep(0.005)
     go_on.set()
-    rewinding.join(10)
-    thread.join(10)
+    rewinding.join(300)
+    thread.join(300)
     assert told[0].startswith(("taken back to 1:before", "rewound to 1:before"))
     if world.kd.info("r").status == "queued":
         outcome[:] = [worldly(world.kd)]

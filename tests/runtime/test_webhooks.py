@@ -50,7 +50,7 @@ class FarSide:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 far.taken.append(Taken(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
                 if far.hangs is not None:
-                    far.hangs.wait(10)
+                    far.hangs.wait(300)
                 status, headers, said = far.answers.pop(0) if len(far.answers) > 1 else far.answers[0]
                 self.send_response(status)
                 for name, value in {"content-length": str(len(said)), **headers}.items():

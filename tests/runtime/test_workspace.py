@@ -252,9 +252,9 @@ class Slow:
             if not self.is_on:
                 return look(scanner, writing, **options)
             self.began.set()
-            assert self.may_read.wait(20)
+            assert self.may_read.wait(300)
             found = look(scanner, writing, **options)
-            assert self.may_end.wait(20)
+            assert self.may_end.wait(300)
             return found
 
         monkeypatch.setattr(Scanner, "look", slowly)

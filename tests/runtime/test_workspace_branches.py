@@ -205,7 +205,7 @@ def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: kedge.Clie
 def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: kedge.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
 
-    @kedge.tool(effect="workspace", timeout=0.2, retry=QUICK)
+    @kedge.tool(effect="workspace", timeout=2, retry=QUICK)
     async def slow(folder: Path = kedge.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
@@ -227,19 +227,19 @@ def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: kedge.C
     tries: list[dict[str, str]] = []
     go_on = threading.Event()
 
-    @kedge.tool(effect="workspace", timeout=0.1, retry=QUICK)
+    @kedge.tool(effect="workspace", timeout=1, retry=QUICK)
     def slow(folder: Path = kedge.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         if len(tries) == 1:
-            go_on.wait(10)
+            go_on.wait(300)
             (folder / "half").write_text("late")
             raise ConnectionError("too late")
         return "done"
 
     @kedge.agent(workspace=folder)
     async def slowly(run: kedge.Run) -> str:
-        threading.Timer(0.4, go_on.set).start()
+        threading.Timer(1.4, go_on.set).start()
         return await run.call(slow)
 
     assert kd.run(slowly, id="r") == "done"
@@ -291,7 +291,7 @@ def test_a_tool_that_fails_for_good_leaves_what_it_did_and_that_can_be_seen(kd: 
 def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd: kedge.Client, folder: Path) -> None:
     left: list[subprocess.Popen[bytes]] = []
 
-    @kedge.tool(effect="workspace", timeout=0.3, retry=QUICK)
+    @kedge.tool(effect="workspace", timeout=2, retry=QUICK)
     async def leaves(folder: Path = kedge.WORKSPACE) -> str:
         if not left:
             script = "while true; do echo x >> spoilt; sleep 0.01; done"
@@ -304,7 +304,7 @@ def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd
         return await run.call(leaves)
 
     assert kd.run(slowly, id="r") == "done"
-    assert left[0].wait(10) < 0
+    assert left[0].wait(300) < 0
     assert told(folder) == {"kept": "kept"}
 
 

@@ -45,7 +45,7 @@ def outputs(place: Path, seeds: list[int]) -> Iterator[str]:
     pipe = subprocess.PIPE
     programs = [subprocess.Popen(each, cwd=TESTS, stdout=pipe, stderr=pipe, text=True) for each in commands]
     for seed, program in zip(seeds, programs, strict=True):
-        output, told = program.communicate(timeout=280)
+        output, told = program.communicate(timeout=300)
         assert program.returncode == 0, f"seed {seed}: {told}"
         yield output
 

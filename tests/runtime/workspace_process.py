@@ -34,7 +34,7 @@ ROUNDS: Final = 2
 TELL: Final = 9
 """Whoever works tells here how far it is: a descriptor that the shell has too."""
 OLD_NS: Final = 1_600_000_000_123_456_789
-ORPHAN_SECONDS_MAX: Final = 20.0
+ORPHAN_SECONDS_MAX: Final = 300
 
 PATCH: Final = r"""
 set -eu

@@ -36,7 +36,7 @@ from simulation.random_agents import ACTING, AGENTS, FarSide, Program, action_of
 RUN: Final = "run"
 SNAPSHOT_EVERY: Final = 5
 TURNS_MAX: Final = 400
-HANG_SECONDS: Final = 20.0
+HANG_SECONDS: Final = 300
 
 Told = list[tuple[int, e.Event]]
 

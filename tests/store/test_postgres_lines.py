@@ -265,7 +265,7 @@ def test_work_goes_on_across_restarts_of_the_server() -> None:
             assert store.head(run) == head
             chained(store, run)
         assert len(done) == sum(head.seq - 1 for head in heads.values())
-        while rung.get(timeout=20) != "":
+        while rung.get(timeout=300) != "":
             pass
         # What is heard may be of an earlier restart than the last: whoever listens again is told to look at everything,
         # and hears of what comes after that.
@@ -330,8 +330,8 @@ def test_who_watches_while_the_server_is_away_hears_as_soon_as_it_is_back() -> N
         rung: Queue[str] = Queue()
         store.watch(rung.put)
         server.start()
-        assert rung.get(timeout=20) == ""
+        assert rung.get(timeout=300) == ""
         deliver(store, letter("a", "after"))
-        while rung.get(timeout=20) != "a":
+        while rung.get(timeout=300) != "a":
             pass
         store.close()

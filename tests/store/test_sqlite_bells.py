@@ -14,7 +14,7 @@ from kedge.store import SqliteStore, bells
 from kedge.testing.contract.asking import born, commit, deliver, found
 from kedge.testing.contract.making import following, indexed, letter
 
-SECONDS = 20.0
+SECONDS = 300.0
 
 WATCH = """
 import sys

@@ -90,7 +90,7 @@ def test_processes_that_hammer_the_same_runs_are_refused_cleanly_and_lose_nothin
     children = [python(HAMMER, path, who, 60) for who in range(3)]
     mine, conflicts = 0, 0
     for child in children:
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=300)
         assert child.returncode == 0, err
         counted = json.loads(out)
         mine, conflicts = mine + counted[0], conflicts + counted[1]
@@ -151,7 +151,7 @@ def test_a_full_disk_is_a_clear_error_and_appending_works_again_when_there_is_ro
     if allowed.returncode:
         pytest.skip(f"this machine lets nobody mount a small disk: {allowed.stderr.decode().strip()}")
     child = python(FILL, tmp_path, prefix=inside)
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=300)
     assert out.strip() == "held", err
 
 
@@ -214,7 +214,7 @@ def test_a_read_only_file_is_a_clear_error() -> None:
         path.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
         Path(folder).chmod(0o555)
         child = python(READ_ONLY, path)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=300)
         Path(folder).chmod(0o755)
         assert "cannot be written; check the permissions" in out, err
         path.chmod(0o644)
@@ -298,7 +298,7 @@ def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at
     assert len(store.due(store.now_us(), limit=500)) == 193
     others = [python(CLAIM, path, f"w{n}", 500, stdin=subprocess.PIPE) for n in range(3)]
     for other in others:
-        out, err = other.communicate(timeout=60)
+        out, err = other.communicate(timeout=300)
         assert out == "claimed\n", err
     assert store.claim("me", now_us=store.now_us(), seconds=30, limit=500) == []
     killed.kill()

@@ -38,7 +38,7 @@ def run_pytest(folder: Path, tests: str, *options: str, plugins: tuple[str, ...]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(folder), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path, "COLUMNS": "200"}
     env.pop("PYTEST_ADDOPTS", None)
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -258,7 +258,7 @@ def test_playing_needs_no_pytest(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -82,7 +82,7 @@ async def begun(app: Guard, method: str, path: str, headers: dict[str, str]) -> 
     }  # fmt: skip
     running = asyncio.ensure_future(app(scope, receive, send))
     waiting = asyncio.ensure_future(began.wait())
-    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=300)
     for each in (running, waiting):
         each.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)

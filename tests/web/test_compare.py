@@ -17,8 +17,6 @@ from kedge.web.access import Identified
 from kedge.web.app import asgi
 from kedge.web.compare import PAGE, apart
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @kedge.tool(effect="reads")
 async def compare_look(n: int) -> dict[str, Any]:

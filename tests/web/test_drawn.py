@@ -21,8 +21,6 @@ from kedge.store import MemoryStore
 from kedge.web.access import Identified
 from kedge.web.app import asgi
 
-pytestmark = pytest.mark.timeout(60)
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 

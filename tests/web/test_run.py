@@ -22,8 +22,6 @@ from kedge.store.base import Row
 from kedge.web.app import asgi
 from kedge.web.steps import reply_text
 
-pytestmark = pytest.mark.timeout(60)
-
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 LETTER = "Dear Ada, " * 4_000
 TRIED: list[int] = []

@@ -18,8 +18,6 @@ from kedge.web.app import asgi
 from kedge.web.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
 from sessions import coder, without_models
 
-pytestmark = pytest.mark.timeout(60)
-
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 MAIL = "ada@example.org"
 

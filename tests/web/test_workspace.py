@@ -14,8 +14,6 @@ import kedge
 from kedge.web.app import asgi
 from kedge.web.workspace import LINES_MAX, SNAPSHOTS_MAX
 
-pytestmark = pytest.mark.timeout(60)
-
 XSS = "<img src=x onerror=alert(1)>\"'{{7*7}}"
 
 

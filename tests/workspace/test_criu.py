@@ -21,7 +21,7 @@ from kedge.workspace.processes import MARK, alive, end
 pytestmark = pytest.mark.slow
 
 HOLDER: Final = "holder_of_images"
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 300
 
 COUNTER: Final = """
 import os, sys, time

@@ -21,7 +21,7 @@ from kedge.workspace.processes import MARK, Process, alive, end, marked, started
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
 HOLDER: Final = "holder_of_these_tests"
-READY_SECONDS: Final = 20.0
+READY_SECONDS: Final = 300
 
 DAEMON: Final = """
 import os, sys, time

@@ -45,7 +45,7 @@ def swept_elsewhere(vault: Vault) -> str:
         "try: print(Vault(sys.argv[1], busy_seconds=0.05).sweep().objects)\n"
         "except StoreBusy: print('StoreBusy')"
     )
-    told, errors = process(program, vault).communicate(timeout=60)
+    told, errors = process(program, vault).communicate(timeout=300)
     return told.strip() or errors
 
 
@@ -335,7 +335,7 @@ def test_processes_that_publish_forget_and_sweep_at_once_lose_nothing(vault: Vau
     )
     children = [process(program, vault, number, seed) for number in range(4)]
     for child in children:
-        _, errors = child.communicate(timeout=200)
+        _, errors = child.communicate(timeout=300)
         assert child.returncode == 0, (seed, errors[-2_000:])
     assert vault.verify() == [], seed
     vault.sweep()

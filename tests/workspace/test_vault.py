@@ -382,7 +382,7 @@ def test_a_lock_of_a_killed_process_is_free(vault: Vault) -> None:
     waiting.start()
     child.kill()
     child.communicate()
-    waiting.join(20)
+    waiting.join(300)
     assert not waiting.is_alive()
     assert vault.sweep() == Swept(0, 0, 0)
 

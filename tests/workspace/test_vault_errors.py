@@ -38,7 +38,7 @@ def told_by(program: str, *arguments: object, prefix: tuple[str, ...] = ()) -> s
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
         check=False,
-        timeout=120,
+        timeout=300,
     )
     return done.stdout.strip() or done.stderr[-2_000:]
 
