@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, command, run_argument
 from kedge.cli.store import many
+from kedge.permissions import open_output
 
 _ALL: Final = "*"
 
@@ -50,7 +51,8 @@ def export_command(shell: Shell, run: str, output: Path | None, with_children: b
         sys.stdout.buffer.write(data)
         return
     try:
-        output.write_bytes(data)
+        with open_output(output) as file:
+            file.write(data)
     except OSError as error:
         raise Told(f"{output}: cannot be written ({error.strerror}); name another file") from None
     header = msgspec.json.decode(data.split(b"\n", 1)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from kedge.errors import ProofBroken
 from kedge.history.checkpoint import checkpoint, new_key
 from kedge.history.proof import Proved, has_grown_out_of, verify_proof
 from kedge.history.sealing import SEALS, Sealed
+from kedge.permissions import create_private
 
 KEY: Final = "KEDGE_SEAL_KEY"
 """The variable that names the private key."""
@@ -68,9 +70,9 @@ def _key(shell: Shell, key: Path | None, new: Path | None) -> bytes:
         return found_in(key)
     private, public = new_key()
     pub = new.with_name(f"{new.name}.pub")
-    for path, data, mode in ((new, private, 0o600), (pub, public, 0o644)):
+    for path, data in ((new, private), (pub, public)):
         try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            with create_private(path) as file:
                 file.write(data)
         except FileExistsError:
             raise Told(f"{path}: is there already, and a key is never overwritten; name another file") from None
@@ -203,7 +205,10 @@ def written(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)
+        with create_private(part) as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -8,7 +8,6 @@ import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import click
@@ -36,6 +35,7 @@ from kedge.history.why import why
 from kedge.log.log import Recorded
 from kedge.model import events as e
 from kedge.model.codec import plain
+from kedge.permissions import open_output
 from kedge.runtime import editing, views
 from kedge.runtime.asked import agreement, whom
 from kedge.runtime.client import Client
@@ -426,7 +426,8 @@ def _graph(shell: Shell, run: str, file: str | None) -> None:
             sys.stdout.write(drawn)
             return
         try:
-            Path(file).write_text(drawn, encoding="utf-8")
+            with open_output(file) as output:
+                output.write(drawn.encode())
         except OSError as error:
             raise Told(f"{file}: cannot be written: {error.strerror}") from None
         steps = sum(node.folded or 1 for lane in found.lanes for node in lane.nodes)

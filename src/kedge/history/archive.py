@@ -24,6 +24,7 @@ from kedge.history.export import Export, Loaded
 from kedge.history.export import Header as RunHeader
 from kedge.model import chain
 from kedge.model import events as e
+from kedge.permissions import create_private
 from kedge.store.base import ENDED
 from kedge.store.memory import MemoryStore
 
@@ -192,7 +193,7 @@ class Writer:
         try:
             if self.path.exists():
                 raise self._taken()
-            self._raw = self._opened.enter_context(self.part.open("xb"))
+            self._raw = self._opened.enter_context(create_private(self.part))
             self._opened.callback(self.part.unlink, missing_ok=True)
         except FileExistsError:
             why = f"{self.part.name} is there: somebody writes it, or died at it; remove it or name another file"

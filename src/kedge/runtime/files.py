@@ -27,6 +27,7 @@ from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.fold import Step
 from kedge.model.ledger import Ledger, LedgerFacts
+from kedge.permissions import make_folder
 from kedge.runtime.signals import Interrupted
 from kedge.runtime.waits import root_of
 from kedge.store.base import Store
@@ -166,7 +167,7 @@ class Files:
             for_each = declared is not None and RUN in declared.declared
             if due is None and not for_each and not facts.workspace:
                 raise WorkspaceRefused(path, f"there is no such folder for {ex.run_id} to work in; make it")
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             if due is None and self._last is not None:
                 due, because = self._last, "gone"  # somebody took the folder away, and the run needs it
         bound = e.WorkspaceBound(

@@ -11,10 +11,13 @@ import contextlib
 import errno
 import os
 import select
+import stat
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
+
+from kedge.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
 LOOK_SECONDS: Final = 0.25
 """How often a watcher asks whether somebody wrote who does not ring."""
@@ -82,7 +85,7 @@ class Bells:
         if own is not None:
             self._call(runs)
         # Where nobody watches this is all that ringing costs.
-        if not os.access(self._folder, os.R_OK | os.X_OK):
+        if not is_own_folder(self._folder):
             return
         try:
             hung = os.listdir(self._folder)
@@ -155,12 +158,14 @@ def _hang(folder: str) -> tuple[str, int, int]:
         making = f"{folder}/.{name}"
         try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700)
-            os.mkfifo(making, 0o600)
+                os.mkdir(folder, FOLDER_MODE)
+            if not is_own_folder(folder):
+                break
+            os.mkfifo(making, FILE_MODE)
             try:
                 # Open for both, so that it never ends; and it hangs only when it can be rung: one that nobody
                 # listens to is cleared away.
-                descriptor = os.open(making, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = os.open(making, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     os.link(making, f"{folder}/{name}")
                 except OSError:
@@ -186,14 +191,16 @@ def _unhang(folder: str, name: str) -> None:
 
 def _strike(folder: str, name: str, line: bytes) -> None:
     try:
-        descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         # A pipe that nobody reads is a dead process's.
         if error.errno == errno.ENXIO:
             _unhang(folder, name)
         return
     with contextlib.suppress(OSError):
-        os.write(descriptor, line)
+        # A file that another process put here is none of ours to write to.
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.write(descriptor, line)
     os.close(descriptor)
 
 

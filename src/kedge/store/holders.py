@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kedge.errors import StoreUnavailable
+from kedge.permissions import open_private
 
 _NAPS_SECONDS: Final = (0.001,) * 100
 
@@ -63,7 +64,7 @@ class Holders:
         is another by now, was too late and tries again.
         """
         while True:
-            descriptor = os.open(self._file(holder), os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+            descriptor = open_private(self._file(holder), os.O_RDWR | flags)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):

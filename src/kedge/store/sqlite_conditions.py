@@ -6,7 +6,9 @@ Reads settings and asks the system. Changes nothing, and says unknown where a sy
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shlex
 import shutil
 import sqlite3
 import stat
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from kedge.errors import StoreError
+from kedge.permissions import exposed
 from kedge.store.base import STORE_FORMAT, Condition
 from kedge.store.sqlite_file import SqliteFile
 
@@ -84,8 +87,8 @@ def _permissions(path: Path) -> Condition:
     wrong = None
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
         wrong = f"this process may not write it and its folder; let it, with chmod or chown, on {path.parent}"
-    elif mode & stat.S_IWOTH:
-        wrong = f"everybody on this machine may change it; chmod o-w {path}"
+    elif seen := exposed([path, *sorted(path.parent.glob(f"{glob.escape(path.name)}-*")), path.with_suffix(".files")]):
+        wrong = f"other users of this machine may read or change it; chmod go= {shlex.join(map(str, seen))}"
     return Condition("permissions", stat.filemode(mode), wrong)
 
 

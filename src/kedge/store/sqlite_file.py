@@ -24,6 +24,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from kedge.permissions import reserve
 from kedge.store.base import STORE_FORMAT, Durability, row_check
 from kedge.store.sql import migration, queries, schema
 
@@ -81,6 +82,8 @@ class SqliteFile:
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
+        # SQLite gives the write-ahead log and the shared memory the mode of this file.
+        reserve(path)
         with self.explained():
             self._writer = self._connect()
             self._cursor = self._writer.cursor()

@@ -25,6 +25,7 @@ import msgspec
 
 from kedge.clock import SystemClock
 from kedge.errors import WorkspaceRefused
+from kedge.permissions import FOLDER_MODE, create_private, make_folder
 from kedge.workspace.processes import Process, descendants
 
 _LIST: Final = "processes.json"
@@ -66,12 +67,12 @@ def dump(processes: Sequence[Process], images: Path, *, leave_running: bool = Tr
     stand still until `go_on`, so that files can be taken that fit the images: a process does not come back to a file
     that has grown since."""
     trees = _trees(processes)
-    images.mkdir(parents=True, exist_ok=True)
+    make_folder(images)
     dumped: list[_Tree] = []
     try:
         for number, tree in enumerate(trees):
             into = images / str(number)
-            into.mkdir()
+            into.mkdir(FOLDER_MODE)
             leave = "--leave-running" if leave_running else "--leave-stopped"
             _run("dump", ["--tree", str(tree.root), leave], into, f"process {tree.root} ({tree.command})")
             dumped.append(tree)
@@ -79,7 +80,8 @@ def dump(processes: Sequence[Process], images: Path, *, leave_running: bool = Tr
         if not leave_running:
             _signal(dumped, signal.SIGCONT)
         raise
-    (images / _LIST).write_bytes(msgspec.json.encode(trees))
+    with create_private(images / _LIST) as file:
+        file.write(msgspec.json.encode(trees))
 
 
 def go_on(images: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kedge.errors import StoreBusy
+from kedge.permissions import open_private
 from kedge.workspace.refusals import explained
 
 _FIRST_NAP_SECONDS: Final = 0.0005
@@ -89,7 +90,7 @@ def locked_alone(path: Path, place: str) -> Generator[None, None, None]:
 
 def _opened(path: Path, place: str) -> int:
     with explained(place):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_private(path, os.O_RDWR | os.O_CREAT)
 
 
 def _had(descriptor: int, place: str, *, shared: bool) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kedge.permissions import open_private
 from kedge.workspace.index import Index, Place
 from kedge.workspace.locking import is_still, let_go, try_lock
 from kedge.workspace.refusals import explained
@@ -100,7 +101,7 @@ class Packs:
     def lock(self, number: int) -> int | None:
         """Lock a pack; None: somebody has it, or it is not there."""
         try:
-            descriptor = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
+            descriptor = open_private(self.path(number), os.O_RDWR)
         except FileNotFoundError:
             return None
         if try_lock(descriptor) and is_still(descriptor, self.path(number)):
@@ -161,7 +162,7 @@ class Packs:
         while True:
             number += 1
             try:
-                descriptor = os.open(self.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                descriptor = open_private(self.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 continue
             # Between the two, somebody may have taken it for one that was left behind.

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kedge.permissions import create_private, make_folder
 from kedge.workspace import tree
 from kedge.workspace.ignoring import Scope
 from kedge.workspace.reading import Taken, decoded, encoded
@@ -105,9 +106,11 @@ def _recall(saved: _Remembered) -> Folder:
 def save(place: Path, top: Folder, *, sweeps: int, rules: str) -> None:
     """Remember on disk what is known, so that another process need not read everything again."""
     cache = _Cache(_SEEN, sweeps, rules, _remember(top))
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     new = place.with_name(f"{place.name}.{os.getpid()}")
-    new.write_bytes(msgspec.msgpack.encode(cache))
+    new.unlink(missing_ok=True)
+    with create_private(new) as file:
+        file.write(msgspec.msgpack.encode(cache))
     new.replace(place)
 
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import SnapshotBroken, StoreBroken, StoreBusy, StoreClosed
+from kedge.permissions import make_folder
 from kedge.workspace import settling, sweeping, verifying
 from kedge.workspace.compressing import decompressed
 from kedge.workspace.index import Index, Place, Reference, Restoring
@@ -259,10 +260,7 @@ class Vault:
         return False
 
     def _make(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Files that only their owner may read are in it.
-        self.path.mkdir(exist_ok=True, mode=0o700)
-        self._packs.folder.mkdir(exist_ok=True)
+        make_folder(self._packs.folder)
         sync_folder(self.path)
         sync_folder(self.path.parent)
 

@@ -21,6 +21,7 @@ import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import KedgeError, SnapshotBroken, WorkspaceRefused
+from kedge.permissions import make_folder
 from kedge.workspace import criu, processes, restoring, tree
 from kedge.workspace.ignoring import Rules, Scope
 from kedge.workspace.processes import MARK, Process
@@ -324,7 +325,7 @@ class Workspace:
         vault, place = self.vault, str(self.path)
         top = tree.root(target, vault.load)
         is_resumed, first = before is not None, None
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         written = removed = 0
         done = Restored(0, 0)
         for _ in range(ROUNDS_MAX):

@@ -29,6 +29,7 @@ from kedge.cli.demo.telling import Teller
 from kedge.cli.exits import Exit, Told
 from kedge.cli.shell import console
 from kedge.history.diff import between
+from kedge.permissions import make_folder, open_output
 from kedge.runtime.client import Client
 from kedge.runtime.client import open as open_client
 
@@ -75,19 +76,24 @@ def prepare(folder: Path) -> bool:
     mark = folder / ".gitignore"
     is_again = mark.is_file() and mark.read_text(encoding="utf-8", errors="replace").startswith(MARK)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not is_again and any(folder.iterdir()):
             raise Told(f"{folder}: is there and not empty, and no demo made it; name another: kedge demo FOLDER")
         for old in folder.glob("kedge.db*"):
             old.unlink()
         for name, source in FILES.items():
             _keep_changed(folder / name, source)
-            shutil.copyfile(source, folder / name)
-        (folder / "pyproject.toml").write_text(SETTINGS, encoding="utf-8")
-        mark.write_text(f"{MARK}*\n", encoding="utf-8")
+            _write(folder / name, source.read_bytes())
+        _write(folder / "pyproject.toml", SETTINGS.encode())
+        _write(mark, f"{MARK}*\n".encode())
     except OSError as error:
         raise Told(f"{folder}: cannot be made ({error.strerror}); name another: kedge demo FOLDER") from None
     return is_again
+
+
+def _write(file: Path, data: bytes) -> None:
+    with open_output(file) as output:
+        output.write(data)
 
 
 def _keep_changed(file: Path, source: Path) -> None:
