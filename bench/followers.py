@@ -225,13 +225,14 @@ async def _work(url: str) -> None:
 async def _serve(url: str) -> None:
     from kedge.web.guard import Limits
     from kedge.web.server import serve
+    from kedge.web.server_keys import owner_key
 
     with kedge.open(url) as kd:
         # All of it comes from one address here, and from many elsewhere.
         limits = Limits(rate=100_000, burst=100_000)
 
-        def ready(at: str) -> None:
-            print(at, flush=True)
+        def ready(at: str, link: str | None) -> None:
+            print(f"{at} {owner_key(kd).text}", flush=True)
 
         serving = asyncio.ensure_future(serve(kd, port=0, limits=limits, ready=ready))
         ended = asyncio.ensure_future(_lines())
@@ -245,6 +246,7 @@ class _Clients:
     """Many who ask, in as little time of their own as can be."""
 
     def __init__(self, address: str) -> None:
+        address, _, self._key = address.partition(" ")
         host, _, port = address.removeprefix("http://").rstrip("/").partition(":")
         self._host, self._port = host, int(port)
         self.errors: list[str] = []
@@ -289,7 +291,8 @@ class _Clients:
         return reader, writer
 
     def _request(self, path: str) -> bytes:
-        return f"GET /api/v1{path} HTTP/1.1\r\nHost: localhost:{self._port}\r\n\r\n".encode()
+        head = f"Host: localhost:{self._port}\r\nAuthorization: Bearer {self._key}"
+        return f"GET /api/v1{path} HTTP/1.1\r\n{head}\r\n\r\n".encode()
 
     async def _followed(self, number: int, path: str) -> None:
         last = self._last.get(number)

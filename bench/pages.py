@@ -59,8 +59,18 @@ def _ms(what: str, took: float, bar: float, beside: str = "") -> Measure:
     return Measure(name="pages", what=told, figure=took * 1_000, form="{:.0f} ms", at_most=bar, beside=beside)
 
 
+_COOKIE: dict[str, str] = {}
+
+
+def _sign_in(connection: HTTPConnection, link: str) -> None:
+    connection.request("GET", link)
+    answer = connection.getresponse()
+    answer.read()
+    _COOKIE["Cookie"] = str(answer.getheader("Set-Cookie")).partition(";")[0]
+
+
 def _ask(connection: HTTPConnection, path: str) -> None:
-    connection.request("GET", path)
+    connection.request("GET", path, headers=_COOKIE)
     answer = connection.getresponse()
     body = answer.read()
     assert answer.status == 200, f"{path}: {answer.status} {body[:300]!r}"
@@ -74,12 +84,13 @@ def serving(url: str) -> Iterator[HTTPConnection]:
     assert process.stdout is not None
     try:
         said = ""
-        while (found := re.search(r"http://\S+", said)) is None:
+        while (found := re.search(r"http://\S+key=\S+", said)) is None:
             line = process.stdout.readline()
             assert line, f"the server did not begin: {said}"
             said += line
         place = urlsplit(found[0])
         connection = HTTPConnection(place.hostname or "", place.port, timeout=60)
+        _sign_in(connection, f"{place.path}?{place.query}")
         yield connection
         connection.close()
     finally:

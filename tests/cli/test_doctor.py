@@ -89,7 +89,7 @@ def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(caps
 def test_what_is_wrong_with_the_file_is_told_beside_it(capsys: Capture, here: Path) -> None:
     (here / "kedge.db").chmod(0o666)
     out = did(capsys, code=1)
-    assert "✗ permissions  -rw-rw-rw-: everybody on this machine may change it;" in out
+    assert "✗ permissions  -rw-rw-rw-: other users may read or change it; chmod" in out
 
 
 def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -15,6 +15,7 @@ from kedge.runtime.registry import AGENTS
 from kedge.web import server
 
 Capture = pytest.CaptureFixture[str]
+LINK: Final = "http://127.0.0.1:8300/login?key=k"
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +33,20 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def stand_in(client: kedge.Client, **options: Any) -> None:
         await asyncio.sleep(0)
         told.update(options)
-        options["ready"]("http://127.0.0.1:8300/")
+        options["ready"]("http://127.0.0.1:8300/", LINK)
 
     monkeypatch.setattr(server, "serve", stand_in)
     return told
 
 
-def test_it_prints_one_line_with_its_address(capsys: Capture, served: dict[str, Any]) -> None:
-    assert call(capsys, "serve") == (0, "serving kedge.db at http://127.0.0.1:8300/\n", "")
+def test_it_prints_its_address_and_the_link_that_signs_in(capsys: Capture, served: dict[str, Any]) -> None:
+    said = f"serving kedge.db at http://127.0.0.1:8300/\nsign in, once, by {LINK}\n"
+    assert call(capsys, "serve") == (0, said, "")
     assert (served["host"], served["port"], served["worker"]) == ("127.0.0.1", 8300, False)
     code, out, _ = call(capsys, "serve", "--json")
     assert code == 0
     assert '"url":"http://127.0.0.1:8300/"' in out
+    assert f'"link":"{LINK}"' in out
 
 
 def test_options_reach_the_server(
@@ -74,7 +77,11 @@ def test_it_opens_a_browser_where_that_is_asked_for(
     opened: list[str] = []
     monkeypatch.setattr(serve.webbrowser, "open", opened.append)
     call(capsys, "serve", "--open")
-    assert opened == ["http://127.0.0.1:8300/"]
+    [page] = opened
+    file = Path(page.removeprefix("file://"))
+    assert LINK in file.read_text()
+    assert "key=" not in page, "every user sees a browser's command line"
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

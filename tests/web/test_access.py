@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -16,9 +18,12 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import kedge
+from kedge.errors import AccessRefused
+from kedge.model.events import to_text
 from kedge.runtime.tokens import Person, issue, revoke
 from kedge.store import MemoryStore
-from kedge.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, Open
+from kedge.web import server_keys
+from kedge.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
 from kedge.web.app import ROUTES, asgi
 from kedge.web.guard import CSP, Guard
 from kedge.web.routing import Route
@@ -320,19 +325,158 @@ def test_a_proof_fits_one_browser_and_one_session(kd: kedge.Client, cards: dict[
 # on this machine alone ----------------------------------------------------------------------------
 
 
-def local(kd: kedge.Client, host: str = "localhost", **options: Any) -> TestClient:
-    return TestClient(asgi(kd, access=Open(kd, **options)), base_url=f"http://{host}")
+class Local(TestClient):
+    """A client of a server without tokens; its owner's, unless a test wants a stranger's."""
+
+    def __init__(self, kd: kedge.Client, host: str = "localhost", *, stranger: bool = False, **options: Any) -> None:
+        self.access = OwnerAccess(kd, **options)
+        super().__init__(asgi(kd, access=self.access), base_url=f"http://{host}")
+        if not stranger:
+            self.headers["Authorization"] = f"Bearer {self.access.key.text}"
+
+    @property
+    def link(self) -> str:
+        """The path and the query of the link that signs in next."""
+        link = self.access.link("http://localhost/")
+        assert link is not None
+        return link.removeprefix("http://localhost")
 
 
-def test_without_tokens_whoever_sits_here_is_an_admin_by_their_own_name(
+local = Local
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.scope is not None], ids=named)
+def test_without_tokens_a_process_of_this_machine_gets_nothing(kd: kedge.Client, route: Route) -> None:
+    app = asgi(kd, access=OwnerAccess(kd))
+    path = "/api/v1" + re.sub(r"{[^}]+}", "x", route.path)
+    for headers in ({}, {"authorization": "Bearer " + "A" * 43}, {"cookie": f"{SESSION}=1.owner.99999999999.x"}):
+        status, _, body = asyncio.run(begun(app, route.method, path, headers))
+        assert status == 401, body
+        assert b"open the link that `kedge serve` printed last" in body
+
+
+def test_the_link_signs_one_browser_in_as_an_admin_by_their_own_name(
     kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
-    with local(kd) as web:
+    with local(kd, stranger=True) as web:
+        assert web.get("/health", follow_redirects=False).headers["location"] == "/login?next=%2Fhealth"
+        used = web.link
+        answer = web.get(used, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert "HttpOnly" in answer.headers["set-cookie"]
         page = web.get("/health")
         assert page.status_code == 200
         assert "ada" in page.text
-        assert "Sign out" not in page.text
+        proof = proof_in(page.text)
+        made = web.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Kedge-CSRF": proof})
+        assert made.status_code == 201
+
+
+def test_a_link_is_refused_the_second_time_and_the_next_one_holds(kd: kedge.Client) -> None:
+    with local(kd, stranger=True) as web:
+        told: list[str] = []
+        web.access.on_link_used = lambda: told.append(web.link)
+        used = web.link
+        assert web.get(used, follow_redirects=False).status_code == 303
+        web.cookies.clear()
+        again = web.get(used, follow_redirects=False)
+        assert again.status_code == 401
+        assert "this link signs in once" in again.text
+        assert "set-cookie" not in again.headers or SESSION not in again.headers["set-cookie"]
+        [fresh] = told
+        assert fresh not in (used, "")
+        assert web.get(fresh, follow_redirects=False).status_code == 303
+
+
+def test_a_guessed_link_can_be_tried_ten_times_a_minute(kd: kedge.Client) -> None:
+    with local(kd, stranger=True) as web:
+        tried = [web.get("/login?key=nothing", follow_redirects=False).status_code for _ in range(11)]
+        assert tried == [401] * 10 + [429]
+
+
+def test_the_owners_key_opens_the_api_and_a_session(kd: kedge.Client) -> None:
+    with local(kd) as web:
+        assert web.get("/api/v1/health").status_code == 200
+        assert web.post("/api/v1/tokens", json={"name": "ann"}).status_code == 201, "a key needs no page's proof"
+    with kedge.Client(MemoryStore(), behind=False) as other, local(other, stranger=True) as web:
+        assert sign_in(web, "wrong").status_code == 401
+        signed_in(web, web.access.key.text)
+
+
+def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
+    kd: kedge.Client, clock: kedge.ManualClock
+) -> None:
+    with local(kd, stranger=True) as web:
+        web.get(web.link)
+        assert web.get("/api/v1/health").status_code == 200
+        clock.advance(SESSION_SECONDS)
+        assert web.get("/api/v1/health").status_code == 401
+        web.get(web.link)
+        link = web.link
+        issue(kd, "ann", "viewer")
+        assert web.get("/api/v1/health").status_code == 401
+        assert web.get(link, follow_redirects=False).status_code == 401
+        assert web.access.link("http://localhost/") is None
+
+
+def test_an_app_without_identify_and_without_tokens_lets_nobody_in(kd: kedge.Client) -> None:
+    with TestClient(asgi(kd), base_url="http://localhost") as web:
+        assert web.get("/api/v1/health").status_code == 401
+        assert web.get("/runs", follow_redirects=False).status_code == 303
+        assert web.get("/login?key=").status_code == 200
+
+
+# keys of the server -------------------------------------------------------------------------------
+
+
+def forged(key: bytes) -> str:
+    """An admin's session, signed with what an attacker found."""
+    signing = hmac.digest(key, b"kedge web session 1", "sha256")
+    said = "1.owner.99999999999"
+    return f"{said}.{to_text(hmac.digest(signing, said.encode(), 'sha256'))}"
+
+
+def test_nothing_in_the_store_signs_a_session(tmp_path: Path) -> None:
+    with kedge.open(str(tmp_path / "kedge.db")) as kd, local(kd, stranger=True) as web:
+        session, owner = (tmp_path / f"kedge.db-{name}-key" for name in ("session", "owner"))
+        found = (kd.store.secret_key, kd.store.id.encode(), b"")
+        for each in (*found, *(to_text(key).encode() for key in found)):
+            assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={forged(each)}"}).status_code == 401
+        known = forged(session.read_bytes())
+        assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={known}"}).status_code == 200
+        assert [oct(path.stat().st_mode & 0o777) for path in (session, owner)] == ["0o600", "0o600"]
+        held = b"".join(path.read_bytes() for path in tmp_path.glob("kedge.db*") if path not in (session, owner))
+        assert session.read_bytes() not in held
+        assert owner.read_bytes() not in held
+
+
+def test_servers_of_a_file_share_its_keys(tmp_path: Path) -> None:
+    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+        one, other = OwnerAccess(kd), OwnerAccess(kd)
+        assert one.key == other.key
+        assert one._session(other.session("owner"), kd.clock.now_us()) == "owner"
+
+
+def test_a_variable_gives_several_servers_one_session_key(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = kd.clock.now_us()
+    assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) is None
+    monkeypatch.setenv("KEDGE_SECRET_KEY", "k" * 32)
+    assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) == "a"
+    monkeypatch.setenv("KEDGE_SECRET_KEY", "k" * 31)
+    with pytest.raises(AccessRefused, match="shorter than 32"):
+        TokenAccess(kd)
+
+
+def test_a_store_that_is_no_file_has_its_keys_in_the_users_state_folder(
+    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(server_keys, "MemoryStore", type("Another", (), {}))
+    place = OwnerAccess(kd).key.place
+    assert place is not None
+    assert place.parent == tmp_path / "state" / "kedge"
+    assert (oct(place.stat().st_mode & 0o777), oct(place.parent.stat().st_mode & 0o777)) == ("0o600", "0o700")
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8300", "127.0.0.1", "127.0.0.1:1", "[::1]:8300", "LOCALHOST"])
@@ -373,7 +517,8 @@ def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: ke
 
 
 def test_a_write_without_tokens_takes_a_page_of_ours_all_the_same(kd: kedge.Client) -> None:
-    with local(kd) as web:
+    with local(kd, stranger=True) as web:
+        web.get(web.link)
         body = {"name": "ann"}
         assert web.post("/api/v1/tokens", json=body).json()["code"] == "csrf"
         proof = proof_in(web.get("/health").text)

@@ -28,7 +28,7 @@ from kedge.errors import AccessRefused
 from kedge.runtime.tokens import issue, revoke
 from kedge.store import MemoryStore
 from kedge.web import server
-from kedge.web.access import Open, TokenAccess
+from kedge.web.access import OwnerAccess, TokenAccess
 from kedge.web.guard import Guard, Limits
 
 SECONDS_MAX: Final = 300.0
@@ -61,6 +61,15 @@ class Serving:
             if found := re.search(r"http://([\d.]+):(\d+)/", line):
                 self.url, self.port = found[0], int(found[2])
                 return
+        raise AssertionError("".join(self.lines))
+
+    def line(self, start: str) -> str:
+        """The first line from here on that begins so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith(start):
+                return line
         raise AssertionError("".join(self.lines))
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
@@ -96,24 +105,43 @@ def serving(folder: Path, *options: str) -> Iterator[Serving]:
         made.end()
 
 
+def owner(folder: Path) -> dict[str, str]:
+    """What a program of the store's owner sends."""
+    return {"Authorization": f"Bearer {(folder / 'kedge.db-owner-key').read_text()}"}
+
+
 # the process --------------------------------------------------------------------------------------
 
 
 def test_it_says_where_it_is_answers_there_and_ends_with_0_when_it_is_told_to(folder: Path) -> None:
     for how in (signal.SIGTERM, signal.SIGINT):
         with serving(folder) as it:
-            assert it.get("/api/v1/health")[0] == 200
+            assert it.get("/api/v1/health", **owner(folder))[0] == 200
             told = it.end(how)
         assert it.process.returncode == 0
         assert told.count("serving kedge.db at http://127.0.0.1:") == 1
         assert "Traceback" not in told
 
 
+def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(folder: Path) -> None:
+    with serving(folder) as it:
+        assert it.get("/api/v1/health")[0] == 401
+        printed = it.line("sign in, once, by ")
+        path = printed.partition(it.url)[2].strip()
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(it.url + path, timeout=SECONDS_MAX) as page:
+            assert page.status == 200
+        with browser.open(f"{it.url}api/v1/health", timeout=SECONDS_MAX) as answer:
+            assert answer.status == 200
+        assert it.get(path)[0] == 401
+        assert "the next browser signs in by" in it.line("signed in; ")
+
+
 def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(folder: Path) -> None:
     with serving(folder) as it, kedge.open(str(folder / "kedge.db")) as kd:
-        assert it.get("/api/v1/health")[0] == 200
+        assert it.get("/api/v1/health", **owner(folder))[0] == 200
         made, text = issue(kd, "ann", "viewer")
-        assert it.get("/api/v1/health")[0] == 401
+        assert it.get("/api/v1/health", **owner(folder))[0] == 401
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}")[0] == 200
         revoke(kd, made.id)
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}")[0] == 401
@@ -142,7 +170,8 @@ def test_neither_tokens_nor_queries_are_printed_and_a_write_is_one_line(folder: 
 
 def test_a_stream_that_somebody_follows_does_not_keep_it_from_stopping(folder: Path) -> None:
     with serving(folder) as it, socket.create_connection(("127.0.0.1", it.port), timeout=SECONDS_MAX) as follower:
-        follower.sendall(b"GET /api/v1/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        key = owner(folder)["Authorization"]
+        follower.sendall(f"GET /api/v1/live HTTP/1.1\r\nhost: localhost\r\nauthorization: {key}\r\n\r\n".encode())
         first = follower.recv(4096)
         assert first.startswith(b"HTTP/1.1 200"), first
         told = it.end()
@@ -231,7 +260,7 @@ def test_only_what_this_machine_alone_reaches_is_its_own(host: str, is_local: bo
 
 def test_how_people_are_known_goes_by_the_address() -> None:
     with kedge.Client(MemoryStore(), behind=False) as kd:
-        assert isinstance(server.access_at(kd, "127.0.0.1"), Open)
+        assert isinstance(server.access_at(kd, "127.0.0.1"), OwnerAccess)
         with pytest.raises(AccessRefused, match="others can reach"):
             server.access_at(kd, "10.0.0.1")
         issue(kd, "ann", expires_seconds=1_000)

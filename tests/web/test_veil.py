@@ -6,12 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 import kedge
 from kedge.errors import RunWaiting
 from kedge.history.redacting import Sought
+from kedge.model.events import from_text, to_text
 from kedge.runtime.tokens import issue
 from kedge.store import MemoryStore
 from kedge.web.app import ROUTES, asgi
@@ -176,20 +178,72 @@ def test_nobody_learns_by_asking_whether_they_guessed_right(kd: kedge.Client) ->
 PLACES: Final = {"{run}": "r1", "{step}": "1", "{seq}": "3", "{name}": "arguments", "{n}": "1", "{wait}": "r1:2"}
 
 
-def test_no_page_and_no_document_shows_what_is_redacted(kd: kedge.Client) -> None:
+def guessable(kd: kedge.Client) -> set[str]:
+    """Everything by which a reader who guesses a value would know that it was right, in each form that is written."""
+    rows = [row for run in ("r1",) for row in kd.log.rows(run)]
+    bodies = [msgspec.json.decode(row.body) for row in rows]
+    named = {body[name] for body in bodies for name in ("digest", "identity", "data") if body.get(name)}
+    found = {to_text(row.hash) for row in rows} | named
+    digits = {body["key"].rpartition(":")[2] for body in bodies if "key" in body}
+    assert named
+    assert digits
+    return found | {from_text(each).hex() for each in found} | digits
+
+
+def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: kedge.Client) -> None:
     _, text = issue(kd, "root", "admin")
-    asked = [
+    told = guessable(kd)
+
+    def showing(*redact: str) -> list[str]:
+        app = asgi(kd, redact=redact)
+        with TestClient(app, headers={"Authorization": f"Bearer {text}"}) as web:
+            found = [path for path in asked() if any(each in web.get(path).text for each in told)]
+            stream = app.app.app.state.bridge.hub._paged("r1", 0).frames.decode()
+            return found + ["follow"] * any(each in stream for each in told)
+
+    assert len(showing()) > 5, "what is not redacted is there to be seen"
+    assert showing("ssn") == []
+
+
+def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: kedge.Client) -> None:
+    _, text = issue(kd, "root", "admin")
+    with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
+        [question] = web.get("/api/v1/inbox").json()["questions"]
+        assert question["saw"] not in guessable(kd)
+        old = {"verb": "approve", "saw": "A" * 43}
+        assert web.post("/api/v1/inbox/r1:2", json=old).status_code == 409
+        answer = web.post("/api/v1/inbox/r1:2", json={"verb": "approve", "saw": question["saw"]})
+        assert answer.status_code == 200, answer.text
+
+
+def test_hashes_in_values_of_agents_stay_for_they_are_sent_back_as_they_were_shown(kd: kedge.Client) -> None:
+    document = {"run": "r1", "arguments": {"image": "a" * 64}, "hash": "a" * 64, "seal": {"root": "b" * 64}}
+    shown = Veil(kd, ["ssn"]).over(document)
+    assert (shown["arguments"], shown["seal"]) == (document["arguments"], document["seal"])
+    assert shown["hash"] != document["hash"]
+    assert len(shown["hash"]) == 64
+    assert Veil(kd, ["ssn"]).over(document) == shown, "the same for the same, in every server of the store"
+
+
+def asked() -> list[str]:
+    """Every page and every document about the run."""
+    found = [
         path
         for route in ROUTES
         if route.method == "GET" and route.media != "text/event-stream"
         for path in (f"/api/v1{route.path}", *route.at)
     ]
     for name, place in PLACES.items():
-        asked = [path.replace(name, place) for path in asked]
+        found = [path.replace(name, place) for path in found]
+    return found
+
+
+def test_no_page_and_no_document_shows_what_is_redacted(kd: kedge.Client) -> None:
+    _, text = issue(kd, "root", "admin")
 
     def showing(*redact: str) -> list[str]:
         with TestClient(asgi(kd, redact=redact), headers={"Authorization": f"Bearer {text}"}) as web:
-            return [path for path in asked if SSN in web.get(path).text]
+            return [path for path in asked() if SSN in web.get(path).text]
 
     assert len(showing()) > 15, "what is not redacted is there to be seen"
     assert showing("ssn") == []

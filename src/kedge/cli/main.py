@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from kedge.cli.exits import Exit, Told, code_of
 from kedge.errors import KedgeError
+from kedge.sanitizer import visible
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "try": {
@@ -260,5 +261,5 @@ def _tell(line: str, code: Exit) -> int:
     # The terminal has written ^C, and the line is not to follow it.
     begin = "\n" if code is Exit.INTERRUPTED and sys.stderr.isatty() else ""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{begin}kedge: {' '.join(line.split())}\n")
+        sys.stderr.write(f"{begin}kedge: {visible(' '.join(line.split()))}\n")
     return int(code)

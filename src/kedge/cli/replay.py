@@ -24,6 +24,7 @@ from kedge.history.replaying import Replay
 from kedge.history.trying import Live, may_try
 from kedge.model.codec import plain
 from kedge.runtime.registry import AGENTS, AnyAgent
+from kedge.sanitizer import visible
 
 _NAME_CHARS: Final = 20
 _CHANGES_MAX: Final = 12
@@ -131,7 +132,9 @@ def _refuse_unsaid(replay: Replay, step: str, *, yes: bool) -> None:
     call = f"{found.name}({paint.arguments(arguments, 120)})"
     if not sys.stdin.isatty():
         raise Told(f"--live {step}: {call} does something to the world; nobody is here to say so; add --yes")
-    if not click.confirm(f"Run step {step} for real, {call}, whose effect is {found.effect}?", default=False, err=True):
+    if not click.confirm(
+        visible(f"Run step {step} for real, {call}, whose effect is {found.effect}?"), default=False, err=True
+    ):
         raise Told(f"--live {step}: nothing was run")
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import importlib
 import os
+import tempfile
 import webbrowser
 from functools import partial
+from html import escape
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -44,8 +49,8 @@ def serve_command(
     """Serve the dashboard and the HTTP API, until it is told to stop.
 
     APP is the file or module that declares the agents, so that they can be started; without it, the app of
-    [tool.kedge]. On this machine's own address nobody is asked who they are until the store has a token; any other
-    address is refused without one.
+    [tool.kedge]. Until the store has a token, its owner signs in by a link that is printed and holds once; any address
+    but this machine's own is refused without a token.
 
     \b
       kedge serve app.py --worker
@@ -72,6 +77,7 @@ def serve_command(
     # The web is another surface: this one knows it by name only.
     server = importlib.import_module("kedge.web.server")
     options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
+    options["renewed"] = partial(_renewed, shell)
     try:
         with telling(shell):
             asyncio.run(server.serve(client, **options))
@@ -89,12 +95,31 @@ def _secret(text: str) -> tuple[str, str]:
     return name, f"env:{variable}"
 
 
-def _ready(shell: Shell, url: str, *, opens: bool, alone: bool) -> None:
+def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool) -> None:
     if shell.json:
-        shell.emit_line({"what": "serving", "url": url, "store": shell.client.store.place})
+        shell.emit_line({"what": "serving", "url": url, "store": shell.client.store.place, "link": link})
     else:
         shell.out.print(f"serving {shell.client.store.place} at {url}", soft_wrap=True, markup=False)
+        if link is not None:
+            shell.out.print(f"sign in, once, by {link}", soft_wrap=True, markup=False)
     if not alone:
         shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
     if opens:
-        webbrowser.open(url)
+        webbrowser.open(url if link is None else _page_to(link).as_uri())
+
+
+def _renewed(shell: Shell, link: str) -> None:
+    with contextlib.suppress(OSError):  # the browser is signed in, though nobody may read what we print
+        if shell.json:
+            shell.emit_line({"what": "link", "link": link})
+        else:
+            shell.out.print(f"signed in; the next browser signs in by {link}", soft_wrap=True, markup=False)
+
+
+def _page_to(link: str) -> Path:
+    """A page of the owner's that leads to a link: a link on a browser's command line is for every user to see."""
+    descriptor, name = tempfile.mkstemp(prefix="kedge-", suffix=".html")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">')
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)

@@ -27,10 +27,11 @@ from kedge.model.codec import plain
 from kedge.runtime.client import Client
 from kedge.runtime.client import open as open_client
 from kedge.runtime.registry import AnyAgent
+from kedge.sanitizer import visible
 from kedge.store.base import OWN_AGENTS
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 DEFAULT_STORE: Final = "kedge.db"
 PIPE_COLUMNS: Final = 160
@@ -40,8 +41,14 @@ PIPE_COLUMNS: Final = 160
 def console(*, stderr: bool = False) -> Console:
     """Where a command prints. Colour on a terminal unless NO_COLOR says otherwise; plain and wide in a pipe."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class Ours(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for each in super().render(renderable, options):
+                # Rich's own control codes are marked as such; every other text is somebody's.
+                yield each if each.control or not each.text else Segment(visible(each.text), each.style)
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # `main` knows what to do when whoever read us has gone
 
@@ -151,11 +158,15 @@ class Shell:
     def emit(self, data: Any) -> None:
         """Data for a program: JSON, one document, keys as they are documented."""
         text = msgspec.json.format(msgspec.json.encode(_jsonable(data)), indent=2).decode()
-        sys.stdout.write(text + "\n")
+        self.write(text)
 
     def emit_line(self, data: Any) -> None:
         """One line of many: JSON lines."""
-        sys.stdout.write(msgspec.json.encode(_jsonable(data)).decode() + "\n")
+        self.write(msgspec.json.encode(_jsonable(data)).decode())
+
+    def write(self, text: str) -> None:
+        """A text as it is, with a newline, but for characters that a terminal obeys."""
+        sys.stdout.write(visible(text) + "\n")
 
     def note(self, line: str) -> None:
         """A remark that is no data, on stderr, so that a pipe never carries it."""
@@ -209,7 +220,7 @@ class Shell:
             return True
         if not sys.stdin.isatty():
             raise Told(f"{question} Nobody is here to say so; add --yes, or --dry-run to only look")
-        return click.confirm(question, default=False, err=True)
+        return click.confirm(visible(question), default=False, err=True)
 
 
 def _jsonable(data: Any) -> Any:

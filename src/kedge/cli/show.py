@@ -348,11 +348,11 @@ def _state(shell: Shell, run: str, place: Place | None) -> None:
     log = shell.client.log
     raw = (log.state(run, place.seq, keep=place.keep) if place is not None else log.state(run)).to_json()
     if shell.json:
-        sys.stdout.write(raw.decode() + "\n")
+        shell.write(raw.decode())
         return
     text = msgspec.json.format(raw, indent=2).decode()
     if not shell.out.is_terminal:
-        sys.stdout.write(text + "\n")
+        shell.write(text)
         return
     from rich.json import JSON
 

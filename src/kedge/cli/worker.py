@@ -20,6 +20,7 @@ from kedge.model.retry import seconds
 from kedge.runtime.client import Client
 from kedge.runtime.meters import Scraped
 from kedge.runtime.registry import AGENTS
+from kedge.sanitizer import visible_line
 
 STYLES: Final = {
     "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
@@ -158,11 +159,11 @@ class telling(logging.Handler):  # noqa: N801
 
 def _line(at_us: int, told: dict[str, Any]) -> Text:
     """When, what, which run, and the rest."""
-    what = str(told["what"])
+    what = visible_line(str(told["what"]))
     line = Text.assemble((paint.moment(at_us, date=False), "dim")).append(f"  {what:<11} ", style=STYLES.get(what, ""))
-    line.append(str(told.get("run", "")), style="bold")
+    line.append(visible_line(str(told.get("run", ""))), style="bold")
     if "agent" in told and told["agent"] != told.get("run"):
-        line.append(f"  {told['agent']}", style="dim")
+        line.append(visible_line(f"  {told['agent']}"), style="dim")
     for name, value in told.items():
         if name == "wake_at_us":
             line.append(f"  until {paint.moment(value)}")

@@ -7,6 +7,7 @@ in it. docs/time.md describes every line.
 
 from __future__ import annotations
 
+import hmac
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
@@ -51,8 +52,9 @@ class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
     """What the file is: of which run, and how much of what follows.
 
-    `children` are runs that it spawned, and theirs. `redacted` is the hash that the last event has in the store: what
-    follows has a chain of its own then. `fields` are those that were redacted, where it was not everything.
+    `children` are runs that it spawned, and theirs. `redacted` is the hash that the last event has in the store, keyed
+    by the store: the hash itself would confirm a guess of what is hidden. What follows has a chain of its own then.
+    `fields` are those that were redacted, where it was not everything.
     """
 
     version: int
@@ -149,7 +151,7 @@ def export(log: Log, run: str, *, children: bool = False, redaction: Redaction |
         messages=len(messages),
         values=len(found),
         children=there[count:],
-        redacted=None if redaction is None else e.to_text(original),
+        redacted=None if redaction is None else e.to_text(hmac.digest(log.store.secret_key, original, "sha256")),
         fields=() if redaction is None else redaction.fields,
     )
     lines = (header, *events, *messages, *map(_value_line, found.values()))

@@ -429,7 +429,7 @@ class _Redactor:
             now = None
         if now is not None:
             digits = e.from_text(now).hex()[:8]
-        elif not self._fields:
+        else:
             digits = self._standins.hash(key.encode()).hex()[:8]
         return self._keys.setdefault(key, f"{form}:{digits}")
 
@@ -439,7 +439,7 @@ class _Redactor:
         arguments = self._arguments.get(step, {})
         if space in arguments:
             return f"{space}:{e.to_text(sha256(canonical(arguments[space])).digest())}"
-        return claim if self._fields else f"{space}:{e.to_text(self._standins.hash(e.from_text(was)))}"
+        return f"{space}:{e.to_text(self._standins.hash(e.from_text(was)))}"
 
 
 def _is_under(path: _Path, field: _Path) -> bool:

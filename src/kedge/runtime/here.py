@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from kedge.sanitizer import visible_line
+
 
 class Place(Protocol):
     """A branch of an agent's code, or an attempt of a tool."""
@@ -46,13 +48,18 @@ _UNHEARD: Final = -1
 
 
 def mark_log_records() -> None:
-    """From now on log records say run, step and attempt, and those of replayed agent code go nowhere."""
+    """From now on log records say run, step and attempt, and those of replayed agent code go nowhere.
+
+    A record of ours is one line with nothing in it that a terminal obeys, whatever the names in it hold.
+    """
     inner = logging.getLogRecordFactory()
     if getattr(inner, "is_kedge", False):
         return
 
     def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = inner(*args, **kwargs)
+        if record.name == "kedge" or record.name.startswith("kedge."):
+            record.msg, record.args = visible_line(record.getMessage()), None
         place = HERE.get()
         if place is not None:
             record.kedge_run, record.kedge_step, record.kedge_attempt = place.tell()

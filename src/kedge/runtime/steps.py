@@ -45,6 +45,7 @@ from kedge.runtime.waits import (
     binding,
     body_of,
     met,
+    refuse_controls,
     schema_of,
     until,
 )
@@ -451,6 +452,7 @@ async def spawn(
     on_parent_end: Any,
     priority: int | None,
 ) -> Child[Any]:
+    refuse_controls(id)
     input = agent.checked(through_codec(input, at="input"))  # noqa: A001
     step = branch.number()
     bound = e.to_text(digest({"agent": agent.name, "input": input, "id": id}, at="input"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from kedge.errors import AlreadyAnswered, AnswerRefused, RunWaiting
 from kedge.runtime import editing
 from kedge.runtime.waits import may_answer
+from kedge.sanitizer import visible
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
@@ -51,20 +52,20 @@ def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
 def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     """Put one question, until there is an answer that fits. False: later."""
     asked = editing.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
-    _tell(f"\n{_shade(asked, _BOLD)}\n")
+    _tell(f"\n{_shade(visible(asked), _BOLD)}\n")
     if wait.rule is not None and wait.reason:
         _tell(f"  {editing.visible(wait.reason)}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
     if wait.need > 1:
         agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
         about += f", {len(wait.votes)} of {wait.need} agreed{agreed}"
-    _tell(_shade(f"  {about}\n", _DIM))
+    _tell(_shade(f"  {visible(about)}\n", _DIM))
     intention = cast("dict[str, Any] | None", wait.intention)
     # What is in doubt is asked about by the call itself, which need not be said twice.
     if wait.rule is None and intention and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
         _tell(f"  {editing.call(intention)}\n")
     if wait.options:
-        _tell(f"  options: {', '.join(map(str, wait.options))}\n")
+        _tell(visible(f"  options: {', '.join(map(str, wait.options))}\n"))
     means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {editing.example(wait)}"}
     _tell(_shade(f"  {'; '.join(means.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
     while True:
@@ -86,9 +87,9 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
                 value = editing.written(wait, rest)
             client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
-            _tell(f"  {first}\n")
+            _tell(visible(f"  {first}\n"))
         except AnswerRefused as refused:
-            _tell(f"  {refused}\n")
+            _tell(visible(f"  {refused}\n"))
             continue
         return True
 

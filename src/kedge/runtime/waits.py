@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -176,9 +177,16 @@ def may_answer(
 
 
 def refuse_own(id: str | None) -> None:  # noqa: A002
-    """Refuse an id for a run that a log of Kedge's own has, or may come to have."""
+    """Refuse an id for a run that a log of Kedge's own has, or may come to have, and one with control characters."""
+    refuse_controls(id)
     if id is not None and is_own(id):
         raise ValueRefused("id", f"{id!r} is named as Kedge's own logs are; choose another")
+
+
+def refuse_controls(id: str | None) -> None:  # noqa: A002
+    """Refuse an id that would forge lines of logs and tables, or command a terminal."""
+    if id is not None and any(unicodedata.category(each) == "Cc" for each in id):
+        raise ValueRefused("id", f"{id!r} has control characters in it; leave them out")
 
 
 def who(by: object, about: str) -> str | None:

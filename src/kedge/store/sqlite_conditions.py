@@ -88,7 +88,7 @@ def _permissions(path: Path) -> Condition:
     if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
         wrong = f"this process may not write it and its folder; let it, with chmod or chown, on {path.parent}"
     elif seen := exposed([path, *sorted(path.parent.glob(f"{glob.escape(path.name)}-*")), path.with_suffix(".files")]):
-        wrong = f"other users of this machine may read or change it; chmod go= {shlex.join(map(str, seen))}"
+        wrong = f"other users may read or change it; chmod go= {shlex.join(map(str, seen))}"
     return Condition("permissions", stat.filemode(mode), wrong)
 
 

@@ -1,7 +1,7 @@
-"""Who asks: by a token, by a session, by the app that Kedge is mounted in, or nobody but whoever sits at this machine.
+"""Identifies who asks: by a token, a session, the app that Kedge is mounted in, or the key of the store's owner.
 
-And whether it was them: a write that a browser sends for another site is refused, in the same way however somebody is
-known. Keeps no secret; what it signs with is derived from the store's own key.
+And whether it was them: a write that a browser sends for another site is refused, in the same way however the caller
+is known. The keys are in `server_keys`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import getpass
 import hmac
 import inspect
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from kedge.model.events import to_text
 from kedge.runtime.tokens import Person, Tokens
 from kedge.web.guard import VISIT
 from kedge.web.problems import Problem
+from kedge.web.server_keys import owner_key, session_key
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
@@ -34,7 +36,10 @@ CSRF_HEADER: Final = "x-kedge-csrf"
 SESSION_SECONDS: Final = 12 * 3_600
 
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""What a server that lets everybody in may be called: any other name may be a page's that points here."""
+"""What a server without tokens may be called: any other name may be a page's that points here."""
+
+OWNER: Final = "owner"
+"""What stands for a token's id in the session of the store's owner. No token has an id as short."""
 
 NAME_CHARS_MAX: Final = 200
 
@@ -57,7 +62,7 @@ Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
 
 
 def derived(client: Client, purpose: str) -> bytes:
-    """A key for one purpose, of this store."""
+    """A key for one purpose that opens nothing by itself, the same in every server of the store."""
     return hmac.digest(client.store.secret_key, f"kedge web {purpose} 1".encode(), sha256)
 
 
@@ -78,6 +83,11 @@ class _Door:
     def login(self) -> str | None:
         """The page where people sign in, if there is one."""
         return None
+
+    @property
+    def way_in(self) -> str:
+        """How a caller who is not known gets in, in one line."""
+        return "send Authorization: Bearer TOKEN; `kedge token create` makes one"
 
     async def identify(self, request: Request) -> Person | None:
         person = await self._identified(request)
@@ -145,13 +155,20 @@ def set_cookie(request: Request, response: Response, name: str, value: str, *, s
     )
 
 
+class Admitted(NamedTuple):
+    """A person who showed what lets them in, and the id that their session bears."""
+
+    id: str
+    person: Person
+
+
 class TokenAccess(_Door):
     """People by their tokens: sent with each request, or once to the page where they sign in."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.tokens = Tokens(client)
-        self._session_key = derived(client, "session")
+        self._session_key = hmac.digest(session_key(client), b"kedge web session 1", sha256)
 
     @property
     def login(self) -> str | None:
@@ -169,6 +186,15 @@ class TokenAccess(_Door):
             id_ = self._session(request.cookies.get(SESSION, ""), now)
             token = self.tokens.live(id_, now) if id_ else None
         return token.person if token is not None else None
+
+    def link(self, url: str) -> str | None:
+        """What a browser opens to sign in, once, at a server's address; None where tokens are asked for."""
+        return None
+
+    def admit(self, text: str) -> Admitted | None:
+        """Who comes with this text, typed on the page where people sign in."""
+        token = self.tokens.check(text, self.client.clock.now_us())
+        return None if token is None else Admitted(token.id, token.person)
 
     # sessions: `1.<token's id>.<until, in seconds>.<signature>`
 
@@ -191,27 +217,69 @@ class TokenAccess(_Door):
         return to_text(hmac.digest(self._session_key, told.encode(), sha256))
 
 
-class Open(TokenAccess):
-    """Whoever sits at this machine, as long as the store has no token; from the first one on, tokens alone.
+class OwnerAccess(TokenAccess):
+    """The store's owner, by a key that only they can read, as long as the store has no token; then tokens alone.
 
-    A page of another site could point a name of its own here: so only names of this machine are answered to.
+    The address alone identifies nobody: every process of the machine reaches it. A page of another site could point a
+    name of its own here: so only names of this machine are answered to.
     """
 
     def __init__(self, client: Client, *, host_names: Iterable[str] = ()) -> None:
         super().__init__(client)
         self._names = LOCAL_NAMES | {name.lower() for name in host_names}
         self._person = Person(_user(), "admin")
+        self.key = owner_key(client)
+        self._link_key = to_text(client.ids.key())
+        self.on_link_used: Callable[[], None] = lambda: None
+        """Called when a link was used, and there is another."""
+        self._mutex = threading.Lock()
 
     @property
-    def login(self) -> str | None:
-        """There is nowhere to sign in before there is anything to sign in with."""
-        return "/login" if self.tokens.all() else None
+    def has_tokens(self) -> bool:
+        """Whether the store ever had a token: then the owner's key opens nothing."""
+        return bool(self.tokens.all())
+
+    @property
+    def way_in(self) -> str:
+        if self.has_tokens:
+            return super().way_in
+        kept = (
+            ""
+            if self.key.place is None
+            else f"; a program sends Authorization: Bearer and {self.key.place.name}'s text"
+        )
+        return f"open the link that `kedge serve` printed last{kept}"
+
+    def link(self, url: str) -> str | None:
+        return None if self.has_tokens else f"{url}login?key={self._link_key}"
+
+    def redeem(self, key: str) -> Admitted | None:
+        """Who comes by a link with this key. The first use of a key ends it, and makes another."""
+        with self._mutex:
+            if self.has_tokens or not _same(key, self._link_key):
+                return None
+            self._link_key = to_text(self.client.ids.key())
+        self.on_link_used()
+        return Admitted(OWNER, self._person)
+
+    def admit(self, text: str) -> Admitted | None:
+        if self.has_tokens:
+            return super().admit(text)
+        return Admitted(OWNER, self._person) if _same(text, self.key.text) else None
 
     def _known(self, request: Request) -> Person | None:
-        if self.tokens.all():
+        if self.has_tokens:
             return super()._known(request)
-        if bearer(request) is not None:
-            return None  # whoever shows a token means it to be checked
+        self.refuse_stranger(request)
+        given = bearer(request)
+        if given is not None:
+            known = _same(given, self.key.text)
+        else:
+            known = self._session(request.cookies.get(SESSION, ""), self.client.clock.now_us()) == OWNER
+        return self._person if known else None
+
+    def refuse_stranger(self, request: Request) -> None:
+        """Raise a Problem where a request cannot be the owner's, whatever it shows."""
         host = re.sub(r":\d*$", "", request.headers.get("host", "").lower())
         if host not in self._names:
             told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
@@ -222,7 +290,6 @@ class Open(TokenAccess):
         if any(name.startswith(_FORWARDED) for name in request.headers):
             told = "this came through a proxy, and whoever is behind that is unknown; `kedge token create` makes tokens"
             raise Problem(403, told, code="forwarded")
-        return self._person
 
 
 class Identified(_Door):
@@ -261,6 +328,10 @@ def person_of(told: Told) -> Person | None:
 def access_for(client: Client, identify: Identify | None = None) -> TokenAccess | Identified:
     """How an app knows people: as it is told, or by their tokens."""
     return TokenAccess(client) if identify is None else Identified(client, identify)
+
+
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
 
 
 def _user() -> str:

@@ -37,6 +37,11 @@ class Access(Protocol):
         """The page where people sign in, if there is one."""
         ...
 
+    @property
+    def way_in(self) -> str:
+        """How a caller who is not known gets in, in one line."""
+        ...
+
     async def identify(self, request: Request) -> Person | None: ...
 
     def refuse_forged(self, request: Request) -> None:
@@ -58,6 +63,10 @@ class Veils(Protocol):
     def over(self, document: Any, *, run: str | Iterable[str] | None = None) -> Any: ...
 
     def redaction(self, run: str) -> tuple[str, ...] | bool: ...
+
+    def keyed(self, text: str) -> str:
+        """What is shown for a hash."""
+        ...
 
     @property
     def fields(self) -> tuple[str, ...]: ...
@@ -98,8 +107,8 @@ class Bridge:
             return Person("anybody")
         person = await self.access.identify(request)
         if person is None:
-            told = "send Authorization: Bearer TOKEN; `kedge token create` makes one"
-            raise Problem(401, told, code="unauthenticated", headers={"WWW-Authenticate": 'Bearer realm="kedge"'})
+            headers = {"WWW-Authenticate": 'Bearer realm="kedge"'}
+            raise Problem(401, self.access.way_in, code="unauthenticated", headers=headers)
         request.scope["kedge.person"] = person
         if not person.may(route.scope):
             told = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"

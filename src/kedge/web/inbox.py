@@ -298,16 +298,18 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
     run, _, step = wait.rpartition(":")
     known = [each for each in asked.waits_of(client.store, client.state(run)) if each.step == step]
     found = known[0] if known else None
-    value = body.value
+    value, saw = body.value, body.saw
     if found is not None and call.bridge.veil is not None and call.bridge.veil.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
+        if saw == call.bridge.veil.keyed(found.digest or ""):
+            saw = found.digest  # as it was shown
     if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
         value = editing.checked(found, value)
     if found is not None and found.rule is None and body.verb in ("edit", "respond"):
         _refuse_misfit(found, value)
     try:
-        client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=body.saw)
+        client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
     except (AlreadyAnswered, AlreadyAgreed) as first:
         # Whoever lost the answer to their own answer asks again with its key; another answer is another thing.
         if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):

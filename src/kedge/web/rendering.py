@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kedge.history.prose import sized, span
+from kedge.sanitizer import visible
 from kedge.web.forms import form_of
 from kedge.web.routing import API, Person, Scope, address
 
@@ -40,7 +41,7 @@ def environment() -> Environment:
     )
     filters: Mapping[str, Any] = {
         "brief": brief, "written": written, "json": pretty, "moment": moment, "span": span, "ago": ago, "size": size,
-        "sized": sized,
+        "sized": sized, "visible": shown,
     }  # fmt: skip
     made.filters.update(filters)
     ours: Mapping[str, Any] = {"static": _static, "form_of": form_of}
@@ -116,8 +117,13 @@ def pretty(value: Any) -> str:
     """A value as JSON with its structure to be seen; a text as it is."""
     text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     if len(text) <= VALUE_CHARS:
-        return text
-    return f"{text[:VALUE_CHARS]}\n… {len(text):,} characters in all; the API gives them"
+        return visible(text)
+    return f"{visible(text[:VALUE_CHARS])}\n… {len(text):,} characters in all; the API gives them"
+
+
+def shown(text: Any) -> Any:
+    """A text for people to read, with what cannot be seen written out; what is no text stays as it is."""
+    return visible(text) if isinstance(text, str) else text
 
 
 def written(value: Any) -> str:
@@ -131,7 +137,7 @@ def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
         line = " ".join(value[: chars * 8].split())
     else:
         line = msgspec.json.encode(value).decode()
-    return line if len(line) <= chars else f"{line[: max(chars - 1, 1)]}…"
+    return visible(line if len(line) <= chars else f"{line[: max(chars - 1, 1)]}…")
 
 
 def size(count: int) -> str:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.errors import AccessRefused
 from kedge.runtime.tokens import Tokens
-from kedge.web.access import Open, TokenAccess
+from kedge.web.access import OwnerAccess, TokenAccess
 from kedge.web.app import asgi
 from kedge.web.guard import Guard, Limits
 
@@ -125,7 +125,7 @@ def is_loopback(host: str) -> bool:
 def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> TokenAccess:
     """How people are known at an address; AccessRefused where that would be everybody."""
     if is_loopback(host):
-        return Open(client, host_names=host_names)
+        return OwnerAccess(client, host_names=host_names)
     now = client.clock.now_us()
     if not any(token.holds(now) for token in Tokens(client).all().values()):
         told = "others can reach this address, and the store has no token; make one first: `kedge token create NAME`"
@@ -186,10 +186,12 @@ async def serve(
     webhooks: Mapping[str, Any] | None = None,
     limits: Limits | None = None,
     worker: bool = False,
-    ready: Callable[[str], None] = lambda url: None,
+    ready: Callable[[str, str | None], None] = lambda url, link: None,
+    renewed: Callable[[str], None] = lambda link: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is told where, once it can be asked.
+    """Serve until SIGTERM or SIGINT; `ready` is told where, once it can be asked, and by which link to sign in.
 
+    renewed     is told the next link when one was used: each signs in once
     host_names  further names that a server without tokens answers to
     redact      the names of fields whose values nobody is shown
     worker      also advance runs that are due, here
@@ -221,7 +223,11 @@ async def serve(
     for each in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
             asyncio.get_running_loop().add_signal_handler(each, told_to_stop)
-    told = asyncio.ensure_future(_told(server, bound, ready))
+    url = url_of(bound)
+
+    if isinstance(access, OwnerAccess):
+        access.on_link_used = lambda: renewed(access.link(url) or url)
+    told = asyncio.ensure_future(_told(server, lambda: ready(url, access.link(url))))
     try:
         async with at_work or contextlib.nullcontext():
             await server.serve([bound])
@@ -238,7 +244,7 @@ def _give_way() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-async def _told(server: _Server, bound: socket.socket, ready: Callable[[str], None]) -> None:
+async def _told(server: _Server, ready: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
-    ready(url_of(bound))
+    ready()

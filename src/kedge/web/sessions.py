@@ -1,7 +1,7 @@
-"""Signing in and out: a token is given once, and a cookie that says which one stands for it from then on.
+"""Signing in and out: a token, or the owner's key, is given once, and a signed cookie stands for it from then on.
 
-The token itself is in no cookie, address, log or page. A session ends after twelve hours, and at once when its token
-is revoked or expires.
+Neither is in a cookie, address, log or page; the key of a link opens one session and nothing after that. A session ends
+after twelve hours, and at once when its token is revoked or expires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from kedge.web.access import SESSION, SESSION_SECONDS, TokenAccess, set_cookie
+from kedge.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
 from kedge.web.guard import VISIT, Buckets
 from kedge.web.problems import Problem
 from kedge.web.rendering import render
@@ -50,10 +50,17 @@ class _SigningIn:
         self._failures = Buckets(bridge.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
 
     async def shown(self, request: Request) -> Response:
-        """The form; whoever is known already goes on."""
+        """The form; a person who is known already goes on, and so does one who comes by a link of ours."""
         wanted = _ours(request, request.query_params.get("next"))
         try:
             known = await self.access.identify(request)
+            if known is None and "key" in request.query_params and isinstance(self.access, OwnerAccess):
+                self._refuse_often(request)
+                admitted = await run_in_threadpool(self.access.redeem, request.query_params["key"])
+                if admitted is not None:
+                    return self._admitted(request, wanted, admitted)
+                told = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
+                raise Problem(401, told, code="link_used")
         except Problem as problem:
             return self.bridge.problem_page(request, problem)
         return RedirectResponse(wanted, 303) if known is not None else self._form(request, wanted)
@@ -63,24 +70,30 @@ class _SigningIn:
         try:
             form = await _fields(request)
             self.access.refuse_forged(request, form.get("csrf", ""))
-            address_ = request.client.host if request.client else ""
-            wait = self._failures.wait_seconds(address_)
-            if wait:
-                told = f"too many wrong tokens from here; wait {wait:.0f} s"
-                raise Problem(429, told, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
+            if isinstance(self.access, OwnerAccess) and not self.access.has_tokens:
+                self.access.refuse_stranger(request)
+            self._refuse_often(request)
         except Problem as problem:
             return self.bridge.problem_page(request, problem)
         wanted = _ours(request, form.get("next"))
-        now = self.bridge.client.clock.now_us()
-        token = await run_in_threadpool(self.access.tokens.check, form.get("token", "").strip(), now)
-        if token is None:
-            logger.warning("a wrong token was given from %s", address_)
+        admitted = await run_in_threadpool(self.access.admit, form.get("token", "").strip())
+        if admitted is None:
+            logger.warning("a wrong token was given from %s", _address(request))
             return self._form(request, wanted, wrong=True)
-        self._failures.forgive(address_)
+        return self._admitted(request, wanted, admitted)
+
+    def _refuse_often(self, request: Request) -> None:
+        wait = self._failures.wait_seconds(_address(request))
+        if wait:
+            told = f"too many wrong tokens from here; wait {wait:.0f} s"
+            raise Problem(429, told, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
+
+    def _admitted(self, request: Request, wanted: str, admitted: Admitted) -> Response:
+        self._failures.forgive(_address(request))
         if (visit := request.scope.get(VISIT)) is not None:
-            visit.person = token.person
+            visit.person = admitted.person
         response = RedirectResponse(wanted, 303)
-        set_cookie(request, response, SESSION, self.access.session(token.id), seconds=SESSION_SECONDS)
+        set_cookie(request, response, SESSION, self.access.session(admitted.id), seconds=SESSION_SECONDS)
         return response
 
     async def left(self, request: Request) -> Response:
@@ -101,11 +114,21 @@ class _SigningIn:
             "login.html",
             person=None,
             status=401 if wrong else 200,
-            doc={"next": wanted, "wrong": wrong},
+            doc={"next": wanted, "wrong": wrong, "key": self._key_name()},
             twin=None,
             asked=None,
             now_us=self.bridge.client.clock.now_us(),
         )
+
+    def _key_name(self) -> str | None:
+        """The file whose text signs in here, where that is not a token."""
+        if not isinstance(self.access, OwnerAccess) or self.access.has_tokens:
+            return None
+        return self.access.key.place.name if self.access.key.place is not None else "its key"
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 async def _fields(request: Request) -> dict[str, str]:

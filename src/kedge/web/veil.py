@@ -2,14 +2,18 @@
 
 Works on plain documents just before they become JSON or a page. What the fields of a run hold is gathered from its log
 once and kept up to date, so that a page costs what is new. Without rules it does nothing at all.
+
+A hash of a value that is hidden would tell it to a reader who guesses. So every hash of ours is keyed too: the same for
+the same hash, and of no use without the key.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import msgspec
@@ -19,6 +23,7 @@ from kedge.history.redacting import WORD_CHARS, Sought
 from kedge.model import events as e
 from kedge.model.fold import Status
 from kedge.model.values import unpack
+from kedge.web.access import derived
 from kedge.web.documents import words_of
 
 if TYPE_CHECKING:
@@ -31,6 +36,19 @@ _RUNS: Final = frozenset(
     {"run", "runs", "parent", "child", "children", "other", "root", "fork", "forks", "forked_from", "follows", "source"}
 )
 """Under which names a document says which runs it is about."""
+
+_HASH: Final = re.compile(r"[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]|[0-9a-f]{64}")
+"""A SHA-256 as events and as the API write it."""
+_ACTION: Final = re.compile(r"(:step_\S+:)([0-9a-f]{8})(?![0-9A-Za-z])")
+"""The end of an idempotency key: digits of the digest of its arguments."""
+_VALUES: Final = frozenset(
+    {"arguments", "input", "output", "result", "value", "context", "progress", "changes", "options", "schema",
+     "because", "set"}
+)  # fmt: skip
+"""Under which names documents have values of agents and people: those may hold hashes of their own, and are sent back
+as they were shown."""
+_PUBLIC: Final = frozenset({"seal", "next", "cursor"})
+"""Under which names there are hashes and texts of their form that no value can be guessed from."""
 
 _RUNS_MAX: Final = 500
 _KIN_MAX: Final = 100
@@ -69,6 +87,7 @@ class Veil:
         self._spared = _OURS | frozenset(spared)
         self._client = client
         self._named = Sought(self.fields, ())
+        self._key = derived(client, "hashes")
         self._gathered: OrderedDict[str, _Gathered] = OrderedDict()
         self._words: OrderedDict[frozenset[str], _Words] = OrderedDict()
         self._mutex = threading.Lock()
@@ -83,7 +102,17 @@ class Veil:
         runs = {run} if isinstance(run, str) else set(run or ())
         # What names no run is a text like any other, wherever it stands.
         runs.update(each for each in set(_mentioned(document)) if self._client.store.head(each) is not None)
-        return _Hiding(self._named, self._words_of(runs), runs).value(document, ())
+        return _Hiding(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
+
+    def keyed(self, text: str) -> str:
+        """What is shown for a hash of ours, in the same form; for any other text the keys of actions in it."""
+        if _HASH.fullmatch(text) is None:
+            return _ACTION.sub(lambda found: found[1] + self._digest(found[2]).hex()[:8], text)
+        digest = self._digest(text)
+        return digest.hex() if len(text) == len(digest) * 2 else e.to_text(digest)
+
+    def _digest(self, text: str) -> bytes:
+        return hmac.digest(self._key, text.encode(), "sha256")
 
     def redaction(self, run: str) -> tuple[str, ...] | bool:
         """What an export of a run is to redact: the fields that it has; everything, where others of its family have
@@ -216,7 +245,8 @@ def _is_inside(text: str, at: int) -> bool:
 class _Hiding:
     """Goes through one document. The ids of runs stay as they are: they are how everything is found."""
 
-    def __init__(self, named: Sought, words: _Words, runs: set[str]) -> None:
+    def __init__(self, named: Sought, words: _Words, runs: set[str], keyed: Callable[[str], str]) -> None:
+        self._keyed = keyed
         self._named = named
         self._words = words
         self._runs = runs
@@ -231,8 +261,13 @@ class _Hiding:
         if self._named.is_named(path):
             return HIDDEN
         if isinstance(node, str):
-            return node if node in self._runs else self._text(node, path)
+            return node if node in self._runs else self._text(self._unguessable(node, path), path)
         return HIDDEN if self._is_known(node, path) else node
+
+    def _unguessable(self, text: str, path: tuple[str, ...]) -> str:
+        if not _VALUES.isdisjoint(path) or not _PUBLIC.isdisjoint(path):
+            return text
+        return self._keyed(text)
 
     def _text(self, text: str, path: tuple[str, ...]) -> str:
         """A text, which may be JSON itself, as the arguments of a model's tool call are."""
