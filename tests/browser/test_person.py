@@ -25,7 +25,7 @@ from kedge.runtime.client import Client
 from kedge.runtime.registry import AGENTS
 from kedge.runtime.tokens import issue, revoke
 from kedge.runtime.triggers import TRIGGERS
-from kedge.web.access import TokenAccess
+from kedge.web.access import OwnerAccess, TokenAccess
 from kedge.web.app import asgi
 
 pytestmark = pytest.mark.slow
@@ -271,6 +271,25 @@ def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_thing
         page.goto(f"{server}/runs")
         page.wait_for_url("**/login?next=*")
     assert kd.info("claim-18").status == "waiting"
+
+
+def test_the_owner_signs_in_by_the_link_once_and_by_the_key_of_the_store(kd: Client, watch: Watch) -> None:
+    access = OwnerAccess(kd)
+    with serving(asgi(kd, access=access)) as server:
+        link = str(access.link(f"{server}/"))
+        with watch(server) as window:
+            page = window.goto(link.removeprefix(server))
+            page.wait_for_url(f"{server}/*")
+            expect(page.locator("header .who")).to_be_visible()
+        with watch(server) as window:
+            window.expected.add(401)
+            page = window.goto(link.removeprefix(server))
+            expect(page.get_by_role("main")).to_contain_text("signs in once")
+            page.goto(f"{server}/runs/claim-18")
+            page.wait_for_url("**/login?next=*")
+            page.get_by_label("The key of this store").fill(access.key.text)
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_url("**/runs/claim-18")
 
 
 _FORGED = """async () => (await fetch("/api/v1/runs/claim-18/pause", {

@@ -362,6 +362,7 @@ def test_the_link_signs_one_browser_in_as_an_admin_by_their_own_name(
     with local(kd, stranger=True) as web:
         assert web.get("/health", follow_redirects=False).headers["location"] == "/login?next=%2Fhealth"
         used = web.link
+        assert web.head(used, follow_redirects=False).status_code == 200, "a preview uses no link up"
         answer = web.get(used, follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert "HttpOnly" in answer.headers["set-cookie"]

@@ -54,9 +54,10 @@ class _SigningIn:
         wanted = _ours(request, request.query_params.get("next"))
         try:
             known = await self.access.identify(request)
-            if known is None and "key" in request.query_params and isinstance(self.access, OwnerAccess):
+            key = request.query_params.get("key") if request.method == "GET" else None  # a HEAD uses no link up
+            if known is None and key is not None and isinstance(self.access, OwnerAccess):
                 self._refuse_often(request)
-                admitted = await run_in_threadpool(self.access.redeem, request.query_params["key"])
+                admitted = await run_in_threadpool(self.access.redeem, key)
                 if admitted is not None:
                     return self._admitted(request, wanted, admitted)
                 told = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
