@@ -33,10 +33,13 @@ def open_private(path: str | Path, flags: int) -> int:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise _planted(path) from None
         raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise _planted(path)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        raise _planted(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _planted(path: str | Path) -> StoreUnavailable:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kedge import permissions
 from kedge.errors import KedgeError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
 from kedge.workspace import appending, locking, moving, writing
 from kedge.workspace import packs as packs_module
@@ -302,7 +303,7 @@ def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
         system = Failing(count, number)
         failed: BaseException | None = None
         with monkeypatch.context() as failing:
-            for module in (packs_module, appending, moving, locking):
+            for module in (packs_module, appending, moving, locking, permissions):
                 failing.setattr(module, "os", system)
             failing.setattr(appending, "_fdatasync", system.fdatasync)
             try:
