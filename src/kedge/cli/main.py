@@ -18,7 +18,6 @@ from click.shell_completion import CompletionItem
 
 from kedge.cli.exits import Exit, Told, code_of
 from kedge.errors import KedgeError
-from kedge.sanitizer import visible
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "try": {
@@ -258,6 +257,8 @@ def _drop_output() -> None:
 def _tell(line: str, code: Exit) -> int:
     if os.environ.get("KEDGE_DEBUG"):
         traceback.print_exc()
+    from kedge.sanitizer import visible
+
     # The terminal has written ^C, and the line is not to follow it.
     begin = "\n" if code is Exit.INTERRUPTED and sys.stderr.isatty() else ""
     with contextlib.suppress(OSError):
