@@ -77,9 +77,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kedge.text import printable
+
 
 class KedgeError(Exception):
-    """The root of every error that Kedge raises."""
+    """The root of every error that Kedge raises. Its text can always be printed and stored."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ValueRefused(KedgeError, TypeError):

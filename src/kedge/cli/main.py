@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kedge.cli.exits import Exit, Told, code_of
+from kedge.cli.shell import drop_output
 from kedge.errors import KedgeError
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
@@ -173,11 +175,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # one text that UTF-8 cannot hold stops no command
     try:
         return _invoke(args)
     except BrokenPipeError:
         # Whoever read us has gone, as `head` does; there is nobody to tell.
-        _drop_output()
+        drop_output()
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
         return _tell("interrupted", Exit.INTERRUPTED)
@@ -191,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tell(str(error), code_of(error))
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _drop_output()
+            drop_output()
             return _tell("the output cannot be written: no space is left there; write it to another place", Exit.BAD)
         return _tell(f"this is a bug in Kedge ({type(error).__name__}: {error}); KEDGE_DEBUG=1 shows where", Exit.BUG)
 
@@ -246,12 +251,6 @@ def _said(message: str) -> str:
 def _nearest(word: str, known: Sequence[str] | dict[str, str], otherwise: str) -> str:
     close = get_close_matches(word, known, 1, 0.5)
     return f"did you mean {close[0]}?" if close else otherwise
-
-
-def _drop_output() -> None:
-    """Send what is still to be written nowhere, so that Python does not try again when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(line: str, code: Exit) -> int:

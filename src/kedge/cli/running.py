@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, get_type_hints
 
@@ -17,7 +17,16 @@ from kedge.cli import apps, paint
 from kedge.cli.exits import Exit, Told
 from kedge.cli.people import commands, print_wait
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, text_of
-from kedge.errors import AgentUnknown, RunDiverged, RunFailed, RunPaused, RunWaiting, StepFailed, ValueRefused
+from kedge.errors import (
+    AgentUnknown,
+    KedgeError,
+    RunDiverged,
+    RunFailed,
+    RunPaused,
+    RunWaiting,
+    StepFailed,
+    ValueRefused,
+)
 from kedge.model.codec import plain
 from kedge.model.fold import Step
 from kedge.model.state import State
@@ -347,9 +356,13 @@ class Progress:
             self._thread.join(5)
 
     def _follow(self) -> None:
-        while not self._done.wait(LOOK_SECONDS):
-            self._look()
-        self._look()
+        """Until the run is over. Progress is a courtesy: what cannot be read or printed costs the run nothing."""
+        with suppress(OSError):
+            over = False
+            while not over:
+                over = self._done.wait(LOOK_SECONDS)
+                with suppress(KedgeError):
+                    self._look()
 
     def _look(self) -> None:
         """Print what is new. Steps are shown as they are now, each as often as it comes to something else."""

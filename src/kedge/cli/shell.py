@@ -29,6 +29,7 @@ from kedge.runtime.client import open as open_client
 from kedge.runtime.registry import AnyAgent
 from kedge.sanitizer import visible
 from kedge.store.base import OWN_AGENTS
+from kedge.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -56,6 +57,16 @@ def console(*, stderr: bool = False) -> Console:
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdigit() and int(columns) else PIPE_COLUMNS
     return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere, so that neither we nor Python at its end try a closed pipe again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Shell:
@@ -163,6 +174,7 @@ class Shell:
     def emit_line(self, data: Any) -> None:
         """One line of many: JSON lines."""
         self.write(msgspec.json.encode(_jsonable(data)).decode())
+        sys.stdout.flush()
 
     def write(self, text: str) -> None:
         """A text as it is, with a newline, but for characters that a terminal obeys."""
@@ -228,7 +240,7 @@ def _jsonable(data: Any) -> Any:
     if isinstance(data, msgspec.Struct):
         return {name: _jsonable(getattr(data, name)) for name in data.__struct_fields__}
     if isinstance(data, Mapping):
-        return {str(name): _jsonable(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        return {printable(str(name)): _jsonable(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     if isinstance(data, list | tuple):
         return [_jsonable(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
     return plain(data)

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from kedge.cli import apps, paint
 from kedge.cli.exits import Exit, Told
-from kedge.cli.shell import Shell, command
+from kedge.cli.shell import Shell, command, drop_output
 from kedge.errors import AccessRefused, AgentUnknown, DurationRefused
+from kedge.logger import get_logger
 from kedge.model.retry import seconds
 from kedge.runtime.client import Client
 from kedge.runtime.meters import Scraped
@@ -28,7 +29,7 @@ STYLES: Final = {
     "interrupted": "red",
 }  # fmt: skip
 _QUIET: Final = ("run", "agent", "worker")
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 
 @command("worker", app=True)
@@ -146,6 +147,15 @@ class telling(logging.Handler):  # noqa: N801
         self._logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record. Where nobody reads any more, as after `| head`, the work goes on and nothing is printed."""
+        try:
+            self._print(record)
+        except BrokenPipeError:
+            drop_output()
+        except Exception:
+            self.handleError(record)
+
+    def _print(self, record: logging.LogRecord) -> None:
         told: dict[str, Any] = getattr(record, "kedge", None) or {"what": "note", "": record.getMessage()}
         at_us = round(record.created * 1_000_000)
         if self._shell.json:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Final
 
-from kedge.errors import KedgeError
+from kedge.logger import get_logger
 from kedge.runtime.client import Client
 from kedge.runtime.registry import AGENTS
 from kedge.store.base import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow
 
-logger: Final = logging.getLogger("kedge.engines")
+logger: Final = get_logger("kedge.engines")
 
 POLL_SECONDS: Final = 2.0
 """How often it looks by itself, for bells that were not heard."""
@@ -87,7 +86,7 @@ class Waking:
                     if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
                         await self._tell(await asyncio.to_thread(self._overdue, first=looked is None))
                         looked = clock.monotonic()
-                except KedgeError as error:
+                except Exception as error:  # whatever one look meets, the next one comes all the same
                     logger.warning("store error=%s", error)
                     await asyncio.sleep(self._poll_seconds)
                 with contextlib.suppress(TimeoutError):

@@ -18,6 +18,7 @@ from kedge.model.codec import plain
 from kedge.model.failure import Failure
 from kedge.model.fold import Fold, Status
 from kedge.model.state import State
+from kedge.text import printable_json
 
 TIMELINE_VERSION: Final = 1
 """The version of the JSON form, which docs/showing.md describes."""
@@ -122,7 +123,7 @@ def _document(part: Any) -> Any:
 
 
 def _built(part: msgspec.Struct) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(part))
+    return printable_json(msgspec.to_builtins(part))
 
 
 # making one ---------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from kedge.store.base import (
     Telling,
     Transaction,
 )
+from kedge.text import LONE_SURROGATE, printable
 
 SNAPSHOT_EVERY: Final = 1_024
 """Events between two snapshots: what opening a state folds at the most."""
@@ -470,6 +471,13 @@ class Encoded(NamedTuple):
 
 
 def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
+    try:
+        return _encoded_whole(entry, secret_key)
+    except UnicodeEncodeError as error:
+        raise ValueRefused(f"{_place(entry.event)}: {printable(error.object)}", LONE_SURROGATE) from None
+
+
+def _encoded_whole(entry: Entry, secret_key: bytes) -> Encoded:
     event, values = entry
     if type(event) not in _OURS:
         _refuse_unreadable(event)

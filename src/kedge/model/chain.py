@@ -13,6 +13,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
+from kedge.errors import ValueRefused
+from kedge.text import LONE_SURROGATE, printable
+
 FORMAT: Final = 1
 """The version of the byte format, bound into every genesis."""
 
@@ -20,7 +23,9 @@ HASH_BYTES: Final = 32
 
 
 def genesis(store_id: str, run_id: str) -> bytes:
-    """The hash that stands before a run's first event."""
+    """The hash that stands before a run's first event. Refuses a run id that UTF-8 cannot hold."""
+    if printable(run_id) != run_id:
+        raise ValueRefused(f"run {printable(run_id)}", LONE_SURROGATE)
     parts = (b"kedge", str(FORMAT).encode(), store_id.encode(), run_id.encode())
     return sha256(b"\x03" + b"\x00".join(parts)).digest()
 

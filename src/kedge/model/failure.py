@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from kedge.text import printable
+
 FailureKind: TypeAlias = Literal["error", "timeout", "cancelled", "died", "expired"]
 
 # Inside Failure the name `type` is a field.
@@ -20,7 +22,7 @@ LINE_CHARS_MAX: Final = 500
 
 def type_name(kind: type) -> str:
     """How a type is named on record: by its module and name, and builtins by their name alone."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return printable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 class Frame(msgspec.Struct, frozen=True):

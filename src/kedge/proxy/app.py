@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kedge.errors import AccessRefused, KedgeError, ValueRefused
+from kedge.logger import get_logger
 from kedge.proxy.calling import Caller, Calling, Send, relay
 from kedge.proxy.chat import Chat
 from kedge.proxy.conversations import Conversations
@@ -28,7 +28,7 @@ from kedge.proxy.wire import Asked, Wire, is_map
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge.proxy")
+logger: Final = get_logger("kedge.proxy")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

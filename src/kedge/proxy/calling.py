@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import httpx
 import msgspec
 
 from kedge.errors import KedgeError
+from kedge.logger import get_logger
 from kedge.model.events import PageFaulted, to_text
 from kedge.model.failure import Failure
 from kedge.proxy.conversation import GONE, Conversation, Exchange
@@ -27,7 +27,7 @@ from kedge.proxy.wire import Answered, Asked, Call, Splice, Wire, is_map
 from kedge.runtime.failures import describe
 from kedge.window import Answer, Decision, Window
 
-logger: Final = logging.getLogger("kedge.proxy")
+logger: Final = get_logger("kedge.proxy")
 
 ROUNDS_MAX: Final = 8
 """How often a model is asked again, within one reply, after it asked the window for something."""

@@ -7,7 +7,6 @@ ours for as long as the conversation is open here.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ import msgspec
 
 from kedge.errors import LeaseLost, LogError
 from kedge.log.handle import Entry, RunLog
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.model.keys import action_key, arguments_digest
@@ -32,7 +32,7 @@ from kedge.window import Decision, Window
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge.proxy")
+logger: Final = get_logger("kedge.proxy")
 
 EXCHANGE: Final = "exchange"
 """The fact that keeps what a client did not see."""

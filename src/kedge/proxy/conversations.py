@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kedge.errors import AccessRefused, KedgeError, LogError
+from kedge.logger import get_logger
 from kedge.proxy.chat import Chat
 from kedge.proxy.conversation import Conversation
 from kedge.proxy.finding import ROOT_TAG, TIP_TAG, Course
@@ -25,7 +25,7 @@ from kedge.window import Window
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge.proxy")
+logger: Final = get_logger("kedge.proxy")
 
 OPEN_MAX: Final = 256
 """Conversations that are kept in memory; of more, those that rest longest are let go."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import logging
 import math
 import os
 import threading
@@ -41,6 +40,7 @@ from kedge.history.redacting import Redaction
 from kedge.ids import Ids, RandomIds
 from kedge.log import Log, Recorded, Report
 from kedge.log.verify import Progress
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
@@ -80,7 +80,7 @@ S = TypeVar("S")
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 _FOLLOW_SECONDS: Final = 0.1
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 import math
 import threading
 import types
@@ -24,6 +23,7 @@ from kedge.errors import KedgeError, LeaseLost, OutsideBranch
 from kedge.ids import Ids
 from kedge.log.handle import Entry, Hold, RunLog
 from kedge.log.log import Log
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.runtime.applying import StandIn
 from kedge.runtime.files import Files, Folders
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kedge.runtime.lineage import Lineage
     from kedge.runtime.waits import Intervened, Waiter
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 _LIVE: Final = math.inf
 _RELUCTANT_SECONDS: Final = 0.05

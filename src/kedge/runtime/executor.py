@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -31,6 +30,7 @@ from kedge.errors import (
 )
 from kedge.history.rewind import rewind
 from kedge.log.handle import Entry, RunLog
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.fold import BESIDE
 from kedge.model.typed import convert
@@ -47,7 +47,7 @@ from kedge.runtime.standing import Advanced, ended, standing
 from kedge.runtime.steps import first_entries
 from kedge.store.base import ENDED, Head
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 WARM_MAX: Final = 64
 """Runs that wait and are kept in memory."""

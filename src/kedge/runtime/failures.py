@@ -18,6 +18,7 @@ import msgspec
 
 from kedge.errors import KedgeError, NotDone, RateLimited, RunFailed, StepFailed
 from kedge.model.failure import Failure, FailureKind, Frame, type_name
+from kedge.text import printable
 
 CHAIN_MAX: Final = 16
 """How deep causes, contexts and members are followed."""
@@ -288,7 +289,8 @@ def _cut_off(failure: Failure | None, depth: int) -> Failure | None:
 
 
 def _shortened(text: str, chars_max: int) -> str:
-    return text[:chars_max] if len(text) <= chars_max else f"{text[:chars_max]}… (cut)"
+    """A text of an error, which is always one that can be stored and shown."""
+    return printable(text if len(text) <= chars_max else f"{text[:chars_max]}… (cut)")
 
 
 def _told(obj: object) -> str:
@@ -317,7 +319,7 @@ def _frames(traceback: TracebackType | None, skip: tuple[str, ...], *, is_ours: 
         # The innermost one says where the error was raised, and stays whoever's it is; but one of ours that carries a
         # recorded failure is raised elsewhere when it is replayed.
         if (traceback.tb_next is None and not is_ours) or not any(module.startswith(f"{name}.") for name in skip):
-            frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_qualname))
+            frames.append(Frame(printable(code.co_filename), traceback.tb_lineno, printable(code.co_qualname)))
         traceback = traceback.tb_next
     if len(frames) <= FRAMES_MAX:
         return tuple(frames)

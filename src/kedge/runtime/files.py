@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kedge.errors import KedgeError, NotDone, WorkspaceRefused
 from kedge.log.handle import Entry
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.fold import Step
 from kedge.model.ledger import Ledger, LedgerFacts
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kedge.runtime.gate import Attempting
     from kedge.runtime.registry import Effect
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 _TOLD_MAX: Final = 20
 _ROUNDS_MAX: Final = 5

@@ -7,7 +7,6 @@ firing and the run that it starts are one commit, so whoever attends may die any
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
@@ -28,6 +27,7 @@ from kedge.errors import (
 )
 from kedge.log.handle import Entry, RunLog
 from kedge.log.log import Log
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model import fold
 from kedge.model.typed import convert
@@ -48,7 +48,7 @@ from kedge.store.base import ENDED, Append, Message, RunQuery, RunRow, Store
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 FIRE: Final = "kedge.fire"
 """The name under which somebody's wish to fire reaches a trigger that is held, or declared elsewhere."""

@@ -5,17 +5,18 @@ A thread does it, so that code which holds up a loop loses nothing by that. What
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from kedge.clock import Clock, SystemClock
-from kedge.errors import EpochStale, KedgeError, LeaseLost, LogError
+from kedge.errors import EpochStale, LeaseLost, LogError
+from kedge.logger import get_logger
 from kedge.store.base import Store
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 LEASE_SECONDS: Final = 30.0
 """How long a lease lasts unless it is kept, where nothing else is said."""
@@ -101,7 +102,7 @@ class Leases:
             kept = self._store.keep(self._holder, [lease.run for lease in held], seconds=seconds)
             lost = [lease for lease in held if kept.get(lease.run) != lease.epoch]
             heads = {lease.run: self._store.head(lease.run) for lease in lost}
-        except KedgeError as error:
+        except Exception as error:  # the thread that keeps leases must outlive whatever one try meets
             logger.warning("leases of %s could not be kept, and are tried again: %s", self._holder, error)
             return
         for lease in held:
@@ -112,9 +113,12 @@ class Leases:
                 # A run that is not written yet has no head, and nobody could have taken it.
                 self.drop(lease)
                 taken = head.epoch != lease.epoch
-                lease.lost(
+                reason: LogError = (
                     EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
                 )
+                # A listener that fails, say because its loop was closed, keeps no other from hearing.
+                with contextlib.suppress(Exception):
+                    lease.lost(reason)
 
     def _keep_on(self) -> None:
         while not self._stop.wait(self._nap_seconds()):

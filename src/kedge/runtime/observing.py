@@ -7,7 +7,6 @@ an observer that fails is logged and costs the run nothing.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from kedge.errors import KedgeError
 from kedge.log.handle import Entry
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.runtime.failures import describe
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kedge.runtime.registry import ToolStep
     from kedge.runtime.standing import Advanced
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 _TRACE_WITHIN: Final = 8
 """Among how many of a run's first events the trace is looked for that it belongs to."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from kedge.errors import LogError, RunDiverged, RunExists, RunPaused, RunWaiting
 from kedge.log import Recorded
+from kedge.logger import get_logger
 from kedge.model.state import State
 from kedge.runtime import terminal
 from kedge.runtime.registry import Agent, AnyAgent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 _FOLLOW_SECONDS: Final = 0.1
 
 

@@ -6,7 +6,6 @@ A run that somebody is at is taken back by them, as soon as they come to rest; a
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ from kedge.history.fork import UNCHANGED, Conditions, Fork, fork
 from kedge.history.rewind import rewind
 from kedge.log.handle import Entry, Rights, RunLog
 from kedge.log.log import Log
+from kedge.logger import get_logger
 from kedge.model import chain
 from kedge.model import events as e
 from kedge.model.fold import BESIDE, Fold, Step
@@ -47,7 +47,7 @@ from kedge.store.base import Append, Message, Row
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02

@@ -14,8 +14,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from kedge.errors import EpochStale, HandleClosed, KedgeError, LeaseLost, LogError, StoreError
+from kedge.errors import EpochStale, HandleClosed, KedgeError, LeaseLost, LogError
 from kedge.log.handle import RunLog
+from kedge.logger import get_logger
 from kedge.runtime import firing, hooks
 from kedge.runtime.executor import Claim, Executor
 from kedge.runtime.leases import LEASE_SECONDS
@@ -26,7 +27,7 @@ from kedge.store.base import FEED_RANG, Claimed
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge.worker")
+logger: Final = get_logger("kedge.worker")
 
 POLL_SECONDS: Final = 1.0
 """How often a worker looks by itself, for what rang no bell: a time that came, a lease that ran out."""
@@ -166,7 +167,7 @@ class Worker:
         if calm:
             await asyncio.sleep(_CALM_SECONDS)
         seconds = self._poll_seconds
-        with contextlib.suppress(KedgeError):
+        with contextlib.suppress(Exception):
             agents = (*(self._known() if self._room() > 0 else ()), *self._duty_agents)
             soonest = await asyncio.to_thread(self._client.store.soonest_us, agents=agents)
             if soonest is not None:
@@ -209,8 +210,10 @@ class Worker:
             claimed = await self._claim(self._known(), room) if room > 0 else []
             if not claimed and room <= 0:
                 await self._give_way(executor)
-        except (StoreError, LogError) as error:
-            _tell("store", level=logging.WARNING, worker=self.name, error=str(error))
+        except Exception as error:
+            # Whatever goes wrong in one look, a fault of our own included, the next one comes all the same.
+            unknown = None if isinstance(error, KedgeError) else error
+            _tell("store", level=logging.WARNING, worker=self.name, error=str(error), exc_info=unknown)
             return False
         for each in claimed:
             self._begin(executor, *each)
@@ -403,7 +406,7 @@ class Worker:
                 self._bell.set()
 
     async def _quietly(self, do: Any) -> None:
-        with contextlib.suppress(KedgeError):
+        with contextlib.suppress(Exception):
             await asyncio.to_thread(do)
 
 

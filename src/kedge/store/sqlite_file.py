@@ -23,10 +23,12 @@ from kedge.errors import (
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
+    ValueRefused,
 )
 from kedge.permissions import reserve
 from kedge.store.base import STORE_FORMAT, Durability, row_check
 from kedge.store.sql import migration, queries, schema
+from kedge.text import LONE_SURROGATE, printable
 
 APPLICATION_ID: Final = 0x6B656467
 """`kedg` in the file's header, so that no other SQLite file is taken for a store."""
@@ -292,11 +294,13 @@ class SqliteFile:
         """Turns SQLite's errors into ours; `database is locked` never reaches a caller."""
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise self.explain(error) from error
 
     def explain(self, error: BaseException) -> BaseException:
         """What an error means in our words; one that is not SQLite's stays as it is."""
+        if isinstance(error, UnicodeEncodeError):
+            return ValueRefused(printable(error.object), LONE_SURROGATE)
         if isinstance(error, UnicodeDecodeError):
             return StoreBroken(self.place, "holds text that is none")
         if not isinstance(error, sqlite3.Error):

@@ -9,22 +9,25 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from kedge.model.codec import plain
+from kedge.text import printable, printable_json
 
 
 def document(data: Any) -> Any:
     """Structs become objects. What a field says may be anything is a value of an agent: tagged as it is in the log."""
     if isinstance(data, msgspec.Struct):
         if not holds_values(type(data)):
-            return msgspec.to_builtins(data)
+            return printable_json(msgspec.to_builtins(data))
         given = {name: (getattr(data, field), free) for field, name, free in _fields(type(data))}
         made = {name: _value(value) if free else document(value) for name, (value, free) in given.items()}
         config = type(data).__struct_config__
         return made if config.tag is None else {str(config.tag_field): config.tag, **made}
     if isinstance(data, Mapping):
-        return {str(name): document(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        return {printable(str(name)): document(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
     if isinstance(data, list | tuple):
         return [document(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
-    if data is None or type(data) in (str, int, float, bool):
+    if isinstance(data, str):
+        return printable(data)
+    if data is None or type(data) in (int, float, bool):
         return data
     return _value(data)
 

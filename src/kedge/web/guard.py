@@ -7,7 +7,6 @@ be kept waiting for one.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
@@ -18,6 +17,7 @@ import msgspec
 from starlette.responses import HTMLResponse, Response
 
 from kedge.clock import Clock
+from kedge.logger import get_logger
 from kedge.web.problems import Problem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-logger: Final = logging.getLogger("kedge.web")
+logger: Final = get_logger("kedge.web")
 
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

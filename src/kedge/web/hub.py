@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,6 +17,7 @@ import msgspec
 
 from kedge.errors import RunUnknown, ValueErased
 from kedge.log.log import Recorded
+from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.codec import plain
 from kedge.store.base import ENDED, RunQuery
@@ -46,7 +46,7 @@ PAGE_BYTES: Final = 262_144
 _PAGES_KEPT: Final = 64
 _READERS: Final = 4
 _HIDDEN: Final = frozenset({"kind", "at", "data"})
-logger: Final = logging.getLogger("kedge.web")
+logger: Final = get_logger("kedge.web")
 _encode: Final = msgspec.json.Encoder().encode
 
 

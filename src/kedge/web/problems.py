@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any, Final
 
@@ -10,8 +9,10 @@ import msgspec
 from starlette.responses import Response
 
 from kedge import errors
+from kedge.logger import get_logger
+from kedge.text import printable_json
 
-logger: Final = logging.getLogger("kedge.web")
+logger: Final = get_logger("kedge.web")
 
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.RunUnknown, 404),
@@ -82,7 +83,7 @@ class Problem(Exception):
         }
 
     def response(self) -> Response:
-        body = msgspec.json.encode(self.document())
+        body = msgspec.json.encode(printable_json(self.document()))
         return Response(body, self.status, self.headers, media_type="application/problem+json")
 
 

@@ -74,7 +74,7 @@ def render(
         place=bridge.client.store.place,
         **given,
     )  # fmt: skip
-    response = HTMLResponse(text, status, headers)
+    response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
     bridge.access.dress(request, response)
     return response
 

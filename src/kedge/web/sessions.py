@@ -6,7 +6,6 @@ after twelve hours, and at once when its token is revoked or expires.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarletteRoute
 
+from kedge.logger import get_logger
 from kedge.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
 from kedge.web.guard import VISIT, Buckets
 from kedge.web.problems import Problem
@@ -24,7 +24,7 @@ from kedge.web.routing import address
 if TYPE_CHECKING:
     from kedge.web.bridge import Bridge
 
-logger: Final = logging.getLogger("kedge.web")
+logger: Final = get_logger("kedge.web")
 
 FORM: Final = "application/x-www-form-urlencoded"
 FAILURES_PER_MINUTE: Final = 10

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,6 +19,7 @@ from typing import Final
 import msgspec
 
 from kedge.clock import Clock
+from kedge.logger import get_logger
 from kedge.workspace import remembering, tree
 from kedge.workspace.gathering import Found, Gathering, Wanted
 from kedge.workspace.ignoring import IGNORE_FILES, Rules
@@ -31,7 +31,7 @@ from kedge.workspace.tree import Entry, Id
 from kedge.workspace.vault import Vault, Writing
 from kedge.workspace.watching import Watch, is_trusted
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 ROUNDS_MAX: Final = 6
 """How often what moved while it was looked at is looked at again, for one snapshot."""

@@ -7,7 +7,6 @@ whoever does anything with the folder next.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +20,7 @@ import msgspec
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import KedgeError, SnapshotBroken, WorkspaceRefused
+from kedge.logger import get_logger
 from kedge.permissions import make_folder
 from kedge.workspace import criu, processes, restoring, tree
 from kedge.workspace.ignoring import Rules, Scope
@@ -30,7 +30,7 @@ from kedge.workspace.scanning import Scanner
 from kedge.workspace.tree import Change, Entry, Id
 from kedge.workspace.vault import Vault
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 Processes = Literal["noticed", "taken"]
 

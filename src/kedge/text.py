@@ -1,0 +1,25 @@
+"""Text that UTF-8 can hold: a lone surrogate, half of a pair, is written as its escape (`\\ud83d`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+LONE_SURROGATE: Final = "holds a lone surrogate, which UTF-8 cannot; write the whole character, or leave it out"
+"""Why a name is refused that no store could hold."""
+
+
+def printable(text: str) -> str:
+    """The text itself where UTF-8 can hold it, else with each lone surrogate as its escape."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def printable_json(data: Any) -> Any:
+    """JSON types with every text printable, keys included."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, Mapping):
+        return {printable_json(name): printable_json(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(data, list | tuple):
+        return [printable_json(each) for each in data]  # pyright: ignore[reportUnknownVariableType]
+    return data
