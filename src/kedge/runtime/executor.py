@@ -24,6 +24,7 @@ from kedge.errors import (
     MessageGone,
     RunBusy,
     RunExists,
+    StoreError,
     TimeRefused,
     ValueRefused,
     WorkspaceRefused,
@@ -238,9 +239,15 @@ class Executor:
     def _claimed(self, run: str) -> Claim:
         """Take a run for ourselves."""
         engine = self.engine
+        engine.leases.await_release(run)
         left = engine.log.head(run)
         since = engine.clock.monotonic()
-        head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        try:
+            head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        except StoreError:
+            # It may have been taken all the same, and nobody here would be at it.
+            engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
+            raise
         return Claim(head, since, engine.lease_seconds, left.holder is not None, left.lease_until_us)
 
     def _warmed(self, run: str, claim: Claim | None, *, hosts: bool) -> Execution | None:
@@ -258,7 +265,7 @@ class Executor:
         head = claim.head
         if head.seq != ex.log.seq or head.hash != ex.log.hash:
             if ours:
-                engine.log.store.release(run, epoch=head.epoch, holder=engine.holder)
+                engine.leases.release(run, head.epoch)
             self._drop(ex)
             return None
         ex.parked = False
@@ -292,7 +299,7 @@ class Executor:
             stays = self._stays(log)
             if stays is not None:
                 self._hear_nothing(log)
-                engine.log.store.release(run, epoch=log.epoch, holder=engine.holder)
+                engine.leases.release(run, log.epoch)
                 return stays
             agent = agent or AGENTS.get(facts.agent)
             point = machine.resume_point(engine.log, run, log.fold) if agent.is_machine else machine.Resumed()
@@ -317,7 +324,7 @@ class Executor:
         except BaseException as error:
             observing.let_go(ex, error=error)
             if ours:
-                engine.log.store.release(run, epoch=claim.head.epoch, holder=engine.holder, left=claim.left)
+                engine.leases.release(run, claim.head.epoch, left=claim.left)
             raise
         return ex
 
@@ -488,9 +495,7 @@ class Executor:
             ex = self._execution(AGENTS.get(log.fold.facts.agent), log, machine.Resumed(), hosts=False)
             return await self._undone(ex, claim, step, partial(undoing.undo, by=by, because=because, settled=settled))
         finally:
-            with contextlib.suppress(KedgeError):
-                store = self.engine.log.store
-                store.release(run, epoch=claim.head.epoch, holder=self.engine.holder, left=claim.left)
+            self.engine.leases.release(run, claim.head.epoch, left=claim.left)
 
     async def _undone(self, ex: Execution, claim: Claim, step: e.StepId, undo: Callable[..., Any]) -> str:
         log = ex.log
@@ -547,8 +552,7 @@ class Executor:
 
     def _release(self, ex: Execution, *, left: bool = False) -> None:
         self._drop_lease(ex)
-        with contextlib.suppress(KedgeError):
-            self.engine.log.store.release(ex.run_id, epoch=ex.log.epoch, holder=self.engine.holder, left=left)
+        self.engine.leases.release(ex.run_id, ex.log.epoch, left=left)
 
     def _drop_lease(self, ex: Execution) -> None:
         if ex.lease is not None:
@@ -594,13 +598,20 @@ class Executor:
                 child = advanced.renewed_as
             except RunBusy:
                 await asyncio.sleep(POLL_SECONDS)
-            except (KedgeError, asyncio.CancelledError) as error:
+            except Exception as error:
                 logger.warning("%s: stopped being advanced here: %s", child, error)
+                if isinstance(error, StoreError) or not isinstance(error, KedgeError):
+                    raise
                 return
 
     def _child_done(self, child: str, task: asyncio.Task[Any]) -> None:
+        """A child is not advanced here any more. An error of the store, or of our own, reaches the runs that wait for
+        the child: they are interrupted too, and go on from the store another time."""
         self._children.pop(child, None)
+        error = None if task.cancelled() else task.exception()
         for parent in self._watchers.pop(child, set()):
+            if error is not None and parent.signal is None:
+                parent.close(Interrupted(error), cut=True)
             parent.stirred.set()
 
     def _children_of(self, ex: Execution) -> bool:

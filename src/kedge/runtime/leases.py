@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kedge.clock import Clock, SystemClock
-from kedge.errors import EpochStale, LeaseLost, LogError
+from kedge.errors import EpochStale, KedgeError, LeaseLost, LogError, StoreClosed, StoreError
 from kedge.logger import get_logger
 from kedge.store.base import Store
 
@@ -49,6 +49,7 @@ class Leases:
         self._holder = holder
         self._clock = clock
         self._held: dict[str, Lease] = {}
+        self._unreleased: dict[tuple[str, int], bool] = {}
         self._mutex = threading.Lock()
         self._keeping = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -60,10 +61,7 @@ class Leases:
         if not math.isinf(seconds):
             with self._mutex:
                 self._held[run] = lease
-                # A clock that somebody moves by hand is looked at by whoever drives the run.
-                if self._thread is None and isinstance(self._clock, SystemClock):
-                    self._thread = threading.Thread(target=self._keep_on, name="kedge-leases", daemon=True)
-                    self._thread.start()
+                self._begin()
         return lease
 
     def drop(self, lease: Lease) -> None:
@@ -72,8 +70,24 @@ class Leases:
             if self._held.get(lease.run) is lease:
                 del self._held[lease.run]
 
+    def release(self, run: str, epoch: int, *, left: bool = False) -> None:
+        """Let a run go in the store. Where the store cannot do that now, it is tried again until it can: a run that
+        nobody here is at must not stay ours."""
+        with self._mutex:
+            self._unreleased[run, epoch] = left
+        self._release()
+
+    def await_release(self, run: str) -> None:
+        """Raise the store's error while a run that we want to take is still to be let go."""
+        with self._mutex:
+            waiting = any(named == run for named, _ in self._unreleased)
+        if waiting and (error := self._release()) is not None:
+            raise error
+
     def look(self) -> None:
-        """Keep what has used up its share of time, and tell whoever lost theirs."""
+        """Keep what has used up its share of time, tell whoever lost theirs, and let go of what could not be before."""
+        if self._unreleased:
+            self._release()
         now = self._clock.monotonic()
         with self._mutex:
             wanted = any(lease.until - now < lease.seconds * (1 - 1 / _SHARE) for lease in self._held.values())
@@ -90,6 +104,34 @@ class Leases:
             self._thread.join()
 
     # inside -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        # A clock that somebody moves by hand is looked at by whoever drives the run.
+        if self._thread is None and isinstance(self._clock, SystemClock):
+            self._thread = threading.Thread(target=self._keep_on, name="kedge-leases", daemon=True)
+            self._thread.start()
+
+    def _release(self) -> StoreError | None:
+        """Let go of what is to be let go. Returns why some of it could not be."""
+        failed: StoreError | None = None
+        with self._mutex:
+            unreleased = list(self._unreleased.items())
+        for (run, epoch), left in unreleased:
+            try:
+                self._store.release(run, epoch=epoch, holder=self._holder, left=left)
+            except StoreClosed:
+                pass  # its locks are gone with it
+            except StoreError as error:
+                failed = error
+                continue
+            except KedgeError:
+                pass  # it is not ours any more
+            with self._mutex:
+                self._unreleased.pop((run, epoch), None)
+        if failed is not None:
+            with self._mutex:
+                self._begin()
+        return failed
 
     def _keep(self) -> None:
         with self._mutex:

@@ -251,8 +251,7 @@ class Worker:
 
     def _give_back(self, claimed: Sequence[Claimed]) -> None:
         for each in claimed:
-            with contextlib.suppress(KedgeError):
-                self._client.store.release(each.head.run, epoch=each.head.epoch, holder=self.name, left=True)
+            self._client.engine.leases.release(each.head.run, each.head.epoch, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
@@ -348,8 +347,7 @@ class Worker:
             await asyncio.sleep(client.clock.nap_seconds(seconds))
         finally:
             client.engine.leases.drop(lease)
-            with contextlib.suppress(KedgeError):
-                client.store.release(head.run, epoch=head.epoch, holder=self.name, left=True)
+            client.engine.leases.release(head.run, head.epoch, left=True)
 
     # duties -----------------------------------------------------------------------------------
 
@@ -401,8 +399,7 @@ class Worker:
                 await duty.rest(_REST_SECONDS[0])
             finally:
                 client.engine.leases.drop(lease)
-                with contextlib.suppress(KedgeError):
-                    client.store.release(head.run, epoch=head.epoch, holder=self.name, left=left)
+                client.engine.leases.release(head.run, head.epoch, left=left)
                 self._bell.set()
 
     async def _quietly(self, do: Any) -> None:

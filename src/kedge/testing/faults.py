@@ -32,10 +32,11 @@ def faulty(
     store: Store,
     *,
     fail_at: int | None = None,
+    times: int = 1,
     when: Literal["before", "after"] = "before",
     error: BaseException | None = None,
 ) -> FaultyStore:
-    """Pass every operation on to a store, except that one of them fails.
+    """Pass every operation on to a store, except that one of them fails, or with `times` so many in a row.
 
     Operations are counted from 1. `when="before"`: the operation is not done. `when="after"`: it is
     done, but its caller is not told. Without `fail_at` nothing fails and operations are only counted,
@@ -46,14 +47,15 @@ def faulty(
     """
     error = error or StoreUnavailable(store.place, "failed on purpose")
     # The cast says what __getattr__ does: it has every method that the store has.
-    return cast("FaultyStore", _Counting(store, fail_at, when == "after", error))
+    return cast("FaultyStore", _Counting(store, fail_at, times, when == "after", error))
 
 
 class _Counting:
-    def __init__(self, store: Store, fail_at: int | None, after: bool, error: BaseException) -> None:
+    def __init__(self, store: Store, fail_at: int | None, times: int, after: bool, error: BaseException) -> None:
         self.operations = 0
         self.failed: str | None = None
-        self._store, self._fail_at, self._after, self._error = store, fail_at, after, error
+        self._store, self._after, self._error = store, after, error
+        self._failing = range(0) if fail_at is None else range(fail_at, fail_at + times)
         self._lock = Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +67,7 @@ class _Counting:
         def counted(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
                 self.operations += 1
-                fails = self.operations == self._fail_at
+                fails = self.operations in self._failing
             if fails:
                 self.failed = name
             if fails and not self._after:
