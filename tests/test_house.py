@@ -25,7 +25,8 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 LAYERS: Final = {
-    "errors": 0, "clock": 0, "ids": 0, "once": 0, "logger": 0, "permissions": 0, "sanitizer": 0, "text": 0,
+    "errors": 0, "clock": 0, "ids": 0, "once": 0,
+    "logger": 0, "permissions": 0, "processes": 0, "sanitizer": 0, "text": 0,
     "model": 1,
     "store": 2,
     "log": 3,

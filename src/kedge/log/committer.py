@@ -18,6 +18,7 @@ from typing import Final
 
 from kedge.clock import Clock, SystemClock
 from kedge.errors import LogError
+from kedge.processes import hears_of_forks
 from kedge.store.base import Append, Head, Store
 
 GROUP_MAX: Final = 512
@@ -86,6 +87,19 @@ class Committer:
         self._wake = threading.Event()
         self._closed = False
         self._open = 0
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """What waits is the parent's to commit, and so is whatever the parent's runs would still write."""
+        self._mutex, self._closed, self._thread = threading.Lock(), True, None
+        self._queue.clear()
+        _unhurried()
 
     # three ways in ----------------------------------------------------------------------------
 
@@ -426,6 +440,15 @@ def _hurry(change: int) -> None:
             _usual_seconds = sys.getswitchinterval()
         _hurrying += change
         sys.setswitchinterval(min(_usual_seconds, HURRIED_SECONDS) if _hurrying else _usual_seconds)
+
+
+def _unhurried() -> None:
+    """In a child, which has no such thread."""
+    global _hurrying, _hurry_mutex
+    _hurry_mutex = threading.Lock()
+    if _hurrying:
+        _hurrying = 0
+        sys.setswitchinterval(_usual_seconds)
 
 
 def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:

@@ -45,6 +45,7 @@ from kedge.model import events as e
 from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
+from kedge.processes import hears_of_forks, keep_inherited
 from kedge.runtime import approving, asked, firing, waits
 from kedge.runtime.acting import Acting
 from kedge.runtime.applying import StandIn
@@ -103,24 +104,37 @@ class Client(Acting):
         self.store = store
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
-        self.log = Log(store, clock=self.clock, behind=behind)
-        self.engine = Engine(
-            self.log,
-            clock=self.clock,
-            ids=self.ids,
-            holder=f"{os.getpid()}-{self.ids.new('h')}",
-            build=build,
-            lease_seconds=_lease_seconds(store) if lease_seconds is None else lease_seconds,
-            grace_seconds=grace_seconds,
-            stand_in=stand_in,
-            roles=roles,
-        )
+        self._behind = behind
+        self._options: dict[str, Any] = {
+            "build": build,
+            "lease_seconds": _lease_seconds(store) if lease_seconds is None else lease_seconds,
+            "grace_seconds": grace_seconds,
+            "stand_in": stand_in,
+            "roles": roles,
+        }
+        self._closed = False
+        self._begin()
+        mark_log_records()
+        hears_of_forks(self)
+
+    def _begin(self) -> None:
+        """What belongs to one process: its name as a holder, its log, its loops and threads."""
+        holder = f"{os.getpid()}-{self.ids.new('h')}"
+        self.log = Log(self.store, clock=self.clock, behind=self._behind)
+        self.engine = Engine(self.log, clock=self.clock, ids=self.ids, holder=holder, **self._options)
         self._own: OwnLoop | None = None
         self.desks = Desks(self)
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
         self._mutex = threading.Lock()
-        self._closed = False
-        mark_log_records()
+
+    def before_fork(self) -> None: ...
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None:
+        """A child has its own of everything. What runs in the parent is the parent's, and is let alone."""
+        keep_inherited(self.log, self.engine, self._own, self.desks, self._executors)
+        self._begin()
 
     def __enter__(self) -> Client:
         return self

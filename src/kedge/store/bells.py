@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kedge.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
+from kedge.processes import hears_of_forks
 
 LOOK_SECONDS: Final = 0.25
 """How often a watcher asks whether somebody wrote who does not ring."""
@@ -50,6 +51,20 @@ class Bells:
         self._mutex = threading.Lock()
         self._watchers: list[Ring] = []
         self._own: _Bell | None = None
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """The bell is the parent's, and so is the thread that listens to it."""
+        self._mutex = threading.Lock()
+        if self._own is not None:
+            self._own.leave()
+        self._watchers, self._own = [], None
 
     def watch(self, ring: Ring) -> Callable[[], None]:
         """Call `ring` with a run's id, or "", when somebody rings; returns how to stop."""
@@ -131,6 +146,11 @@ class _Bell:
                     os.write(self._writes, b"\n")
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
+
+    def leave(self) -> None:
+        """In a process that inherited it: close the pipe here, so that it ends with who listens to it."""
+        for descriptor in {self._reads, self._writes}:
+            os.close(descriptor)
 
     def _listen(self) -> None:
         heard = select.poll()

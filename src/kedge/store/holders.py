@@ -16,6 +16,7 @@ from typing import Final
 
 from kedge.errors import StoreUnavailable
 from kedge.permissions import open_private
+from kedge.processes import hears_of_forks
 
 _NAPS_SECONDS: Final = (0.001,) * 100
 
@@ -26,6 +27,21 @@ class Holders:
     def __init__(self, store_path: Path) -> None:
         self._path = store_path
         self._held: dict[str, int] = {}
+        self._mutex = threading.Lock()
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's locks here. They stay locked there: a lock belongs to all copies of its descriptor,
+        and goes with the last of them."""
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
         self._mutex = threading.Lock()
 
     def hold(self, holder: str) -> None:

@@ -6,7 +6,6 @@ Knows how to connect, commit, fail and try again; what is read and written is th
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 import time
@@ -28,6 +27,7 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from kedge.processes import hears_of_forks, keep_inherited
 from kedge.store.base import Durability
 from kedge.store.postgres_wire import Failed, Q, Session, Statement
 from kedge.store.sql import migration, schema
@@ -83,8 +83,8 @@ class PostgresServer:
         durable = Q.durable if durability == "power" else _literal("off")
         lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
         self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
-        self._process = os.getpid()
         self._closed = False
+        hears_of_forks(self)
         self.q = Statements(self.qualified)
         try:
             self.format = self.run(lambda session: self._prepare(session, create=create, new=new))
@@ -92,6 +92,19 @@ class PostgresServer:
         except BaseException:
             self.close()
             raise
+
+    # forks ------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None: ...
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None:
+        """What the parent has connected is not ours, and may not be closed: that would end it there."""
+        keep_inherited(*self._idle, *self._lent)
+        self._idle.clear()
+        self._lent.clear()
+        self._room = threading.BoundedSemaphore(self.sessions_max)
 
     # what the store asks for ------------------------------------------------------------------
 
@@ -200,11 +213,6 @@ class PostgresServer:
 
     def _connected(self, idle: deque[Session]) -> Session:
         """One of those that are idle, or a new one."""
-        if self._process != os.getpid():
-            # What a parent process has connected is not ours.
-            self._process = os.getpid()
-            self._idle.clear()
-            self._lent.clear()
         with contextlib.suppress(IndexError):
             return idle.pop()
         waiting = Waiting(self)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kedge.errors import (
+    KedgeError,
     StoreBroken,
     StoreBusy,
     StoreClosed,
@@ -26,6 +27,7 @@ from kedge.errors import (
     ValueRefused,
 )
 from kedge.permissions import reserve
+from kedge.processes import hears_of_forks, keep_inherited
 from kedge.store.base import STORE_FORMAT, Durability, row_check
 from kedge.store.sql import migration, queries, schema
 from kedge.text import LONE_SURROGATE, printable
@@ -44,6 +46,8 @@ _READERS_IDLE_MAX: Final = 8
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
+_FORK_SECONDS_MAX: Final = 5.0
+"""How long a fork waits for what other threads are reading and writing."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
@@ -81,6 +85,10 @@ class SqliteFile:
         self._mutex = threading.Lock()
         self._writing = Writing(self)
         self._readers: deque[sqlite3.Connection] = deque()
+        self._lent: set[sqlite3.Connection] = set()
+        self._transacting: set[sqlite3.Connection] = set()
+        self._inherited = False
+        self._resting = False
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
@@ -94,6 +102,44 @@ class SqliteFile:
             except BaseException:
                 self._writer.close()
                 raise
+        hears_of_forks(self)
+
+    # forks ------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close every connection: SQLite keeps count of its locks by process, and a child would believe that it holds
+        those of its parent. What other threads read and write is waited for, but not for ever."""
+        self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
+        waited = 0.0
+        while self._lent and waited < _FORK_SECONDS_MAX:
+            time.sleep(_LONGEST_NAP_SECONDS)
+            waited += _LONGEST_NAP_SECONDS
+        if self._resting and not self._closed:
+            while self._readers:
+                self._readers.pop().close()
+            self._writer.close()
+
+    def after_fork_in_parent(self) -> None:
+        if self._resting:
+            with contextlib.suppress(KedgeError):
+                self._reopen()
+            self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        self._inherited = bool(self._lent or self._transacting) or not self._resting
+        keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
+        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        if not self._inherited:
+            with contextlib.suppress(KedgeError):
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """A writing connection once more, after a fork."""
+        if not self._closed:
+            with self.explained():
+                self._writer = self._connect()
+                self._cursor = self._writer.cursor()
+                self._tune(self._writer)
 
     # transactions -----------------------------------------------------------------------------
 
@@ -112,6 +158,7 @@ class SqliteFile:
         with self.explained():
             self._refuse_closed()
             connection = self._connect()
+            self._transacting.add(connection)
         try:
             with self.explained():
                 self._tune(connection)
@@ -121,13 +168,14 @@ class SqliteFile:
                 connection.execute("COMMIT")
         finally:
             # What is not committed by now is rolled back.
+            self._transacting.discard(connection)
             connection.close()
 
     def look(self) -> Looking:
         """An eye on what other connections commit, in this process or another."""
         with self.explained():
             self._refuse_closed()
-            return Looking(self._connect())
+            return Looking(self._connect)
 
     def close(self) -> None:
         """Close every connection; the last process out folds the WAL back into the file."""
@@ -186,25 +234,35 @@ class SqliteFile:
     def borrow(self) -> sqlite3.Connection:
         """A connection to read with, for one reader at a time."""
         try:
-            return self._readers.pop()
+            reader = self._readers.pop()
         except IndexError:
             self._refuse_closed()
-        with self.explained():
-            reader = self._connect()
-            reader.execute("PRAGMA query_only = ON")
-        # Damaged text must be read to be found.
-        reader.text_factory = _readable
+            with self.explained():
+                reader = self._connect()
+                reader.execute("PRAGMA query_only = ON")
+            # Damaged text must be read to be found.
+            reader.text_factory = _readable
+        self._lent.add(reader)
         return reader
 
     def give_back(self, reader: sqlite3.Connection) -> None:
+        self._lent.discard(reader)
         if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
             reader.close()
         else:
             self._readers.append(reader)
 
+    def dismiss(self, reader: sqlite3.Connection) -> None:
+        """Close a connection that failed."""
+        self._lent.discard(reader)
+        reader.close()
+
     # inside -----------------------------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
+        if self._inherited:
+            told = "it was in use when this process was forked; fork when no run is active, or start processes by spawn"
+            raise StoreUnavailable(self.place, told)
         # autocommit, so that transactions are exactly those written here; waiting is our own.
         return sqlite3.connect(
             self.path,
@@ -359,7 +417,7 @@ class Reading:
         if error is None:
             self._file.give_back(self._reader)
             return
-        self._reader.close()
+        self._file.dismiss(self._reader)
         explained = self._file.explain(error)
         if explained is not error:
             raise explained from error
@@ -368,21 +426,41 @@ class Reading:
 class Looking:
     """A connection that only asks whether others committed anything."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._db: sqlite3.Connection | None = connect()
+        self._mutex = threading.Lock()
         self._version = self._ask()
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        self._mutex = threading.Lock()  # who looked is a thread of the parent's
 
     def changed(self) -> bool:
         before, self._version = self._version, self._ask()
         return before != self._version
 
     def close(self) -> None:
-        self._db.close()
+        with self._mutex:
+            if self._db is not None:
+                self._db.close()
 
     def _ask(self) -> int | None:
+        """What SQLite counts the commits of others by. A new connection counts from elsewhere, which looks like one."""
         try:
-            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error:
+            with self._mutex:
+                self._db = self._db or self._connect()
+                version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        except (sqlite3.Error, KedgeError):
             return None
         return version
 
