@@ -736,3 +736,15 @@ def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Pat
         assert len(one.list()) == 1
         with pytest.raises(RunMismatch):
             one.start(agent, 8, id="r")
+
+
+@kedge.agent(name="raises_generator_exit")
+async def raises_generator_exit(run: kedge.Run) -> None:
+    raise GeneratorExit("of its own")
+
+
+def test_an_agent_that_raises_generator_exit_fails_like_any_other() -> None:
+    with kedge.open("memory:") as kd:
+        with pytest.raises(kedge.RunFailed, match="GeneratorExit: of its own"):
+            kd.run(raises_generator_exit, id="r")
+        assert kd.info("r").status == "failed"

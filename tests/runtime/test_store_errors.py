@@ -13,6 +13,7 @@ import pytest
 
 import kedge
 from kedge.errors import KedgeError, StoreFull
+from kedge.runtime.worker import Worker
 from kedge.store import MemoryStore, SqliteStore, Store
 from kedge.testing.faults import faulty
 
@@ -195,7 +196,8 @@ def served(**fault: Any) -> int:
     kd, plain = kedge.Client(store), kedge.Client(inner)
 
     async def serve() -> None:
-        async with kd.worker(lease_seconds=2, poll_seconds=0.05, agents=["errors_started", "errors_child"]) as worker:
+        serving = Worker(kd, lease_seconds=1, poll_seconds=0.05, agents=["errors_started", "errors_child"])
+        async with serving as worker:
             async with asyncio.timeout(BACKSTOP_SECONDS):
                 while not all(plain.info(run).status == "completed" for run in ("one", "two")):
                     await asyncio.sleep(0.01)
@@ -217,5 +219,5 @@ def served(**fault: Any) -> int:
 def test_a_worker_whose_store_fails_at_any_operation_brings_every_run_to_its_end(
     when: Literal["before", "after"], times: int
 ) -> None:
-    for number in range(1, min(served(), 120) + 1, 2):
+    for number in range(1, min(served(), 120) + 1, 3):
         served(fail_at=number, times=times, when=when, error=StoreFull("kedge.db"))

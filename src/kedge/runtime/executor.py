@@ -662,9 +662,11 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
         result = through_codec(await _code(ex, branch, point))
         if ex.agent.returns is not Any and not ex.agent.is_machine:
             convert(result, ex.agent.returns, at="result")
-    except (Signal, GeneratorExit):
+    except Signal:
         raise
     except BaseException as raised:
+        if isinstance(raised, GeneratorExit) and not _is_on_a_loop():
+            raise  # nobody raised it: this code is being collected, after its loop
         error = raised
     finally:
         ex.computing -= 1
@@ -679,6 +681,12 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
         ex.files.ended()  # what others did in the folder, since the last tool, is the run's too
         await ex.files.settle()
     await ending.finish(ex, branch, result, error)
+
+
+def _is_on_a_loop() -> bool:
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop() is not None
+    return False
 
 
 async def _files_opened(ex: Execution, files: Files) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -79,6 +79,8 @@ class Worker:
         self._duties: set[_Resting] = set()
         self._draining = False
         self._serving: asyncio.Task[None] | None = None
+        self._watching = False
+        self._stop_watching: Callable[[], None] = lambda: None
         self.idle = asyncio.Event()
         """Set while nothing is due and nothing runs here."""
 
@@ -107,13 +109,11 @@ class Worker:
 
     async def serve(self) -> None:
         """Claim and drive runs until `drain` or `stop`."""
-        loop = asyncio.get_running_loop()
         executor = self._client.executor()
         usual, executor.poll_seconds = (
             executor.poll_seconds,
             self._poll_seconds * 2,
         )  # the bell tells runs that are live of what comes
-        stop_watching = self._client.store.watch(partial(_ring, loop, self._rung))
         _tell("started", worker=self.name, concurrency=self._concurrency)
         trimmed = self._client.clock.monotonic()
         try:
@@ -127,7 +127,7 @@ class Worker:
                     await self._rest(calm=not found)
             await self._drained(executor)
         finally:
-            stop_watching()
+            self._stop_watching()
             executor.poll_seconds = usual
             for task in [*self._attending.values(), *self._resting]:
                 task.cancel()
@@ -176,6 +176,12 @@ class Worker:
             async with asyncio.timeout(max(self._client.clock.nap_seconds(seconds), _CALM_SECONDS)):
                 await self._bell.wait()
 
+    def _watch(self) -> None:
+        """Hear of what happens in the store; where that fails, the next look tries again."""
+        if not self._watching:
+            self._stop_watching = self._client.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
+            self._watching = True
+
     def _rung(self, run: str) -> None:
         """Something happened in the store: to the feed, to a run that is live here, or to one that may be due."""
         executor = self._client.executor()
@@ -204,6 +210,7 @@ class Worker:
     async def _look(self, executor: Executor) -> bool:
         """Take what is due. True: something was taken."""
         try:
+            self._watch()
             quiet = not self._slots
             await self._take_up_duties()
             room = self._room()
