@@ -108,7 +108,7 @@ def _until(wait: Wait, now: int) -> Text | None:
 
 def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
     """What can be typed, on a line that can be copied; what else could be, beside it or below."""
-    first, *others = _commands(wait)
+    first, *others = _commands(wait) or [("verify", wait.run)]
     line = Text().append(f"  {shell.typed(*first)}", style="green")
     also = Text(f"(or {_others(others)})", style="dim") if others else Text()
     if line.cell_len + also.cell_len + 2 <= out.width:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kedge.errors import ValueRefused
+from kedge.errors import KedgeError, ValueRefused
 from kedge.model import fold
 from kedge.model.codec import Erased
 from kedge.model.state import State
@@ -149,7 +149,7 @@ def page(
             continue
         if len(found) >= limit or looked >= _LOOK:
             return Page(_sorted(found, now_us), last)
-        found += [(wait, row.priority) for wait in _of(log, row, answered) if chosen(wait)]
+        found += [(wait, row.priority) for wait in _readable(log, row, answered) if chosen(wait)]
         looked, last = looked + 1, ".".join(map(str, place))
     return Page(_sorted(found, now_us), None)
 
@@ -184,6 +184,20 @@ def _parsed(cursor: str) -> Place:
     except ValueError:
         raise ValueRefused("cursor", "is none of an inbox; begin without one") from None
     return when, priority, changed, number
+
+
+def _readable(log: Log, row: RunRow, answered: bool) -> list[Wait]:
+    """What a run asks of people. One whose record cannot be read says so in its place, and hides no other."""
+    try:
+        return list(_of(log, row, answered))
+    except KedgeError as error:
+        told = f"cannot be read: {error}"
+        return [
+            Wait(
+                id=row.run, run=row.run, step="", waits_for="answer", name="", prompt=told, to=(), deadline_us=None,
+                since_us=row.changed_at_us, verbs=(),
+            )
+        ]  # fmt: skip
 
 
 def _of(log: Log, row: RunRow, answered: bool) -> Iterator[Wait]:
