@@ -13,8 +13,9 @@ class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log, and drop the record where a handler raises: the application's logging is not the run's concern."""
+        kwargs.setdefault("stacklevel", 2)
         with contextlib.suppress(Exception):
-            super().log(level, msg, *args, **{"stacklevel": 2, **kwargs})
+            super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Pass everything on as it is: an adapter would replace `extra`."""
