@@ -18,7 +18,7 @@ from kedge.model import events as e
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
-FOLD: Final = 5
+FOLD: Final = 6
 """The version of this fold; snapshots of another version are ignored."""
 
 Status = Literal["queued", "running", "waiting", "paused", "completed", "failed", "cancelled"]
@@ -186,8 +186,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     """How many intentions in a row were rejected by a contract."""
     done: dict[str, int] = {}
     """How often each tool returned, less what was undone."""
-    adopted: list[tuple[str, int]] = []
-    """The effects whose results steps took instead of acting: the run that has each, and where it first started."""
+    adopted: list[str] = []
+    """The keys of effects whose results steps took instead of acting."""
     beside: list[int] = []
     """Where in the steps those are that are not the agent's own."""
     hook: Hook | None = None
@@ -542,7 +542,7 @@ def _step_delayed(fold: Fold, seq: int, event: e.StepDelayed) -> None:
 def _step_settled(fold: Fold, seq: int, event: e.StepAdopted | e.StepOverridden) -> None:
     step = fold.changing(event.step)
     if isinstance(event, e.StepAdopted):
-        fold.facts.adopted.append((event.run, event.seq))
+        fold.facts.adopted.append(event.key)
     if step is not None:
         step.output = seq
         fold.move(step, "done", event, seq)

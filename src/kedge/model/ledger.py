@@ -43,7 +43,8 @@ class Effect(msgspec.Struct, array_like=True, gc=False):
     attempts: int = 1
     ended: int = 0
     status: EffectStatus = "open"
-    adopted_at: int = 0
+    adopted: tuple[int, ...] = ()
+    """Where later timelines took it up: by an attempt under its key, or by its result."""
     undoes: int = 0
     claims: tuple[str, ...] = ()
 
@@ -405,7 +406,7 @@ def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
         ledger.turn(effect, "open")
         effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
         if effect.generation != facts.generation:
-            effect.adopted_at = seq
+            effect.adopted += (seq,)
         return
     intention = facts.intentions.get(event.step)
     if intention is not None:
@@ -453,7 +454,7 @@ def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
         ledger.facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
     effect = ledger.started_at(event.seq)
     if effect is not None and effect.key == event.key:
-        effect.adopted_at = seq
+        effect.adopted += (seq,)
     _step_over(ledger, seq, event)
 
 

@@ -49,9 +49,9 @@ async def earlier(a: Attempting) -> Found | None:
     identity = e.to_text(intent.identity or intent.digest)
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
         await _over(a, first)
-    done = _done_before(a, identity)
-    if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done)):
-        return await _adopt(a, Done(ex.run_id, done))
+    done = ex.lineage.stood(intent.name, identity, a.step)
+    if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
+        return await _adopt(a, done)
     if a.inflight is None:
         a.begins(intent.name, identity)
     return None
@@ -65,22 +65,6 @@ async def _over(a: Attempting, first: asyncio.Future[None]) -> None:
     finally:
         a.ex.wakes()
     a.ex.refuse(a.branch)
-
-
-def _done_before(a: Attempting, identity: e.Digest) -> ledger.Effect | None:
-    standing = _standing(a.ex)
-    for effect in a.ex.log.ledger.effects:
-        same = effect.tool == a.intent.name and effect.identity == identity and not effect.undoes
-        stands = effect.started in standing or effect.adopted_at in standing
-        if same and stands and effect.status == "happened" and effect.step != a.step:
-            return effect
-    return None
-
-
-def _standing(ex: Execution) -> set[int]:
-    """Where the steps of the current timeline started and ended."""
-    seqs = {step.output for step in ex.log.fold.steps if step.output}
-    return seqs | {attempt.started for step in ex.log.fold.steps for attempt in step.attempts}
 
 
 async def _may_repeat(a: Attempting, effect: ledger.Effect) -> bool:
@@ -133,23 +117,23 @@ async def sent_before(wanted: Wanted) -> bool:
     """Whether a message to another run was sent before, by a timeline that was left or another run of the lineage."""
     ex = wanted.ex
     await ex.lineage.known(wanted.branch)
-    left = ex.lineage.left(SENDING)
+    left = ex.lineage.left(SENDING, wanted.step)
     for done in left:
         if done.effect.identity == wanted.identity:
             event = e.StepAdopted(
                 at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
             )
-            ex.lineage.stands_on(done)
+            ex.lineage.stands_on(done, wanted.step)
             await ex.recorded(ex.behind(Entry(event)))
             return True
-    others = [f"that of step {done.effect.step}" for done in left if done.run == ex.run_id]
+    others = [f"that of step {done.effect.step}" for done in left if done.is_of(ex.run_id)]
     await _may_go_on(wanted, others)
     return False
 
 
 def is_sent(wanted: Wanted) -> bool:
     """Whether a message was sent before, so that it is not sent again."""
-    return any(done.effect.identity == wanted.identity for done in wanted.ex.lineage.left(SENDING))
+    return any(done.effect.identity == wanted.identity for done in wanted.ex.lineage.left(SENDING, wanted.step))
 
 
 def is_spawned(wanted: Wanted) -> bool:
@@ -186,7 +170,7 @@ def is_left(a: Attempting) -> bool:
     if intent.effect in OWN_ONLY:
         return False
     identity = e.to_text(intent.identity or intent.digest)
-    return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name))
+    return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name, a.step))
 
 
 async def _adopted(a: Attempting) -> Found | None:
@@ -195,12 +179,12 @@ async def _adopted(a: Attempting) -> Found | None:
     lineage = ex.lineage
     identity = e.to_text(intent.identity or intent.digest)
     await lineage.known(a.branch)
-    left = lineage.left(intent.name)
+    left = lineage.left(intent.name, a.step)
     if lineage.is_shared and a.inflight is None:
         # The same action in another branch takes its right first, and then this one another.
         while (first := ex.inflight.get((intent.name, identity))) is not None:
             await _over(a, first)
-            left = lineage.left(intent.name)
+            left = lineage.left(intent.name, a.step)
         a.begins(intent.name, identity)
     # What a repair left in doubt is known by its tool alone: its arguments went with the record.
     same = [each for each in left if each.effect.identity in (identity, None)]
@@ -210,17 +194,17 @@ async def _adopted(a: Attempting) -> Found | None:
         if effect.status != "happened" and effect.effect == "idempotent" and effect.identity is not None:
             # The far side honours the key: going on under it cannot do it twice.
             a.key = effect.key
-            lineage.stands_on(done)
+            lineage.stands_on(done, a.step)
             return None
-        if effect.status != "happened" and done.run != ex.run_id and lineage.is_at_work(done.run):
-            await _until_known(a, done)
+        if effect.status != "happened" and (run := lineage.is_at_work(done)) is not None:
+            await _until_known(a, done, run)
             return await _adopted(a)
-        lineage.stands_on(done)  # from here on no other branch may take it
+        lineage.stands_on(done, a.step)  # from here on no other branch may take it
         if effect.status == "happened" or await _settle_left(a, done):
             return await _adopt(a, done)
         lineage.leaves(done)  # whoever did not do it may still do it
         return await _adopted(a)
-    others = [each for each in left if each.run == ex.run_id and each.effect.identity not in (identity, None)]
+    others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
     a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
     a.slot = lineage.slot(intent.name, identity)
     return None
@@ -232,12 +216,12 @@ async def allowed(a: Attempting) -> None:
         await _may_go_on(_wanted(a), a.beside)
 
 
-async def _until_known(a: Attempting, done: Done) -> None:
+async def _until_known(a: Attempting, done: Done, run: str) -> None:
     """Another run of the lineage is at this very action: what comes of it is for both."""
     ex = a.ex
     a.waited += 1
     until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
-    because = f"{done.run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
+    because = f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
     ex.behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
     await until_time(ex, a.branch, a.step, until)
 
@@ -272,7 +256,7 @@ async def _refused(wanted: Wanted, failure: Failure) -> NoReturn:
 async def _settle_left(a: Attempting, done: Done) -> bool:
     """One in doubt is settled first. True: it happened."""
     effect = done.effect
-    why = "before the run was taken back" if done.run == a.ex.run_id else f"by {done.run}"
+    why = "before the run was taken back" if done.is_of(a.ex.run_id) else f"by {done.run}"
     intended = a.ex.engine.log.data(done.run, effect.intended).get("arguments", {})
     if effect.identity is None:
         intended, why = a.intent.recording, "in a part of the record that did not hold"

@@ -1,19 +1,21 @@
 """What the runs of a lineage did to the world, as one of them sees it: a run, its forks, theirs, and what each left.
 
-An effect belongs to the run in whose own log it started. A timeline stands on those that its steps started or adopted;
-any other one that happened may be adopted, once by each timeline. Decides nothing.
+An effect is known by its key, whichever runs have it on record. A timeline stands on the keys that its steps started,
+went on under or adopted. Any other effect that happened may be adopted, once by each timeline. Decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from hashlib import sha256
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kedge.errors import KedgeError
 from kedge.model import events as e
 from kedge.model import ledger
-from kedge.store.base import Claim, Head
+from kedge.store.base import Claim, Head, Owner, is_held
 
 if TYPE_CHECKING:
     from kedge.runtime.execution import Branch, Execution
@@ -25,14 +27,15 @@ _KNOWN_SECONDS: Final = 0.05
 
 
 class Done(NamedTuple):
-    """An effect, and the run in whose own log it started."""
+    """One run's record of an effect, with the records that other runs of the lineage have under the same key."""
 
     run: str
     effect: ledger.Effect
+    others: tuple[Done, ...] = ()
 
-    @property
-    def place(self) -> tuple[str, int]:
-        return self.run, self.effect.started
+    def is_of(self, run: str) -> bool:
+        """Whether a run has it on record itself."""
+        return self.run == run or any(each.run == run for each in self.others)
 
 
 class Member(NamedTuple):
@@ -42,7 +45,7 @@ class Member(NamedTuple):
     effects: list[Done]
     children: list[ledger.Child]
     forks: tuple[str, ...]
-    undone: frozenset[tuple[str, int]]
+    undone: frozenset[str]
 
 
 class Lineage:
@@ -53,49 +56,80 @@ class Lineage:
         self._log = ex.engine.log
         self._members: dict[str, Member] = {}
         self._heads: dict[str, Head] = {}
+        self._numbers: dict[tuple[str, e.Digest], int] = {}
         self.own = self._head(ex.run_id)
-        fold = ex.log.fold
-        self._standing = {self._owned(ex.run_id, attempt.started) for step in fold.steps for attempt in step.attempts}
-        self._standing |= {self._owned(ex.run_id, step.output) for step in fold.steps if step.output}
-        self._standing |= {self._owned(run, seq) for run, seq in fold.facts.adopted}
-        own = [done for done in self._own(self.own) if self._is_stood_on(done)]
-        self._keys = {done.effect.key for done in own}
-        self._left = [done for done in self._own(self.own) if done.effect.key not in self._keys]
+        fold, found = ex.log.fold, ex.log.ledger
+        places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
+        places |= {step.output: step.id for step in fold.steps if step.output}
+        self._standing: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
+        """The keys that this timeline stands on, with the steps that do."""
+        self._own: dict[str, int] = {}
+        """Where on the run's ledger a key is."""
+        self._left: list[int] = []
         """What the run itself did and has left. That grows no more while it is in memory: what it does now stands."""
-        standing = [
-            child for child in ex.log.ledger.children if self._owned(ex.run_id, child.spawned) in self._standing
-        ]
-        self._children = {child.run for child in standing}
+        for index, effect in enumerate(found.effects):
+            self._own[effect.key] = index
+            step = next((places[seq] for seq in (effect.started, *effect.adopted) if seq in places), None)
+            if step is not None:
+                self._standing[effect.key] = step
+            elif effect.key not in self._standing and self._is_own(self.own, effect):
+                self._left.append(index)
+        self._noted = len(found.effects)
+        self._children = {child.run for child in found.children if child.spawned in places}
         self._is_known = False
 
-    def _is_stood_on(self, done: Done) -> bool:
-        adopted = done.effect.adopted_at
-        return done.place in self._standing or (adopted > 0 and (done.run, adopted) in self._standing)
-
-    def stands_on(self, done: Done) -> None:
+    def stands_on(self, done: Done, step: e.StepId) -> None:
         """A step of this timeline has adopted it, or goes on under its key."""
-        self._standing.add(done.place)
+        self._standing[done.effect.key] = step
 
     def leaves(self, done: Done) -> None:
         """It did not happen, so nothing stands on it; at another attempt it may."""
-        self._standing.discard(done.place)
+        self._standing.pop(done.effect.key, None)
 
-    def left(self, tool: str) -> list[Done]:
-        """Effects of a tool that happened, or may have, and that this timeline does not stand on, oldest first."""
+    def _stands(self, key: str, step: e.StepId) -> bool:
+        """Whether another step of this timeline stands on a key. One that failed stands on nothing that it knows did
+        not happen, whatever another run did under that key since."""
+        by = self._standing.get(key)
+        if by is None or by == step:
+            return False
+        found, index = self._ex.log.fold.step(by), self._own.get(key)
+        if found is None or found.status not in ("failed", "cancelled"):
+            return True
+        return index is not None and self._ex.log.ledger.effects[index].status != "did_not_happen"
+
+    def left(self, tool: str, step: e.StepId) -> list[Done]:
+        """Effects of a tool that happened, or may have, and that no other step of this timeline stands on, oldest
+        first: one a key."""
         undone = self._look()
-        ruled_out = self._ex.record.ruled_out
-        return [
-            done
-            for member in self._members.values()
-            for done in (member.effects if member.head.run != self._ex.run_id else self._left)
-            if done.effect.tool == tool
-            and not done.effect.undoes
-            and done.effect.status in ("open", "happened", "in_doubt")
-            and done.effect.key not in self._keys
-            and done.place not in self._standing
-            and done.place not in undone
-            and done.effect.attempts > ruled_out.get(done.effect.key, 0)
-        ]
+        found: dict[str, list[Done]] = {}
+        for done in self._records():
+            effect = done.effect
+            if effect.tool == tool and not effect.undoes and effect.key not in undone and self._may_be(effect):
+                found.setdefault(effect.key, []).append(done)
+        return [_merged(records) for key, records in found.items() if not self._stands(key, step)]
+
+    def stood(self, tool: str, identity: e.Digest, step: e.StepId) -> Done | None:
+        """The first effect of an identity that happened and that another step of this timeline stands on."""
+        undone = self._look()
+        own = (Done(self._ex.run_id, effect) for effect in self._ex.log.ledger.effects)
+        for done in chain(own, self._records()):
+            effect = done.effect
+            same = effect.tool == tool and effect.identity == identity and not effect.undoes
+            if same and effect.status == "happened" and effect.key not in undone and self._stands(effect.key, step):
+                return done
+        return None
+
+    def _may_be(self, effect: ledger.Effect) -> bool:
+        if effect.status in ("open", "in_doubt"):
+            return effect.attempts > self._ex.record.ruled_out.get(effect.key, 0)
+        return effect.status == "happened"
+
+    def _records(self) -> Iterator[Done]:
+        for member in self._members.values():
+            if member.head.run == self._ex.run_id:
+                yield from (Done(self._ex.run_id, self._ex.log.ledger.effects[index]) for index in self._left)
+            else:
+                yield from member.effects
 
     def children(self, agent: str) -> list[tuple[str, ledger.Child]]:
         """Runs of an agent that were spawned in the lineage and that this timeline does not have, with who did."""
@@ -115,36 +149,39 @@ class Lineage:
     def slot(self, tool: str, identity: e.Digest) -> Claim | None:
         """The right to do an action once more, which exists once in a lineage; None where there is no other run.
 
-        It is that of the last look: whoever acted since has it.
+        It is that of the last look: the first one that no act has which was seen then.
         """
         if not self.is_shared:
             return None
-        root = next(iter(self._members))
-        number = sum(
-            done.effect.attempts * (done.effect.tool == tool and done.effect.identity == identity)
-            for member in self._members.values()
-            for done in (member.effects if member.head.run != self._ex.run_id else self._own(member.head))
-        )
+        root, number = next(iter(self._members)), self._numbers.get((tool, identity), 0)
         while True:
             claim = Claim(ACTION, sha256("\0".join((root, tool, str(identity), str(number))).encode()).digest())
             owner = self._log.store.owner(claim)
-            if owner is None or self._log.store.head(owner.run) is not None:
-                return claim  # whoever has it is seen at the next look
+            if owner is None or not self._is_seen(owner):
+                self._numbers[tool, identity] = number
+                return claim
             number += 1
+
+    def _is_seen(self, owner: Owner) -> bool:
+        if owner.run == self._ex.run_id:
+            return True
+        member = self._members.get(owner.run)
+        if member is None:
+            return self._log.store.head(owner.run) is None
+        return owner.seq <= member.head.seq
 
     @property
     def is_shared(self) -> bool:
         """Whether there are other runs, by the last look."""
         return len(self._members) > 1
 
-    def is_at_work(self, run: str) -> bool:
-        """Whether somebody is at a run now: what is open there may still come to an end."""
-        store, head = self._log.store, self._log.store.head(run)
-        if head is None or head.holder is None:
-            return False
-        if store.proves_life:
-            return store.lives(head.holder)
-        return head.lease_until_us is None or head.lease_until_us > store.now_us()
+    def is_at_work(self, done: Done) -> str | None:
+        """Another run that a worker is at now and that has not come to an end with an effect."""
+        for each in (done, *done.others):
+            head = self._log.store.head(each.run) if each.run != self._ex.run_id else None
+            if head is not None and each.effect.status in ("open", "in_doubt") and is_held(self._log.store, head):
+                return each.run
+        return None
 
     async def known(self, branch: Branch) -> None:
         """A fork acts only when those that it was forked from know of it: from then on they look at what it did."""
@@ -176,11 +213,16 @@ class Lineage:
 
     # looking ----------------------------------------------------------------------------------
 
-    def _look(self) -> set[tuple[str, int]]:
-        """Bring what is known of every member up to date; returns what any of them undid."""
-        if self.own.parent is None and not self._ex.log.ledger.facts.forks:
-            self._members = {self.own.run: Member(self.own, [], list(self._ex.log.ledger.children), (), frozenset())}
-            return set()
+    def _look(self) -> set[str]:
+        """Bring what is known of every member up to date; returns the keys of what any of them undid."""
+        own = self._ex.log.ledger
+        for index in range(self._noted, len(own.effects)):
+            self._own[own.effects[index].key] = index
+            self._standing.setdefault(own.effects[index].key, own.effects[index].step)
+        self._noted = len(own.effects)
+        if self.own.parent is None and not own.facts.forks:
+            self._members = {self.own.run: self._read(self.own, own)}
+            return set(self._members[self.own.run].undone)
         ancestors = [self._head(self._ex.run_id)]
         while (parent := ancestors[-1].parent) is not None:
             ancestors.append(self._head(parent))
@@ -193,35 +235,29 @@ class Lineage:
                 members[run] = member
                 names += [fork for fork in member.forks if fork not in members]
         self._members = members
-        return {place for member in members.values() for place in member.undone}
+        return {key for member in members.values() for key in member.undone}
 
     def _member(self, run: str) -> Member | None:
         if run == self._ex.run_id:
-            found = self._ex.log.ledger
-            children = [child for child in found.children if child.spawned > self.own.base]
-            return Member(self.own, [], children, found.facts.forks, self._undone(self._own(self.own)))
+            return self._read(self.own, self._ex.log.ledger)
         head = self._log.store.head(run)
         if head is None:
             return None
         known = self._members.get(run)
         if known is not None and known.head.seq == head.seq:
             return known
-        found = self._log.ledger(run)
-        effects = [Done(run, effect) for effect in found.effects if effect.started > head.base]
+        return self._read(head, self._log.ledger(run))
+
+    def _read(self, head: Head, found: ledger.Ledger) -> Member:
+        is_other = head.run != self._ex.run_id
+        effects = [Done(head.run, effect) for effect in found.effects if is_other and self._is_own(head, effect)]
         children = [child for child in found.children if child.spawned > head.base]
-        return Member(head, effects, children, found.facts.forks, self._undone(effects))
+        undone = frozenset(effect.key for effect in found.effects if effect.status == "undone")
+        return Member(head, effects, children, found.facts.forks, undone)
 
-    def _own(self, head: Head) -> list[Done]:
-        return [Done(head.run, effect) for effect in self._ex.log.ledger.effects if effect.started > head.base]
-
-    def _undone(self, effects: list[Done]) -> frozenset[tuple[str, int]]:
-        own = {done.place for done in effects if done.effect.status == "undone"}
-        others = {
-            self._owned(done.run, done.effect.undoes)
-            for done in effects
-            if done.effect.undoes and done.effect.status == "happened"
-        }
-        return frozenset(own | others)
+    def _is_own(self, head: Head, effect: ledger.Effect) -> bool:
+        """Whether a run's own log says something of an effect, also of one that began before it was forked."""
+        return max(effect.started, effect.ended, *effect.adopted, 0) > head.base
 
     def _head(self, run: str) -> Head:
         """A run's head, of which only what never changes is of interest here."""
@@ -229,9 +265,8 @@ class Lineage:
             self._heads[run] = self._log.head(run)
         return self._heads[run]
 
-    def _owned(self, run: str, seq: int) -> tuple[str, int]:
-        """Where an event of a run's log is: in its own part, or in that of a run that it was forked from."""
-        head = self._head(run)
-        while head.parent is not None and seq <= head.base:
-            head = self._head(head.parent)
-        return head.run, seq
+
+def _merged(records: list[Done]) -> Done:
+    """What is known of one key from all records of it: it happened as soon as one of them says so."""
+    first, *others = sorted(records, key=lambda done: done.effect.status != "happened")
+    return first._replace(others=tuple(others))

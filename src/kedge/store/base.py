@@ -734,6 +734,13 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+def is_held(store: Store, head: Head) -> bool:
+    """Whether a live lease is on a run: it ends with its time or with its holder's life, whichever is first."""
+    if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= store.now_us()):
+        return False
+    return store.lives(head.holder)
+
+
 def lease_clock_us(clock: Clock) -> int:
     """The time by which leases end where all holders are on one machine: setting its clock breaks none."""
     return round(clock.monotonic() * 1_000_000)

@@ -1,0 +1,214 @@
+"""Effects of a run tree are known by their key: equal payments of a run and its forks stay as many as each one owes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kedge
+from kedge.errors import StepFailed, StoreUnavailable
+
+from .conftest import World
+
+WAIT_SECONDS = 60.0
+
+FAR: dict[str, str] = {}
+"""The far side's books: the receipt of each payment, by the key that it came under."""
+INSIDE: dict[str, Callable[[], None]] = {}
+"""What happens inside the next payment of a run, before the far side hears of it; and after, as `run:after`."""
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    FAR.clear()
+    INSIDE.clear()
+
+
+def _nothing() -> None: ...
+
+
+def _met(moment: str) -> None:
+    INSIDE.pop(moment, _nothing)()
+
+
+def _paid(key: str, step: kedge.ToolStep) -> str:
+    _met(step.run)
+    FAR.setdefault(key, f"receipt {len(FAR) + 1}")
+    _met(f"{step.run}:after")
+    return FAR[key]
+
+
+@kedge.tool(effect="idempotent", name="lineage_pay")
+def pay(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+@kedge.tool(effect="idempotent", name="lineage_pay_at_once", retry=kedge.Retry(attempts=1))
+def pay_at_once(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+@kedge.agent(name="pays_twice")
+async def pays_twice(run: kedge.Run) -> list[str]:
+    return [await run.call(pay, "ann"), await run.call(pay, "ann")]
+
+
+class Held:
+    """A run in a thread of its own, which waits inside its next payment until it is let go."""
+
+    def __init__(self, kd: kedge.Client, run: str, then: Callable[[], None] = _nothing) -> None:
+        self._at_it, self._go_on, self._then = threading.Event(), threading.Event(), then
+        self.outcome: Any = None
+        INSIDE[run] = self._hold
+        self._thread = threading.Thread(target=lambda: setattr(self, "outcome", kd.advance(run)))
+        self._thread.start()
+        assert self._at_it.wait(WAIT_SECONDS)
+
+    def _hold(self) -> None:
+        self._at_it.set()
+        assert self._go_on.wait(WAIT_SECONDS)
+        self._then()
+
+    def let_go(self) -> Any:
+        self._go_on.set()
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+        return self.outcome.result
+
+
+def refuses() -> None:
+    raise kedge.NotDone("the far side is closed")
+
+
+# two equal payments stay two ----------------------------------------------------------------------
+
+
+def forked(world: World, agent: Any, forks: int = 1) -> list[str]:
+    """A run that has done nothing yet, and forks of it that may act."""
+    world.kd.start(agent, id="r")
+    return ["r", *(world.kd.fork("r", "start", effects="live").id for _ in range(forks))]
+
+
+def test_a_run_and_its_live_fork_that_owe_two_equal_payments_each_pay_two(world: World) -> None:
+    run, fork = forked(world, pays_twice)
+    parent = Held(world.kd, run)
+    assert world.beside().advance(fork).result == ["receipt 1", "receipt 2"]
+    assert parent.let_go() == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+    assert world.kd.verify().holds
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_it_is_so_while_all_are_inside_the_payment(world: World, order: tuple[int, ...]) -> None:
+    held = [Held(world.beside(), run) for run in forked(world, pays_twice, 2)]
+    assert [held[place].let_go() for place in order] == [["receipt 1", "receipt 2"]] * 3
+    assert len(FAR) == 2
+
+
+def test_a_fork_that_is_made_while_its_parent_is_inside_the_payment_pays_two(world: World) -> None:
+    world.kd.start(pays_twice, id="r")
+    parent = Held(world.kd, "r")
+    other = world.beside()
+    fork = Held(other, other.fork("r", "start", effects="live").id)
+    assert parent.let_go() == fork.let_go() == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+
+
+def test_two_forks_of_a_run_that_died_in_doubt_each_pay_two(world: World) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(pays_twice, run="r")
+    forks = [world.kd.fork("r", "start", effects="live").id for _ in range(2)]
+    held = [Held(world.beside(), run) for run in forks]
+    assert [each.let_go() for each in held] == [["receipt 1", "receipt 2"]] * 2
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+
+
+def test_a_rewind_and_a_fork_each_pay_two(world: World) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(pays_twice, run="r")
+    fork = world.kd.fork("r", "start", effects="live").id
+    world.kd.rewind("r", "start")
+    held = [Held(world.beside(), run) for run in ("r", fork)]
+    assert [each.let_go() for each in held] == [["receipt 1", "receipt 2"]] * 2
+    assert len(FAR) == 2
+
+
+@pytest.mark.parametrize("at", ["start", "now"])
+def test_a_fork_that_dies_under_its_parents_key_still_pays_two(world: World, at: str) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(pays_twice, run="r")
+    fork = world.kd.fork("r", at, effects="live").id
+    INSIDE[f"{fork}:after"] = world.die
+    with pytest.raises(StoreUnavailable):
+        world.kd.advance(fork)
+    world.bury(fork)
+    assert world.kd.advance(fork).result == ["receipt 1", "receipt 2"]
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+
+
+def test_a_run_taken_back_to_a_timeline_it_had_left_stands_on_what_that_one_stood_on(world: World) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(pays_twice, run="r")
+    world.kd.rewind("r", "start")
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    world.kd.rewind("r", "start")
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    world.kd.rewind("r", "1~1:after")
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+
+
+def test_what_a_fork_did_under_a_key_counts_for_a_parent_to_which_it_was_refused(world: World) -> None:
+    @kedge.agent(name="pays_when_refused")
+    async def agent(run: kedge.Run) -> list[str]:
+        paid = []
+        for _ in range(3 if run.id == "r" else 2):
+            try:
+                paid.append(await run.call(pay_at_once, "ann"))
+            except StepFailed:
+                paid.append("refused")
+        return paid
+
+    run, fork = forked(world, agent)
+    parent = Held(world.kd, run, then=refuses)
+    assert world.beside().advance(fork).result == ["receipt 1", "receipt 2"]
+    assert parent.let_go() == ["refused", "receipt 2", "receipt 1"]
+    assert len(FAR) == 2
+
+
+# a run waits for no lease that is not live --------------------------------------------------------
+
+
+def seen(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    return kedge.Happened(FAR[effect.key]) if effect.key in FAR else kedge.DidNotHappen()
+
+
+@kedge.tool(name="lineage_send", reconcile=seen)
+def send(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+@kedge.agent(name="sends_twice")
+async def sends_twice(run: kedge.Run) -> list[str]:
+    return [await run.call(send, "ann"), await run.call(send, "ann")]
+
+
+@pytest.mark.parametrize("moment", ["r", "r:after"])
+def test_a_fork_of_a_run_that_died_in_a_tool_with_a_reconciler_does_not_wait_for_itself(
+    disk: World, moment: str
+) -> None:
+    INSIDE[moment] = disk.die
+    with pytest.raises(StoreUnavailable, match="dead"):
+        disk.kd.run(sends_twice, id="r")
+    head = disk.store.head("r")
+    assert head is not None
+    disk.store.release("r", epoch=head.epoch, left=True)  # as a lease is whose holder died
+    disk.process()
+    fork = disk.kd.fork("r", "start", effects="live").id
+    assert disk.kd.advance(fork).result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
