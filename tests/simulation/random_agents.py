@@ -173,6 +173,8 @@ TOOLS: Final = {
     tool.name.removeprefix("walk_"): tool for tool in (look, pay, book, mail, rent, order, redeem, shaky, refuse)
 }
 ACTING: Final = frozenset(f"walk_{name}" for name in TOOLS) - {"walk_look", "walk_refuse"}
+ONCE: Final = frozenset({"walk_order"})
+"""Tools of which a second equal call in one timeline is given the result of the first."""
 
 
 def reply_to(prompt: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kedge.runtime.signals import Signal
 from kedge.store import Store
 from kedge.store.base import ENDED, RunQuery
 from kedge.testing import replay
-from simulation.random_agents import ACTING, AGENTS, FarSide, Program, action_of, input_of
+from simulation.random_agents import ACTING, AGENTS, ONCE, FarSide, Program, action_of, input_of
 
 RUN: Final = "run"
 SNAPSHOT_EVERY: Final = 5
@@ -110,6 +110,11 @@ class Life:
             self.dead = True
             raise Dead(place)
 
+    def look(self, place: str) -> None:
+        """Reading is no point to die at, but a dead process reads nothing."""
+        if self.dead:
+            raise Dead(place)
+
 
 _WRITES: Final = frozenset({"append", "deliver", "lease", "release", "renew", "reindex", "refer"})
 
@@ -129,8 +134,8 @@ class _Line:
             try:
                 if name in _WRITES:
                     self._life.point(f"before {name}")
-                elif self._life.dead:
-                    raise Dead(name)
+                else:
+                    self._life.look(name)
                 done = operation(*args, **kwargs)
                 if name in _WRITES:
                     self._life.point(f"after {name}")
@@ -306,20 +311,21 @@ class Journey:
 
     # going through time -----------------------------------------------------------------------
 
-    def travel(self, leap: Leap) -> str:
+    def travel(self, leap: Leap, kd: kedge.Client | None = None) -> str:
         """Take some run to some place, fork it there or undo something there; says what was done, or why not."""
+        kd = kd or self.kd
         runs = self.runs()
         run = runs[leap.run % len(runs)]
         try:
             if leap.do == "undo":
-                steps = [step.id for step in self.kd.state(run).fold.steps if step.name in ACTING] or ["1"]
-                return f"{run}: {self.kd.undo(run, steps[leap.place % len(steps)])}"
+                steps = [step.id for step in kd.state(run).fold.steps if step.name in ACTING] or ["1"]
+                return f"{run}: {kd.undo(run, steps[leap.place % len(steps)])}"
             places = self.places(run)
             place = places[leap.place % len(places)]
             if leap.do == "rewind":
-                return f"{run}: {self.kd.rewind(run, place)}"
+                return f"{run}: {kd.rewind(run, place)}"
             given = self._conditions(run, place, leap)
-            return f"{run}: forked at {place} with {given} as {self.kd.fork(run, place, **given).id}"
+            return f"{run}: forked at {place} with {given} as {kd.fork(run, place, **given).id}"
         except (TimeRefused, AnswerRefused) as refused:
             return str(refused)
 
@@ -392,15 +398,19 @@ class Journey:
                 yield action_of(event.name, self.kd.log.data(run, seq)["arguments"]["what"])
 
     def _lost(self, run: str, line: Told) -> Iterator[str]:
-        """What the record stands on and the far side knows nothing of."""
+        """What the record stands on and the far side knows nothing of, or has once where a timeline owes it twice."""
         state = self.kd.state(run)
         keys = {event.step: event.key for _, event in line if isinstance(event, e.AttemptStarted | e.StepAdopted)}
+        stood: dict[str, str] = {}
         for step in state.fold.steps:
             if step.name in ACTING and step.sort == "tool" and step.status == "done":
                 answer = self.far.requests.get(keys.get(step.id, ""))
                 given = isinstance(state.event(step.output), e.StepOverridden)
                 if state.output_of(step) != answer and not given:
                     yield f"{run}: step {step.id} has {state.output_of(step)!r}; the far side says {answer!r}"
+                elif not given and step.name not in ONCE and (other := stood.get(keys[step.id])) is not None:
+                    yield f"{run}: steps {other} and {step.id} have one payment between them: {answer}"
+                stood[keys.get(step.id, "")] = step.id
 
     def _unheard(self, run: str, line: Told) -> Iterator[str]:
         """Messages that are in no inbox although what took them does not stand any more."""

@@ -1,0 +1,220 @@
+"""A run and its forks in several processes at once, interleaved by a seed at every touch of the store and the far side.
+
+Owns the turns: one process moves at a time, from one touch to the next, and chance says which. A seed tells the same
+story each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar
+from random import Random
+from typing import Any, Final
+
+import kedge
+from kedge.errors import KedgeError, RunBusy
+from kedge.runtime.execution import Execution
+from kedge.runtime.signals import Signal
+from kedge.store import MemoryStore
+from kedge.store.base import ENDED, RunQuery
+from simulation.random_agents import FarSide, Program
+from simulation.travelling import HANG_SECONDS, Dead, Journey, Leap, Life, _advanced
+
+ROUNDS_MAX: Final = 3_000
+SLOW_MAX: Final = 12
+"""How many touches of others an action may last, before and after it is done."""
+
+for _name in ("judge", "lineage"):
+    # Python 3.11 computes a cached property under one lock for all instances. Processes share no locks.
+    if hasattr(found := vars(Execution)[_name], "lock"):
+        found.lock = contextlib.nullcontext()
+
+
+class Turns:
+    """Whose turn it is among processes that are all at a touch, by chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        self._changed = threading.Condition()
+        self._live: set[str] = set()
+        self._ready: set[str] = set()
+        self._moving: str | None = None
+        self.is_over = False
+
+    def join(self, *names: str) -> None:
+        self._live |= set(names)
+
+    def wait(self, name: str) -> None:
+        """Until it is this process's turn. Once the story is over everyone goes their way."""
+        with self._changed:
+            if self._moving == name:
+                self._moving = None
+            self._ready.add(name)
+            self._choose()
+            mine = self._changed.wait_for(lambda: self._moving == name or self.is_over, HANG_SECONDS * 3)
+            self._ready.discard(name)
+        if not mine:
+            raise AssertionError(f"{name} has no turn: {self._moving} does not come to its next touch")
+
+    def leave(self, name: str) -> None:
+        with self._changed:
+            self._live.discard(name)
+            if self._moving == name:
+                self._moving = None
+            self._choose()
+
+    def end(self) -> None:
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def _choose(self) -> None:
+        if self._moving is None and self._live and self._ready >= self._live:
+            self._moving = self.chance.choice(sorted(self._live))
+            self._changed.notify_all()
+
+
+_HERE: ContextVar[_Mover | None] = ContextVar("process", default=None)
+
+
+class _Mover(Life):
+    """A process among others: it moves only when it is its turn, and dies where it is to."""
+
+    def __init__(self, turns: Turns, name: str, kill_at: int = 0) -> None:
+        super().__init__(kill_at)
+        self._turns, self.name = turns, name
+        self._mutex = threading.Lock()  # its threads come one by one
+        self.is_moving = False
+
+    def point(self, place: str) -> None:
+        self._wait()
+        super().point(place)
+
+    def look(self, place: str) -> None:
+        self._wait()
+        super().look(place)
+
+    def _wait(self) -> None:
+        if self.is_moving:
+            with self._mutex:
+                self._turns.wait(self.name)
+
+
+
+
+class Crowd(Journey):
+    """Workers that share a store, and a person who forks and rewinds runs meanwhile."""
+
+    def __init__(self, seed: int, far: FarSide, program: Program, *, workers: int = 2) -> None:
+        self._turns = Turns(seed)
+        self._wrong: list[BaseException] = []
+        self._names = [f"worker {number}" for number in range(1, workers + 1)]
+        clock = kedge.LeapingClock()
+        super().__init__(MemoryStore(clock=clock), clock, far, "walks", program, behind=False)
+        far.point = self._met
+
+    def _met(self, place: str) -> None:
+        """The far side is slow: while one is inside, others come far."""
+        here = _HERE.get()
+        if here is not None:
+            for _ in range(self._turns.chance.randrange(SLOW_MAX)):
+                here.look(place)
+            here.point(place)
+
+    def process(self, life: Life) -> kedge.Client:
+        before = self.kd if isinstance(life, _Mover) else None
+        client = super().process(life)
+        self.kd = before or client
+        self.far.point = self._met
+        return client
+
+    def go(self, kills: Sequence[Sequence[int]], leaps: Sequence[tuple[int, Leap]]) -> list[str]:
+        """Let everyone come to rest: each worker dies at its so-many-th touches, the person leaps after so many."""
+        happened: list[str] = []
+        self._turns.join("person", *self._names)
+        self._is_done = not leaps
+        person = self._seated("person")
+        threads = [threading.Thread(target=self._guarded, args=("person", self._leap, person, leaps, happened))]
+        for number, name in enumerate(self._names):
+            first, *more = (*(kills[number] if number < len(kills) else ()), 0)
+            threads.append(threading.Thread(target=self._guarded, args=(name, self._work, self._seated(name, first), more)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._wrong:
+            raise self._wrong[0]
+        self._take_over()
+        self.process(Life())
+        return happened
+
+    def _seated(self, name: str, kill_at: int = 0) -> tuple[kedge.Client, _Mover]:
+        mover = _Mover(self._turns, name, kill_at)
+        client = self.process(mover)
+        mover.is_moving = True
+        return client, mover
+
+    def _guarded(self, name: str, act: Any, *args: Any) -> None:
+        try:
+            act(*args)
+        except BaseException as error:
+            self._wrong.append(error)
+            self._turns.end()
+        finally:
+            self._turns.leave(name)
+
+    def _leap(
+        self, seat: tuple[kedge.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]
+    ) -> None:
+        client, mover = seat
+        try:
+            for touches, leap in leaps:
+                for _ in range(touches):
+                    mover.look("waits")
+                happened.append(self.travel(leap, client))
+        finally:
+            self._is_done = True
+
+    def _work(self, seat: tuple[kedge.Client, _Mover], kills: list[int]) -> None:
+        while True:
+            client, mover = seat
+            try:
+                self._served(client, mover)
+                return
+            except (KedgeError, Dead, Signal):
+                if not mover.dead:
+                    raise
+            finally:
+                mover.dead = True
+                with contextlib.suppress(KedgeError, Dead):
+                    client.close()
+                self._buried(client)
+            seat = self._seated(mover.name, kills.pop(0))
+
+    def _served(self, client: kedge.Client, mover: _Mover) -> None:
+        for _ in range(ROUNDS_MAX):
+            mover.look("looks for work")
+            rows = self.store.runs(RunQuery(), limit=1_000)
+            if self._is_done and all(row.status in ENDED for row in rows):
+                return
+            due = [row.run for row in self.store.due(self.clock.now_us(), limit=100)]
+            for run in due:
+                with contextlib.suppress(RunBusy):
+                    client.blocking(self._driven(client, mover, run))
+                    break
+            else:
+                if not self._answered(self.kd) and (soonest := self.store.soonest_us()) is not None:
+                    self.clock.advance(max(soonest - self.clock.now_us(), 1) / 1_000_000)
+        raise AssertionError(f"comes to no rest: {[client.info(run) for run in self.runs()]}")
+
+    async def _driven(self, client: kedge.Client, mover: _Mover, run: str) -> None:
+        _HERE.set(mover)
+        await _advanced(client, run)
+
+    def _buried(self, client: kedge.Client) -> None:
+        """A dead worker's leases end."""
+        for _, head in self.store.heads():
+            if head.holder == client.engine.holder:
+                self.store.release(head.run, epoch=head.epoch, left=True)

@@ -1,0 +1,50 @@
+"""Runs and their forks that owe equal payments, live at once in several processes: each timeline pays what it owes."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from simulation.crowd import Crowd
+from simulation.random_agents import Program, another_world
+from simulation.travelling import Leap
+
+SEEDS = 25
+"""How many stories the gate tells. A story is its seed: nothing else is drawn."""
+
+
+def leap_of(chance: Random) -> Leap:
+    do = chance.choice(("fork", "fork", "rewind"))
+    return Leap(do, chance.randrange(3), chance.choice((0, chance.randrange(99))), effects="live")
+
+
+def story(seed: int) -> None:
+    chance = Random(seed)
+    tools = ["mail"] if chance.random() < 0.5 else chance.choices(("mail", "rent", "order", "shaky", "pay"), k=2)
+    program: Program = [{"do": chance.choice(tools), "what": "ale"} for _ in range(chance.randint(2, 4))]
+    if chance.random() < 0.3:
+        program = [*program, {"do": "gather", "branches": [[op] for op in program[:2]]}]
+    before = [Leap("fork", 0, 0, effects="live")] * chance.choice((0, 1, 1, 2))
+    leaps = [(chance.randrange(60), leap_of(chance)) for _ in range(chance.randint(0, 2))]
+    kills = [[chance.randrange(5, 120)] if chance.random() < 0.4 else [] for _ in range(3)]
+    with another_world() as world:
+        crowd = Crowd(seed, world, program, workers=3)
+        try:
+            happened = [*map(crowd.travel, before), *crowd.go(kills, leaps)]
+            wrong = list(crowd.wrong())
+            assert not wrong, "\n".join([f"seed {seed}: {program}, {leaps}, {kills}", *wrong, "after:", *happened])
+        finally:
+            crowd.close()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whoever_moves_first_every_timeline_has_as_many_payments_as_it_owes(seed: int) -> None:
+    story(seed)
+
+
+@pytest.mark.slow
+def test_it_is_so_in_many_more_stories() -> None:
+    for seed in range(SEEDS, int(os.environ.get("KEDGE_CROWDS", "400"))):
+        story(seed)
