@@ -17,6 +17,7 @@ WAIT_SECONDS = 60.0
 
 FAR: dict[str, str] = {}
 """The far side's books: the receipt of each payment, by the key that it came under."""
+WORDS: dict[str, str] = {}
 INSIDE: dict[str, Callable[[], None]] = {}
 """What happens inside the next payment of a run, before the far side hears of it; and after, as `run:after`."""
 
@@ -59,10 +60,12 @@ async def pays_twice(run: kedge.Run) -> list[str]:
 class Held:
     """A run in a thread of its own, which waits inside its next payment until it is let go."""
 
-    def __init__(self, kd: kedge.Client, run: str, then: Callable[[], None] = _nothing) -> None:
+    def __init__(
+        self, kd: kedge.Client, run: str, moment: str | None = None, then: Callable[[], None] = _nothing
+    ) -> None:
         self._at_it, self._go_on, self._then = threading.Event(), threading.Event(), then
         self.outcome: Any = None
-        INSIDE[run] = self._hold
+        INSIDE[moment or run] = self._hold
         self._thread = threading.Thread(target=lambda: setattr(self, "outcome", kd.advance(run)))
         self._thread.start()
         assert self._at_it.wait(WAIT_SECONDS)
@@ -211,4 +214,34 @@ def test_a_fork_of_a_run_that_died_in_a_tool_with_a_reconciler_does_not_wait_for
     disk.process()
     fork = disk.kd.fork("r", "start", effects="live").id
     assert disk.kd.advance(fork).result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2
+
+
+# a fork that comes between a look and an act ------------------------------------------------------
+
+
+@kedge.tool(effect="reads", name="lineage_look")
+def look(step: kedge.ToolStep = kedge.STEP) -> str:
+    _met(f"{step.run}:looks")
+    return "seen"
+
+
+def test_a_fork_that_pays_while_its_parent_is_asked_is_not_paid_beside(world: World) -> None:
+    @kedge.agent(name="pays_beside_a_look")
+    async def agent(run: kedge.Run) -> list[str]:
+        await run.call(look)
+        return list(await run.gather(run.call(pay, WORDS["to"]), run.call(look)))
+
+    WORDS["to"] = "ann"
+    assert world.kd.run(agent, id="r") == ["receipt 1", "seen"]
+    world.kd.rewind("r", "2:before")
+    WORDS["to"] = "bob"
+    parent = Held(world.kd, "r", "r:looks")  # asked whether to pay bob as well as ann, and in memory meanwhile
+    other = world.beside()
+    fork = other.fork("r", "1:after", effects="live").id
+    assert other.advance(fork).result == ["receipt 2", "seen"]
+    other.answer("r", "approve")
+    while world.kd.info("r").waits:
+        threading.Event().wait(0.01)
+    assert parent.let_go() == ["receipt 2", "seen"]
     assert len(FAR) == 2

@@ -22,7 +22,7 @@ def leap_of(chance: Random) -> Leap:
 
 def story(seed: int) -> None:
     chance = Random(seed)
-    tools = ["mail"] if chance.random() < 0.5 else chance.choices(("mail", "rent", "order", "shaky", "pay"), k=2)
+    tools = ["mail"] if chance.random() < 0.5 else chance.choices(("mail", "rent", "order", "shaky"), k=2)
     program: Program = [{"do": chance.choice(tools), "what": "ale"} for _ in range(chance.randint(2, 4))]
     if chance.random() < 0.3:
         program = [*program, {"do": "gather", "branches": [[op] for op in program[:2]]}]

@@ -186,6 +186,7 @@ async def _adopted(a: Attempting) -> Found | None:
             await _over(a, first)
             left = lineage.left(intent.name, a.step)
         a.begins(intent.name, identity)
+    a.forks = ex.log.ledger.facts.forks
     # What a repair left in doubt is known by its tool alone: its arguments went with the record.
     same = [each for each in left if each.effect.identity in (identity, None)]
     # Branches of a gather come in any order: each takes its own again, where there is one.

@@ -38,6 +38,7 @@ from kedge.runtime.intent import Intent, called, claim_text, restored
 from kedge.runtime.isolated import IsolatedError, run_isolated
 from kedge.runtime.judge import with_paths
 from kedge.runtime.judging import Judged, failed, model_of
+from kedge.runtime.lineage import ACTION
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
 from kedge.runtime.registry import KEY, STEP, WORKSPACE, Happened, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
@@ -148,6 +149,8 @@ class Attempting(Judged):
         self.progress: Any = None
         self.late: Happened | None = None
         self.slot: Claim | None = None
+        self.forks: tuple[str, ...] = ()
+        """The forks of the run when it was last looked what was done before."""
         self.beside: list[str] = []
         self.waited = 0
         self.began_us = self.started = 0
@@ -401,6 +404,10 @@ class Attempting(Judged):
         ex.refuse(self.branch)
         met(ex, self.step)
         ex.check_lease()
+        forks = ex.log.ledger.facts.forks
+        if forks != self.forks and not self.is_open and intent.effect not in adopting.OWN_ONLY and intent.undoes is None:
+            # A fork was made since the look, and may have done it: the run is taken up anew and looks again.
+            raise ex.interrupted(AlreadyClaimed(ex.run_id, space=ACTION, owner=forks[-1], seq=0))
         now = self.began_us = ex.now_us()
         timeout = intent.policy.timeout
         self.made += 1
