@@ -245,3 +245,86 @@ def test_a_fork_that_pays_while_its_parent_is_asked_is_not_paid_beside(world: Wo
         threading.Event().wait(0.01)
     assert parent.let_go() == ["receipt 2", "seen"]
     assert len(FAR) == 2
+
+
+# what else is known by its key --------------------------------------------------------------------
+
+
+@kedge.tool(name="lineage_order", repeat="recorded", reconcile=seen)
+def order(what: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+def test_what_a_timeline_adopted_counts_as_done_for_repeat_recorded(world: World) -> None:
+    @kedge.agent(name="orders_twice")
+    async def agent(run: kedge.Run) -> list[str]:
+        return [await run.call(order, "ale"), await run.call(order, "ale")]
+
+    assert world.kd.run(agent, id="r") == ["receipt 1", "receipt 1"]
+    fork = world.kd.fork("r", "start", effects="live").id
+    assert world.kd.advance(fork).result == ["receipt 1", "receipt 1"]
+    assert len(FAR) == 1
+
+
+def give_back(effect: kedge.Effect) -> str:
+    WORDS["given back"] = effect.key
+    return "given back"
+
+
+@kedge.tool(name="lineage_rent", effect="idempotent", compensate=give_back)
+def rent(what: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+def test_a_fork_that_fails_does_not_undo_what_it_did_under_its_parents_key(world: World) -> None:
+    @kedge.agent(name="rents_or_fails", on_failure="compensate")
+    async def agent(run: kedge.Run) -> str:
+        rented = await run.call(rent, "hall")
+        if run.id != "r":
+            raise LookupError("no")
+        return rented
+
+    run, fork = forked(world, agent)
+    parent = Held(world.kd, run)
+    assert world.beside().advance(fork).status == "failed"
+    assert parent.let_go() == "receipt 1"
+    assert "given back" not in WORDS
+
+
+@kedge.tool(name="lineage_redeem", effect="idempotent", consumes=("token",))
+def redeem(token: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+    return _paid(key, step)
+
+
+@kedge.agent(name="redeems_once")
+async def redeems(run: kedge.Run) -> str:
+    return await run.call(redeem, "ale")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_rewound_run_goes_on_with_what_consumed_a_right_in_doubt(world: World, dies: bool) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(redeems, run="r")
+    world.kd.rewind("r", "start")
+    if dies:
+        INSIDE["r:after"] = world.die
+        with pytest.raises(StoreUnavailable):
+            world.kd.advance("r")
+        world.bury("r")
+    assert world.kd.advance("r").result == "receipt 1"
+    assert len(FAR) == 1
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_fork_goes_on_with_what_consumed_a_right_in_doubt(world: World, dies: bool) -> None:
+    INSIDE["r:after"] = world.die
+    world.killed(redeems, run="r")
+    fork = world.kd.fork("r", "start", effects="live").id
+    if dies:
+        INSIDE[f"{fork}:after"] = world.die
+        with pytest.raises(StoreUnavailable):
+            world.kd.advance(fork)
+        world.bury(fork)
+    assert world.kd.advance(fork).result == "receipt 1"
+    assert world.kd.advance("r").result == "receipt 1"
+    assert len(FAR) == 1

@@ -102,8 +102,6 @@ class _Mover(Life):
                 self._turns.wait(self.name)
 
 
-
-
 class Crowd(Journey):
     """Workers that share a store, and a person who forks and rewinds runs meanwhile."""
 
@@ -139,7 +137,9 @@ class Crowd(Journey):
         threads = [threading.Thread(target=self._guarded, args=("person", self._leap, person, leaps, happened))]
         for number, name in enumerate(self._names):
             first, *more = (*(kills[number] if number < len(kills) else ()), 0)
-            threads.append(threading.Thread(target=self._guarded, args=(name, self._work, self._seated(name, first), more)))
+            threads.append(
+                threading.Thread(target=self._guarded, args=(name, self._work, self._seated(name, first), more))
+            )
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -165,9 +165,7 @@ class Crowd(Journey):
         finally:
             self._turns.leave(name)
 
-    def _leap(
-        self, seat: tuple[kedge.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]
-    ) -> None:
+    def _leap(self, seat: tuple[kedge.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]) -> None:
         client, mover = seat
         try:
             for touches, leap in leaps:

@@ -20,6 +20,11 @@ def action_key(run: str, step: str, tool: str, arguments: bytes, *, generation: 
     return f"{run}:step_{at}:{tool}:{arguments.hex()[:8]}"
 
 
+def is_key_of(key: str, run: str) -> bool:
+    """Whether an action is a run's own, rather than one of another run that it went on with."""
+    return key.startswith(f"{run}:step_")
+
+
 def undo_key(key: str) -> str:
     """The key under which the action of a key is undone, so that the far side knows which one."""
     return f"{key}:undo"

@@ -186,9 +186,7 @@ class Attempting(Judged):
                 self.limited_since = attempt.at
             if ended is not None and ended.outcome != "returned":
                 self.failure = convert(record.data(attempt.ended)["failure"], Failure, at="failure")
-        owners = [self.ex.engine.log.store.owner(claim) for claim in self.intent.claims]
-        starts = {attempt.started for attempt in past.attempts}
-        self.holds = bool(owners) and all(own is not None and own.seq in starts for own in owners)
+        self.holds = self._has_consumed()
         if past.attempts and not past.attempts[-1].ended and past.status != "intended":
             # An outcome in a transaction that is not on record did not happen, and its rows are not there.
             self.is_open = self.intent.effect != "transaction"
@@ -342,9 +340,21 @@ class Attempting(Judged):
         if not self.unwritten and self.ex.signal is None and self.step in self.ex.log.fold.facts.pending:
             self.ex.behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
 
+    def _has_consumed(self) -> bool:
+        """Whether this very action, by its key, has used up its rights: in an earlier attempt, whichever run made it."""
+        log = self.ex.engine.log
+        for claim in self.intent.claims:
+            owner = log.store.owner(claim)
+            if owner is None or log.store.head(owner.run) is None:
+                return False
+            if getattr(log.event(owner.run, owner.seq), "key", None) != self.key:
+                return False
+        return bool(self.intent.claims) and self.key is not None
+
     async def _refuse_consumed(self) -> None:
         """A right that exists once and was used before: the step fails before anything is touched."""
-        for claim in self.intent.claims:
+        self.holds = self._has_consumed()
+        for claim in self.intent.claims if not self.holds else ():
             owner = self.ex.engine.log.store.owner(claim)
             if owner is not None:
                 gone = AlreadyClaimed(self.ex.run_id, space=claim.space, owner=owner.run, seq=owner.seq)
@@ -405,7 +415,12 @@ class Attempting(Judged):
         met(ex, self.step)
         ex.check_lease()
         forks = ex.log.ledger.facts.forks
-        if forks != self.forks and not self.is_open and intent.effect not in adopting.OWN_ONLY and intent.undoes is None:
+        if (
+            forks != self.forks
+            and not self.is_open
+            and intent.effect not in adopting.OWN_ONLY
+            and intent.undoes is None
+        ):
             # A fork was made since the look, and may have done it: the run is taken up anew and looks again.
             raise ex.interrupted(AlreadyClaimed(ex.run_id, space=ACTION, owner=forks[-1], seq=0))
         now = self.began_us = ex.now_us()

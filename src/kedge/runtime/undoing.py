@@ -12,6 +12,7 @@ from kedge.model import events as e
 from kedge.model import ledger
 from kedge.model.failure import Failure
 from kedge.model.fold import BESIDE, Step
+from kedge.model.keys import is_key_of
 from kedge.model.typed import convert
 from kedge.runtime.effects import ask_person, stopped
 from kedge.runtime.execution import Branch, Execution
@@ -27,9 +28,10 @@ async def compensate(ex: Execution, branch: Branch) -> list[str]:
     left: list[str] = []
     await ex.barrier()
     doubted = ("happened", "undone", "in_doubt", "open")
-    # What a fork shares with its parent is not its own to undo.
+    # What a fork shares with its parent is not its own to undo, nor is what it did under another run's key.
     did = [each for each in ex.log.ledger.effects if each.started > ex.log.base and each.tool != ledger.SENDING]
-    for effect in reversed([each for each in did if not each.undoes and each.status in doubted]):
+    own = [each for each in did if not each.undoes and is_key_of(each.key, ex.run_id)]
+    for effect in reversed([each for each in own if each.status in doubted]):
         tool = TOOLS.get(effect.tool)
         if effect.status == "undone" and effect.started not in ex.record.undoing:
             continue
