@@ -137,9 +137,8 @@ class Crowd(Journey):
         threads = [threading.Thread(target=self._guarded, args=("person", self._leap, person, leaps, happened))]
         for number, name in enumerate(self._names):
             first, *more = (*(kills[number] if number < len(kills) else ()), 0)
-            threads.append(
-                threading.Thread(target=self._guarded, args=(name, self._work, self._seated(name, first), more))
-            )
+            worker = self._seated(name, first)
+            threads.append(threading.Thread(target=self._guarded, args=(name, self._work, worker, more)))
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -15,6 +15,7 @@ from kedge.cli.shell import Shell, command, run_argument, somebody, value_of
 from kedge.errors import KedgeError
 from kedge.model import events as e
 from kedge.runtime.views import Listed
+from kedge.store import base as store
 from kedge.store.base import ENDED
 
 LIVE: Final = ("queued", "running", "waiting", "paused")
@@ -174,7 +175,7 @@ def cancel_command(
 def is_held(shell: Shell, run: str) -> bool:
     """Whether somebody is at it right now."""
     head = shell.client.store.head(run)
-    return head is not None and head.holder is not None and shell.client.store.lives(head.holder)
+    return head is not None and store.is_held(shell.client.store, head)
 
 
 def goes_on(shell: Shell, run: str) -> str:

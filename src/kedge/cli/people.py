@@ -21,7 +21,7 @@ from kedge.runtime import editing, terminal
 from kedge.runtime.asked import agreement, lacking, whom
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
-from kedge.store.base import ENDED
+from kedge.store.base import ENDED, is_held
 
 VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
 _ALSO: Final = {
@@ -330,7 +330,7 @@ def _next(shell: Shell, run: str) -> str:
     """Who takes it from here."""
     client = shell.client
     head = client.log.head(run)
-    if head.holder is not None and client.store.lives(head.holder):
+    if is_held(client.store, head):
         return f"{run} is being run by {head.holder}, which takes it from here"
     return f"goes on when somebody runs it: {shell.goes_on(run, client.info(run).agent)}"
 

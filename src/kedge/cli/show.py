@@ -40,7 +40,7 @@ from kedge.runtime import editing, views
 from kedge.runtime.asked import agreement, whom
 from kedge.runtime.client import Client
 from kedge.runtime.waits import VOTE
-from kedge.store.base import ENDED, shown_tags
+from kedge.store.base import ENDED, is_held, shown_tags
 
 LOOK_SECONDS: Final = 0.25
 """How often --follow looks whether something was committed."""
@@ -319,10 +319,7 @@ def is_orphaned(client: Client, run: str, status: str) -> bool:
     """Whether a run is marked as running while nobody is at it any more."""
     if status != "running":
         return False
-    head = client.log.head(run)
-    if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= client.store.now_us()):
-        return True
-    return not client.store.lives(head.holder)
+    return not is_held(client.store, client.log.head(run))
 
 
 # the other faces ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Final
 from kedge.logger import get_logger
 from kedge.runtime.client import Client
 from kedge.runtime.registry import AGENTS
-from kedge.store.base import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow
+from kedge.store.base import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow, is_held
 
 logger: Final = get_logger("kedge.engines")
 
@@ -115,7 +115,7 @@ class Waking:
                 continue
             head = client.store.head(run)
             is_due = row.wake_at_us is not None and row.wake_at_us <= client.clock.now_us()
-            if is_due and head is not None and head.holder is None:
+            if is_due and head is not None and not is_held(client.store, head):
                 found.append((row, reason_of(row, head)))
             elif is_due:
                 held.append(run)

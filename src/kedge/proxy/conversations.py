@@ -19,7 +19,7 @@ from kedge.proxy.conversation import Conversation
 from kedge.proxy.finding import ROOT_TAG, TIP_TAG, Course
 from kedge.proxy.wire import Wire
 from kedge.runtime.waits import refuse_own
-from kedge.store.base import RunQuery, RunRow
+from kedge.store.base import RunQuery, RunRow, is_held
 from kedge.window import Window
 
 if TYPE_CHECKING:
@@ -233,9 +233,7 @@ class Conversations:
         store = self.client.store
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
         standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
-        return [
-            run for run, found in standings.items() if found.head.holder is None or not store.lives(found.head.holder)
-        ]
+        return [run for run, found in standings.items() if not is_held(store, found.head)]
 
     def _end(self, run: str) -> None:
         Conversation.opened(self.client, run, Chat(), None).let_go()

@@ -68,7 +68,7 @@ from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.runtime.worker import SLICE_SECONDS, Worker
 from kedge.store import Store, open_store
-from kedge.store.base import ENDED, Delivered, Head, RunQuery, shown_tags
+from kedge.store.base import ENDED, Delivered, RunQuery, is_held, shown_tags
 
 if TYPE_CHECKING:
     from kedge.history.rejudging import Rejudged
@@ -696,16 +696,10 @@ class Client(Acting):
         statuses = ("queued", "running", "waiting", "paused")
         for row in self.store.runs(RunQuery(agent=agent.name, tag=_input_tag(agent, value), status=statuses), limit=10):
             head = self.store.head(row.run)
-            if head is not None and not self._is_held(head):
+            if head is not None and not is_held(self.store, head):
                 logger.warning("%s: goes on with this run, which was not finished (fresh=True starts another)", row.run)
                 return row.run
         return None
-
-    def _is_held(self, head: Head) -> bool:
-        """Whether somebody is at a run: who lives, and whose time is not up."""
-        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.store.now_us()):
-            return False
-        return self.store.lives(head.holder)
 
     def outcome(self, agent: AnyAgent, advanced: Advanced) -> Any:
         """What `run` gives back or raises for where a run stands."""

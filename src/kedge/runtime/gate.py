@@ -341,7 +341,7 @@ class Attempting(Judged):
             self.ex.behind(Entry(e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="cancelled")))
 
     def _has_consumed(self) -> bool:
-        """Whether this very action, by its key, has used up its rights: in an earlier attempt, whichever run made it."""
+        """Whether this very action, by its key, has used up its rights, in an attempt of any run."""
         log = self.ex.engine.log
         for claim in self.intent.claims:
             owner = log.store.owner(claim)
@@ -415,12 +415,8 @@ class Attempting(Judged):
         met(ex, self.step)
         ex.check_lease()
         forks = ex.log.ledger.facts.forks
-        if (
-            forks != self.forks
-            and not self.is_open
-            and intent.effect not in adopting.OWN_ONLY
-            and intent.undoes is None
-        ):
+        acts = intent.effect not in adopting.OWN_ONLY and intent.undoes is None
+        if acts and forks != self.forks and not self.is_open:
             # A fork was made since the look, and may have done it: the run is taken up anew and looks again.
             raise ex.interrupted(AlreadyClaimed(ex.run_id, space=ACTION, owner=forks[-1], seq=0))
         now = self.began_us = ex.now_us()

@@ -22,7 +22,7 @@ from kedge.runtime import travel, waits
 from kedge.runtime.client import Client
 from kedge.runtime.editing import call, shown
 from kedge.runtime.intervening import entries_of
-from kedge.store.base import ENDED
+from kedge.store.base import ENDED, is_held
 
 LINES_MAX: Final = 12
 CHARS: Final = 80
@@ -51,7 +51,7 @@ class Standing:
         self.facts: Facts = self.fold.facts
         self.broken = client.store.quarantined(self.run)
         head = client.store.head(self.run)
-        self.holder = head.holder if head is not None and head.holder and client.store.lives(head.holder) else None
+        self.holder = head.holder if head is not None and is_held(client.store, head) else None
 
     @property
     def is_over(self) -> bool:

@@ -23,6 +23,7 @@ from kedge.runtime.context import through_codec
 from kedge.runtime.judge import APPROVE
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import Verb
+from kedge.store.base import is_held
 from kedge.web.forms import NOTHING, JsonSchema, unveiled
 from kedge.web.problems import Problem
 from kedge.web.routing import Call, get, post
@@ -358,7 +359,7 @@ def _next(client: Client, wait: Wait | None, by: str, verb: str) -> str:
     if verb == "approve" and len(voters) < wait.need:
         return f"{asked.agreement(wait.need, voters)}; {asked.lacking(wait, voters)}"
     head = client.store.head(wait.run)
-    if head is not None and head.holder is not None and client.store.lives(head.holder):
+    if head is not None and is_held(client.store, head):
         return f"{head.holder} is at {wait.run} and takes it from here"
     return f"{wait.run} goes on as soon as a worker takes it"
 

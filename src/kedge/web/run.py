@@ -23,7 +23,7 @@ from kedge.model.ledger import Ledger
 from kedge.runtime.asked import waits_of
 from kedge.runtime.client import Client
 from kedge.runtime.views import Wait
-from kedge.store.base import Head, shown_tags
+from kedge.store.base import Head, is_held, shown_tags
 from kedge.web.routing import Call, Nothing, Route, get, post, raw
 from kedge.web.step import ErrorSeen, StepId, about, errors_of, unknown
 from kedge.web.steps import Doc, RunAsked, RunId, Steps, found_steps, reply_text, state_of, through_of
@@ -204,9 +204,7 @@ def _before(asked: RunPageAsked, fold: Fold) -> int | None:
 def _worker(client: Client, head: Head) -> WorkerSeen | None:
     if head.holder is None:
         return None
-    until = head.lease_until_us
-    in_time = until is None or until > client.store.now_us()
-    lives = in_time and client.store.lives(head.holder)
+    lives, until = is_held(client.store, head), head.lease_until_us
     return WorkerSeen(holder=head.holder, name=process(head.holder), lives=lives, until_us=until)
 
 
