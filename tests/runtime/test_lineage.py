@@ -10,6 +10,7 @@ import pytest
 
 import kedge
 from kedge.errors import StepFailed, StoreUnavailable
+from kedge.log.committer import Committer
 
 from .conftest import World
 
@@ -328,3 +329,18 @@ def test_a_fork_goes_on_with_what_consumed_a_right_in_doubt(world: World, dies: 
     assert world.kd.advance(fork).result == "receipt 1"
     assert world.kd.advance("r").result == "receipt 1"
     assert len(FAR) == 1
+
+
+def test_an_attempt_that_was_refused_before_anyone_waited_for_it_is_not_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committer's thread may be done with a commit before the step looks at it."""
+    monkeypatch.setattr(Committer, "_is_alone", lambda self, run: False)
+    monkeypatch.setattr(Committer, "_flush_soon", lambda self, loop, slow: self._flush())
+    world.kd.start(redeems, id="r")
+    world.line.appends.clear()
+    world.line.cut_at = (2, "before")
+    with pytest.raises(StoreUnavailable):
+        world.kd.advance("r")
+    assert "attempt.started" in world.line.appends[1]
+    assert FAR == {}

@@ -317,7 +317,7 @@ class Execution:
         try:
             writing = self.log.append_begun(*self._mended(entries), **rights)
             seq = writing.item.last[0]
-            if not writing.done:
+            if not writing.done or writing.error is not None:  # its commit may be over, and refused, already
                 cancelled = await self.log.settled(writing)
         except KedgeError as error:
             self._failed(error)
