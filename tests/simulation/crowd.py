@@ -201,7 +201,7 @@ class Crowd(Journey):
                 return
             due = [row.run for row in self.store.due(self.clock.now_us(), limit=100)]
             for run in due:
-                with contextlib.suppress(RunBusy):
+                with contextlib.suppress(RunBusy, EpochStale):  # another has it, or has it by now
                     client.blocking(self._driven(client, mover, run))
                     break
             else:
