@@ -222,7 +222,8 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     """What the agent wants to do next, judged. `digest` is of all arguments, `identity` of those that name the action;
     `undoes_seq` is where the effect that it undoes first started; `claims` are rights that a child or a message takes.
     Data: `arguments`, `because`; what the verdict rests on: `paths`, `others`, `since`, `adopts`; `failure` of what was
-    rejected. `guest` is by what code that Kedge did not start finds it again."""
+    rejected. `guest` is by what code that Kedge did not start finds it again; `within` is the step in whose attempt
+    that code took it."""
 
     step: StepId
     sort: Sort
@@ -235,6 +236,7 @@ class StepIntended(Event, frozen=True, tag="step.intended"):
     undoes_seq: int = 0
     claims: tuple[str, ...] = ()
     guest: str | None = None
+    within: StepId | None = None
 
 
 class StepEdited(Event, frozen=True, tag="step.edited"):

@@ -68,6 +68,8 @@ class Step(msgspec.Struct, array_like=True):
     edited: int = 0
     asked: bool = False
     """Whether people had to agree to it."""
+    within: e.StepId | None = None
+    """The step in whose attempt it was taken."""
 
 
 class Wait(msgspec.Struct, array_like=True, frozen=True):
@@ -175,6 +177,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     hosted: bool = False
     """Whether it is held for calls from outside of any agent: it waits whenever none is under way."""
     idle: int = 0
+    nested: int = 0
+    """How many pending steps were taken in the attempt of another."""
     pending: dict[e.StepId, int] = {}
     waits: dict[e.StepId, Wait] = {}
     context_version: int = 0
@@ -261,7 +265,7 @@ class Fold:
             status = facts.ended_as
         elif facts.paused:
             status = "paused"
-        elif facts.mend or ((facts.idle or facts.hosted) and not facts.live) or facts.trigger or facts.hook:
+        elif facts.mend or ((facts.idle or facts.hosted) and not self._live) or facts.trigger or facts.hook:
             status = "waiting"
         else:
             status = "running" if facts.taken else "queued"
@@ -296,6 +300,26 @@ class Fold:
         changed = {"status": "waiting", "changed_at": at} if waits else {}
         twin.facts = replace(facts, live=facts.live - 1, **changed)
         return twin
+
+    @property
+    def _live(self) -> int:
+        """How many steps go on by themselves. An attempt does not while all steps that it took itself wait."""
+        facts = self.facts
+        if not facts.live or not facts.nested:
+            return facts.live
+        pending = [self.steps[index] for index in facts.pending.values()]
+
+        def rests(step: Step) -> bool:
+            inner = [each for each in pending if each.within == step.id]
+            return step.status in _IDLE or bool(inner and step.status == "running" and all(map(rests, inner)))
+
+        return facts.live - sum(step.status == "running" and rests(step) for step in pending)
+
+    def inside(self, step: e.StepId) -> list[e.StepId]:
+        """The steps that an attempt of a step took and that are not over."""
+        if not self.facts.nested:
+            return []
+        return [name for name, index in self.facts.pending.items() if self.steps[index].within == step]
 
     def find(self, step: e.StepId) -> int | None:
         """The index of a step by its id, in the current timeline."""
@@ -336,7 +360,8 @@ class Fold:
 
     def open_step(self, seq: int, event: e.StepIntended) -> Step:
         step = Step(event.step, event.sort, event.name, seq, event.at, "intended", event.effect, undoes=event.undoes)
-        step.undoes_seq = event.undoes_seq
+        step.undoes_seq, step.within = event.undoes_seq, event.within
+        self.facts.nested += event.within is not None
         step.attempts = []
         index = self.steps.append(step)
         facts = self.facts
@@ -369,6 +394,7 @@ class Fold:
             if step.sort == "scope" and step.name == "guests":
                 facts.hosted = False
             step.ended, step.ended_at = seq, event.at
+            facts.nested -= step.id in facts.pending and step.within is not None
             facts.pending.pop(step.id, None)
             facts.waits.pop(step.id, None)
             facts.committed += status == "done"

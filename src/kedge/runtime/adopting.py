@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
-from kedge.errors import StepFailed, ValueErased
+from kedge.errors import NotDone, StepFailed, ValueErased
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model import ledger
@@ -48,7 +48,7 @@ async def earlier(a: Attempting) -> Found | None:
         return None
     identity = e.to_text(intent.identity or intent.digest)
     while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
-        await _over(a, first)
+        await _over(a, first, identity)
     done = ex.lineage.stood(intent.name, identity, a.step)
     if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
         return await _adopt(a, done)
@@ -57,8 +57,11 @@ async def earlier(a: Attempting) -> Found | None:
     return None
 
 
-async def _over(a: Attempting, first: asyncio.Future[None]) -> None:
+async def _over(a: Attempting, first: asyncio.Future[None], identity: e.Digest) -> None:
     """Wait for the same action in another branch, which may itself wait for a person."""
+    outer = a.branch.outer
+    if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
+        raise NotDone(f"{a.intent.name} is called inside of itself with the same arguments; give it others")
     a.ex.rests()
     try:
         await asyncio.shield(first)
@@ -183,7 +186,7 @@ async def _adopted(a: Attempting) -> Found | None:
     if lineage.is_shared and a.inflight is None:
         # The same action in another branch takes its right first, and then this one another.
         while (first := ex.inflight.get((intent.name, identity))) is not None:
-            await _over(a, first)
+            await _over(a, first, identity)
             left = lineage.left(intent.name, a.step)
         a.begins(intent.name, identity)
     a.forks = ex.log.ledger.facts.forks

@@ -16,6 +16,7 @@ from kedge.errors import KedgeError, RunBusy
 from kedge.runtime.hosting import HOST, Host, Hosted, Hosting
 from kedge.runtime.registry import Agent, AgentOptions
 from kedge.runtime.signals import Released
+from kedge.runtime.standing import standing
 
 if TYPE_CHECKING:
     from kedge.model.contract import Contract
@@ -198,6 +199,7 @@ class Desk:
             hosted = await host.reach()
             assert self._held is not None
             hosted.why = partial(self._why, self._held)
+            hosted.how = lambda: self._stands(standing(self._client.engine, ex))
             self._ready.set_result(hosted)
             ex.at_close = self._leaving.set
             await self._leaving.wait()

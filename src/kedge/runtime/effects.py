@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -34,6 +34,13 @@ DIED: Final = Failure.told("kedge.Died", "the process died while this attempt wa
 NOT_CONFIRMED: Final = Failure.told("kedge.NotConfirmed", "the tool returned, but the world does not show its effect")
 RECONCILED_MAX: Final = 4
 """Attempts that a reconciler may let go again, before a person is asked."""
+
+
+def left(inside: Sequence[e.StepId]) -> Failure:
+    """An attempt was left because steps that its own code took wait, or because its process died in them."""
+    steps = f"step{'s' if len(inside) > 1 else ''} {', '.join(inside)} inside of it waited" if inside else "it waited"
+    told = "what else it did is not known; 'not' enters it again, with those steps from the record"
+    return Failure.told("kedge.Left", f"it was left while {steps}; {told}")
 
 
 class Found(NamedTuple):

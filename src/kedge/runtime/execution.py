@@ -30,7 +30,7 @@ from kedge.runtime.files import Files, Folders
 from kedge.runtime.here import HERE
 from kedge.runtime.leases import Lease, Leases
 from kedge.runtime.limits import Buckets
-from kedge.runtime.registry import AnyAgent, Resource
+from kedge.runtime.registry import AnyAgent, InnerSteps, Resource
 from kedge.runtime.replay import Record
 from kedge.runtime.signals import Interrupted, Signal, Stopped
 from kedge.runtime.threads import Threads, Work
@@ -39,6 +39,7 @@ from kedge.store.base import Claim
 if TYPE_CHECKING:
     from kedge.runtime.approving import Told
     from kedge.runtime.context import Context
+    from kedge.runtime.hosting import Hosted
     from kedge.runtime.judge import Judge
     from kedge.runtime.lineage import Lineage
     from kedge.runtime.waits import Intervened, Waiter
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 logger: Final = get_logger("kedge")
 
 _LIVE: Final = math.inf
+_PARKED_SECONDS: Final = 0.02
 _RELUCTANT_SECONDS: Final = 0.05
 _SIGNALS_MAX: Final = 8
 UNWIND_SECONDS: Final = 5.0
@@ -143,9 +145,12 @@ class Branch:
 
     __slots__ = (
         "applying",
+        "awaited_by",
         "count",
         "execution",
         "guest",
+        "inner",
+        "outer",
         "path",
         "scope",
         "stopped",
@@ -169,6 +174,16 @@ class Branch:
         """What a person said of the last call, and changed in it."""
         self.guest: str | None = None
         """By what code that Kedge did not start finds this branch again."""
+        self.inner: InnerSteps | None = None
+        """What the attempt that is open in this branch takes itself."""
+        self.outer: InnerSteps | None = None
+        """Those of the attempt whose code began this branch."""
+        self.awaited_by: list[InnerSteps] = []
+
+    @property
+    def within(self) -> e.StepId | None:
+        """The step in whose attempt the steps of this branch are taken."""
+        return None if self.outer is None else self.outer.step
 
     def number(self) -> str:
         self.count += 1
@@ -211,6 +226,14 @@ class Scope:
         """Which branch of a `first` was first, where that is on record."""
 
 
+class InnerCaller(NamedTuple):
+    """Code of an attempt that awaits a branch, and can be told that it waits."""
+
+    inner: InnerSteps
+    branch: Branch
+    told: asyncio.Future[None]
+
+
 class Execution:
     """A run while it is in memory."""
 
@@ -231,8 +254,10 @@ class Execution:
         self.computing = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
+        self.hosted: Hosted | None = None
         self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
+        self.inner_callers: list[InnerCaller] = []
         self.lease: Lease | None = None
         self.attempts = 0
         """Attempts that are open right now: whoever only wants the run to leave lets them finish first."""
@@ -538,6 +563,58 @@ class Execution:
     def wakes(self) -> None:
         self.busy += 1
 
+    async def until_taken(self) -> None:
+        """Nothing can be written of a run that was let go meanwhile: until it is taken again, or leaves memory."""
+        while self.parked and self.signal is None:
+            await asyncio.sleep(_PARKED_SECONDS)
+
+    # attempts whose code takes steps ------------------------------------------------------------
+
+    def awaits(self, inner: InnerSteps, branch: Branch) -> None:
+        """Code of an attempt awaits a branch: the attempt does nothing else, and rests when that rests."""
+        branch.awaited_by.append(inner)
+        inner.running += 1
+        if inner.running == 1:
+            self.rests()
+
+    def awaits_no_more(self, inner: InnerSteps, branch: Branch) -> None:
+        if inner in branch.awaited_by:
+            branch.awaited_by.remove(inner)
+            inner.running -= 1
+            if not inner.running and inner.is_open:
+                self.wakes()
+
+    def attempt_over(self, inner: InnerSteps) -> None:
+        """The code of an attempt came to its end, whatever it has begun and not awaited."""
+        inner.is_open = False
+        if inner.running:
+            self.wakes()
+
+    def tell_inner_callers(self) -> bool:
+        """Everything rests: tell code inside of attempts that its steps wait, the innermost first. False: no such code.
+
+        The steps go on waiting. What the code makes of it decides what becomes of its attempt.
+        """
+        told = [each for each in self.inner_callers if each.branch.inner is None or not each.branch.inner.running]
+        for caller in told:
+            self.awaits_no_more(caller.inner, caller.branch)
+            if not caller.told.done():
+                caller.told.set_result(None)
+        return bool(told)
+
+    async def until_over(self, steps: Iterable[e.StepId]) -> None:
+        """Until steps that were begun here are over, or the handle is closed."""
+        wanted, inner = set(steps), InnerSteps("", None, None, None)
+        branches = [branch for branch in self.branches if f"{branch.path}.1" in wanted and branch.task is not None]
+        for branch in branches:
+            self.awaits(inner, branch)
+        try:
+            if branches:
+                await asyncio.wait({branch.task for branch in branches if branch.task is not None})
+        finally:
+            for branch in branches:
+                self.awaits_no_more(inner, branch)
+
     async def rest(self, seconds: float | None) -> bool:
         """Until the agent ended or every branch waits or something came; False when the time was up first."""
         if self.stirred.is_set():
@@ -614,6 +691,8 @@ class Execution:
         if not future.cancelled():
             future.exception()  # looked at here, because nobody awaits the branches of a run that was parked
         self.branches.discard(branch)
+        for inner in tuple(branch.awaited_by):
+            self.awaits_no_more(inner, branch)
         self.computing -= 1
         self.busy -= 1
         if branch.scope is not None:

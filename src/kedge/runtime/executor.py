@@ -404,10 +404,11 @@ class Executor:
                     continue
                 if ex.busy:
                     continue  # a guest came
-                if wake is None and not self._children_of(ex):
-                    return
                 sits = sit_out and any(waiter.waits_for in ("time", "delay") for waiter in ex.waiters.values())
-                if wake is not None and wake > ex.now_us() and not sits and not self._children_of(ex):
+                parks = wake is None or (wake > ex.now_us() and not sits)
+                if parks and not self._children_of(ex):
+                    if ex.tell_inner_callers():
+                        continue
                     return
                 if wake is not None:
                     # No longer at once than a lease can do without being kept, however quickly a clock may leap.

@@ -40,9 +40,9 @@ from kedge.runtime.judge import with_paths
 from kedge.runtime.judging import Judged, failed, model_of
 from kedge.runtime.lineage import ACTION
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
-from kedge.runtime.registry import KEY, STEP, WORKSPACE, Happened, Key, ToolStep, is_marker
+from kedge.runtime.registry import KEY, STEP, WORKSPACE, Happened, InnerSteps, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
-from kedge.runtime.signals import Interrupted, Stopped
+from kedge.runtime.signals import Cancelling, Interrupted, Stopped
 from kedge.runtime.threads import Work
 from kedge.runtime.transacting import Transacting
 from kedge.runtime.waits import Intervened, met, until_time
@@ -156,6 +156,8 @@ class Attempting(Judged):
         self.began_us = self.started = 0
         self.inflight: tuple[str, e.Digest] | None = None
         self.hold: Hold | None = None
+        self.is_left = False
+        """Whether the code of the last attempt was told that its own steps wait, or may not be taken now."""
         if past is None:
             self.intended()
         else:
@@ -192,6 +194,9 @@ class Attempting(Judged):
             self.is_open = self.intent.effect != "transaction"
             self.until_us = 0  # a delay on record was its last holder's, and is decided anew for this one
             self.failure = effects.DIED
+            if self.ex.log.fold.inside(self.step):
+                self.counted -= 1  # it waited for its own steps: whatever came then, they count, and not this
+                self._note_left()
         elif past.status in ("in_doubt", "waiting") and past.attempts and past.attempts[-1].outcome == "unknown":
             self.is_open = True
 
@@ -270,7 +275,9 @@ class Attempting(Judged):
                 # The next attempt may not begin before the thread of this one ends, which may still bring a result.
                 late_one = await waited_for(work, ABANDON_SECONDS)
                 applied = late_one if late_one.error is None else applied
-            if applied.error is None:
+            if self.is_left and not isinstance(applied.error, (asyncio.CancelledError, *self.intent.bubbles)):
+                await self._rest_inside()
+            elif applied.error is None:
                 ended = applied.ended or self._returned(applied.value)
                 if applied.ended is not None:
                     self._files_ended()
@@ -390,11 +397,20 @@ class Attempting(Judged):
             raise NotDone(f"{self.intent.name} works in a workspace; declare one: @kedge.agent(workspace=…)")
         if files is None or self.intent.sort != "tool":
             return await self._attempt_made()
+        self._refuse_shared_files()
         async with files.around(self):
             applied = await self._attempt_made()
             if self.intent.effect == "workspace" and applied.error is not None and self._goes_again(applied):
                 await files.failed(self)
             return applied
+
+    def _refuse_shared_files(self) -> None:
+        """A tool that has the workspace for itself would wait for ever for the one that it is inside of."""
+        for around in self.branch.outer.around() if self.branch.outer is not None else ():
+            effects_of = {self.intent.effect, around.effect}
+            if "workspace" in effects_of and not effects_of & {"reads", None}:
+                told = f"{self.intent.name} is called inside of step {around.step}, and one of them has the workspace"
+                raise NotDone(f"{told} for itself; declare what only takes other steps effect='reads'")
 
     def _goes_again(self, applied: Applied) -> bool:
         """Whether an attempt that failed in doubt will be followed by another."""
@@ -454,15 +470,28 @@ class Attempting(Judged):
         ex.check_lease()
         folder = ex.folder
         place = ToolStep(ex.run_id, self.step, self.made, Key(self.key), self._progress, folder)
+        inner = place.inner = self.branch.inner = InnerSteps(
+            self.step, intent.effect, self.branch.guest, self.branch.outer
+        )
+        inner.inflight, inner.hosted = self.inflight, ex.hosted
         touch = partial(self._touch, place, timeout)
         stand_in = ex.engine.stand_in
         ex.attempts += 1
         try:
-            return await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
+            applied = await (touch() if stand_in is None else stand_in.apply(intent, place, touch))
         finally:
+            self.branch.inner = None
+            ex.attempt_over(inner)
             ex.attempts -= 1
             if ex.signal is not None:
                 ex.stirred.set()  # whoever waits for open attempts to finish looks again
+        if ex.parked and not isinstance(applied.error, asyncio.CancelledError):
+            # It waited for steps of its own and gave them up: that is put on record when the run is taken again.
+            await ex.until_taken()
+            if ex.parked and ex.signal is not None:
+                raise ex.signal
+        self.is_left = inner.is_refused or not inner.told.isdisjoint(ex.log.fold.facts.pending)
+        return applied
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
@@ -561,6 +590,21 @@ class Attempting(Judged):
             if intent.effect in SAFE:
                 raise StepFailed(self.step, intent.name, self.failure) from refused
             return None
+
+    async def _rest_inside(self) -> None:
+        """Steps that its code took are not over, so that neither is it, whatever its code made of that. It is left
+        until they are; then its effect says whether it is entered again."""
+        ex = self.ex
+        if isinstance(ex.signal, Interrupted | Cancelling):
+            raise ex.signal
+        self._note_left()
+        ex.refuse(self.branch)
+        await ex.until_over(ex.log.fold.inside(self.step))
+        ex.refuse(self.branch)
+
+    def _note_left(self) -> None:
+        again = self.ex.now_us() if self.intent.effect in SAFE else None
+        self._note_failed(effects.left(self.ex.log.fold.inside(self.step)), "unknown", again, limited=True)
 
     async def _raised(self, applied: Applied) -> None:
         """Record a failure, and decide: again later, in doubt, or over."""

@@ -23,12 +23,12 @@ from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.runtime import steps
 from kedge.runtime.agreement import agree, refuse_gap
-from kedge.runtime.execution import Branch, Execution, Scope
+from kedge.runtime.execution import Branch, Execution, InnerCaller, Scope
 from kedge.runtime.gate import perform
 from kedge.runtime.intent import Intent, is_async
-from kedge.runtime.registry import AnyTool, Duration, Tool, ToolStep
+from kedge.runtime.registry import AnyTool, Duration, InnerSteps, Tool, ToolStep
 from kedge.runtime.replay import OVER, Asked
-from kedge.runtime.signals import Signal
+from kedge.runtime.signals import Cancelling, Interrupted, Signal
 from kedge.runtime.waits import Answer
 
 T = TypeVar("T")
@@ -38,8 +38,6 @@ HOSTED: Final = "hosted"
 
 GUESTS: Final = "guests"
 """The scope of calls from outside of any agent: whoever makes them comes and goes, and the run waits meanwhile."""
-
-_PARKED_SECONDS: Final = 0.02
 
 HOST: Final[ContextVar[Host | None]] = ContextVar("kedge_host", default=None)
 
@@ -193,12 +191,18 @@ class Host:
         if key is None:
             intent.weigh("of a guest", hosted.ex.engine.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
+            # Those of a tool's own code are counted in each attempt of it, which begins from its top.
+            inner = _inner(self.run)
+            counted = self._nth if inner is None else inner.nth
             with self._mutex:
-                self._nth[named] += 1
-                key = f"{named}#{self._nth[named]}"
+                counted[named] += 1
+                key = f"{named}#{counted[named]}" if inner is None else f"{inner.guest}/{named}#{counted[named]}"
         return await hosted.take(key, intent, partial(_through_gate, intent=intent))
 
     async def _reached(self, do: Callable[[Hosted], Coroutine[Any, Any, T]]) -> T:
+        inner = _inner(self.run)
+        if inner is not None:
+            return await do(inner.hosted)  # also as the run is let go, which waits for the attempt that this is code of
         while True:
             hosted = await self.reach()
             if hosted.is_reached:
@@ -224,6 +228,13 @@ class Host:
             raise
 
 
+def _inner(run: str) -> InnerSteps | None:
+    """The steps of the attempt whose code this is, of the same run, while it is open."""
+    place = ToolStep.here()
+    inner = None if place is None or place.run != run else place.inner
+    return inner if inner is not None and inner.is_open else None
+
+
 async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any:
     return await perform(ex, branch, intent)
 
@@ -245,11 +256,13 @@ class Hosted:
 
     def __init__(self, ex: Execution, branch: Branch, step: e.StepId, *, over_at: int, outside: bool) -> None:
         self.ex = ex
+        ex.hosted = self
         self.outside = outside
         self._scope = Scope(step, branch, over_at=over_at)
         self._known = ex.record.guests(step)
         self._last = max(self._known.values(), default=0)
         self._begun: dict[str, asyncio.Future[Any]] = {}
+        self._branches: dict[str, Branch] = {}
         self._waiting: Counter[str] = Counter()
         self._meant: dict[str, tuple[str, str, e.Digest | None]] = {}
         self._left: set[str] = set()
@@ -257,6 +270,8 @@ class Hosted:
         self.is_open = True
         self.why: Callable[[], Awaitable[BaseException]] | None = None
         """Outside of an agent: how the run stands, once it was let go."""
+        self.how: Callable[[], BaseException] | None = None
+        """The same as it stands now, for code inside of an attempt, which has to end before the run can be let go."""
 
     @property
     def is_reached(self) -> bool:
@@ -266,22 +281,26 @@ class Hosted:
     async def take(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
         """The step of a key: under way already, on record, or begun now."""
         ex = self.ex
-        while ex.parked and ex.signal is None:
-            # Everything else waited, so the run was let go; this begins when it is taken again.
-            await asyncio.sleep(_PARKED_SECONDS)
+        await ex.until_taken()  # where everything else waited, the run was let go
+        inner = _inner(ex.run_id)
+        if inner is not None and inner.effect == "transaction":
+            told = "is a transaction, which takes no steps inside; take them before or after it"
+            raise KedgeError(f"{ex.run_id}: step {inner.step} {told}")
         if ex.signal is not None:
-            raise await self._told(ex.signal)
+            raise await self._told(ex.signal, inner)
         if not self.is_open:
             raise KedgeError(f"{ex.run_id}: its host is gone; call within the block")
         if key in self._left:
             await ex.barrier()  # what is on record of it is read again
         work = self._begun.get(key)
         if work is None:
-            work = self._begun[key] = self._start(key, intent, do)
+            work = self._begun[key] = self._start(key, intent, do, inner)
         elif self.outside and intent is not None:
             self._refuse_other(key, intent, self._meant[key])
         self._waiting[key] += 1
         try:
+            if inner is not None:
+                await self._awaited_inside(self._branches[key], work, inner)
             value = await asyncio.shield(work)
             if self.outside:
                 await ex.barrier()  # what is done with it out there, no barrier of ours waits for
@@ -292,7 +311,7 @@ class Hosted:
                 await asyncio.wait({work})
             raise
         except Signal as signal:
-            raise await self._told(signal) from None
+            raise await self._told(signal, inner) from None
         except BaseException as error:
             if intent is not None and isinstance(error, intent.bubbles):
                 self._begun.pop(key, None)
@@ -301,15 +320,45 @@ class Hosted:
         finally:
             self._waiting[key] -= 1
 
-    async def _told(self, signal: Signal) -> BaseException:
+    async def _told(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
+        if inner is not None:
+            inner.is_refused = True
+        if inner is not None and self.how is not None and not isinstance(signal, Interrupted | Cancelling):
+            return self.how()  # open attempts end before the run is let go, and this is code of one
         return signal if self.why is None else await self.why()
 
-    def _start(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+    async def _awaited_inside(self, branch: Branch, work: asyncio.Future[Any], inner: InnerSteps) -> None:
+        """Code of an attempt awaits a step: until it is over. Outside of an agent, also until everything waits: nobody
+        keeps that code for as long as people take, so it is told how the run stands, and the step goes on waiting."""
+        ex = self.ex
+        if work.done():
+            return
+        caller = InnerCaller(inner, branch, ex.loop.create_future())
+        ex.awaits(inner, branch)
+        if self.how is not None:
+            ex.inner_callers.append(caller)
+        try:
+            await asyncio.wait({work, caller.told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if self.how is not None:
+                ex.inner_callers.remove(caller)
+            ex.awaits_no_more(inner, branch)
+        if not work.done() and self.how is not None:
+            inner.told.add(f"{branch.path}.1")
+            raise self.how()
+
+    def _start(
+        self,
+        key: str,
+        intent: Intent | None,
+        do: Callable[..., Coroutine[Any, Any, Any]],
+        inner: InnerSteps | None,
+    ) -> Any:
         from kedge.runtime.run import taken
 
         ex, scope = self.ex, self._scope
-        branch = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
-        branch.guest = key
+        branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
+        branch.guest, branch.outer = key, inner
         past = ex.record.step(f"{branch.path}.1")
         if intent is not None and self.outside:
             if past is not None:

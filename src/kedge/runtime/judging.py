@@ -69,6 +69,7 @@ class Judged:
             undoes=undoes,
             undoes_seq=undoes_seq,
             guest=self.branch.guest,
+            within=self.branch.within,
         )
         values: dict[str, Any] = {"arguments": intent.recording}
         if intent.policy.because:

@@ -8,7 +8,8 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, ParamSpec, Protocol, TypeAlias, get_args, overload
 
@@ -48,6 +49,53 @@ Changes = Literal["never", "by effects", "any time"]
 Duration: TypeAlias = float | int | str
 
 
+class InnerSteps:
+    """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
+
+    Owns what is counted; the execution counts.
+    """
+
+    __slots__ = (
+        "effect",
+        "guest",
+        "hosted",
+        "inflight",
+        "is_open",
+        "is_refused",
+        "nth",
+        "outer",
+        "running",
+        "step",
+        "told",
+    )
+
+    def __init__(self, step: str, effect: str | None, guest: str | None, outer: InnerSteps | None) -> None:
+        self.step = step
+        self.effect = effect
+        self.guest = guest
+        self.outer = outer
+        """Those of the attempt that took this attempt's own step."""
+        self.inflight: tuple[str, str] | None = None
+        """The action that this attempt is, where the same action elsewhere waits for it."""
+        self.hosted: Any = None
+        """Where they are taken, also while the run is being let go."""
+        self.running = 0
+        self.is_open = True
+        self.is_refused = False
+        """Whether its code met what closed the run's handle."""
+        self.told: set[str] = set()
+        """Steps that wait, of which its code was told."""
+        self.nth: Counter[str] = Counter()
+        """How often each call without a key was made, since the attempt began."""
+
+    def around(self) -> Iterator[InnerSteps]:
+        """These, and those of all attempts around."""
+        found: InnerSteps | None = self
+        while found is not None:
+            yield found
+            found = found.outer
+
+
 class ToolStep:
     """What a tool may know of the attempt it is, and how it says how far it got."""
 
@@ -68,6 +116,7 @@ class ToolStep:
         self.key = key
         self.progress = progress
         """Record how far a long tool got, so that half-done work can be undone or gone on with."""
+        self.inner: InnerSteps | None = None
 
     @staticmethod
     def here() -> ToolStep | None:

@@ -271,7 +271,7 @@ async def _until_over(ex: Execution, branch: Branch, asked: Question) -> Closed:
         now_us = ex.now_us()
         answer = binding(ex.run_id, facts.generation, step, asked.waits_for, identity=asked.identity, **asked.told)
         intended = e.StepIntended(
-            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, guest=branch.guest
+            at=now_us, step=step, sort="wait", name=asked.name, digest=bound, guest=branch.guest, within=branch.within,
         )  # fmt: skip
         opened = e.WaitOpened(
             at=now_us, step=step, waits_for=asked.waits_for, name=asked.name, to=asked.to, deadline=asked.deadline,
