@@ -280,6 +280,72 @@ async def test_a_call_that_its_caller_gives_up_is_given_up(kd: kedge.Client) -> 
     assert not kd.state("thread").fold.facts.live
 
 
+@pytest.mark.parametrize("same_block", [True, False])
+@on_loop
+async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: kedge.Client, same_block: bool) -> None:
+    began, kept = asyncio.Event(), asyncio.Event()
+
+    async def look(path: str) -> str:
+        began.set()
+        await kept.wait()
+        return f"saw {path}"
+
+    async def again(host: kedge.Host) -> None:
+        kept.set()
+        async with asyncio.timeout(60):
+            assert await host.call(LOOK, {"path": "x"}, key="a", fn=look) == "saw x"
+            assert await host.model(look, path="y", key="m") == "saw y"
+
+    async with kd.host("thread") as host:
+        for call in (host.call(LOOK, {"path": "x"}, key="a", fn=look), host.model(look, path="y", key="m")):
+            began.clear()
+            task = asyncio.create_task(call)
+            await began.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        if same_block:
+            await again(host)
+    async with kd.host("thread") as host:
+        await again(host)
+    assert [len(step.attempts) for step in kd.state("thread").fold.steps if step.sort != "scope"] == [2, 2]
+
+
+@pytest.mark.parametrize("approval", [True, False])
+@on_loop
+async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: kedge.Client, approval: bool) -> None:
+    began, kept = asyncio.Event(), asyncio.Event()
+    pay = open_tool("pay", approve="managers")
+
+    def asked(host: kedge.Host) -> Any:
+        if approval:
+            return host.call(pay, {"amount": 1}, key="q", fn=lambda amount: f"paid {amount}")
+        return host.ask("Pay?", key="q")
+
+    async def slow(path: str) -> str:
+        began.set()
+        await kept.wait()
+        return path
+
+    async with asyncio.timeout(60), kd.host("thread") as host:
+        beside = asyncio.create_task(host.call(LOOK, {"path": "x"}, key="a", fn=slow))
+        await began.wait()
+        asking = asyncio.create_task(asked(host))
+        while not await asyncio.to_thread(kd.inbox):
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        kept.set()
+        assert await beside == "x"
+        with pytest.raises(kedge.RunWaiting):
+            await asked(host)
+    kd.answer("thread", "approve", by="ann")
+    async with asyncio.timeout(60), kd.host("thread") as host:
+        answer = await asked(host)
+        assert answer == "paid 1" if approval else answer.by == "ann"
+
+
 @on_loop
 async def test_pausing_a_thread_stops_its_calls_and_resuming_lets_them_go_on(kd: kedge.Client, done: list[Any]) -> None:
     async with kd.host("thread") as host:

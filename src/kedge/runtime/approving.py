@@ -148,6 +148,8 @@ class _Asking:
         except asyncio.CancelledError:
             await ex.still_wanted()
             ex.refuse(j.branch)
+            if ex.is_outside:
+                raise  # people are asked still: whoever gave the call up may make it again
             closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
             ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
             await ex.recorded(ex.behind(closing, ended))

@@ -323,6 +323,11 @@ class Execution:
 
         return Lineage(self)
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether calls come from outside of any agent: a caller that gave one up may make it again."""
+        return self.hosted is not None and self.hosted.outside
+
     # time and writing -------------------------------------------------------------------------
 
     def now_us(self) -> int:

@@ -98,7 +98,7 @@ async def replayed(ex: Execution, branch: Branch, past: Step, intent: Intent) ->
     failure = _failure_of(ex, past, data)
     await ex.turn(past.ended)
     if past.status != "done" and failure is not None and failure.kind == "cancelled":
-        if branch.stopped is None:
+        if branch.stopped is None and not ex.is_outside:
             await until_cancelled(ex, past)
         ex.played(past.ended)
         ex.refuse(branch)
@@ -614,8 +614,10 @@ class Attempting(Judged):
             await ex.still_wanted()
         if isinstance(ex.signal, Interrupted):
             raise ex.signal
+        # From outside of an agent it may be called again, and then goes on from here.
+        given_up = ex.now_us() if ex.is_outside else None
         if isinstance(error, Untouched):
-            seq = self._note_failed(CANCELLED, "refused", None)
+            seq = self._note_failed(CANCELLED, "refused", given_up, limited=ex.is_outside)
             ex.refuse(self.branch)
             await ex.recorded(seq)
             raise asyncio.CancelledError
@@ -632,12 +634,14 @@ class Attempting(Judged):
         rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
         outcome: e.Outcome = "refused" if told or rolled_back else "unknown"
         self.counted += limited is None
-        retry_at = None if cancelled else self._retry_at(error, limited, told=told)
-        seq = self._note_failed(failure, outcome, retry_at, limited=limited is not None)
+        is_safe = intent.effect in SAFE or rolled_back
+        retry_at = (given_up if is_safe else None) if cancelled else self._retry_at(error, limited, told=told)
+        is_free = limited is not None or (cancelled and retry_at is not None)
+        seq = self._note_failed(failure, outcome, retry_at, limited=is_free)
         if cancelled:
             ex.refuse(self.branch)
             self.cancelled = True
-            if intent.effect in SAFE or rolled_back:
+            if is_safe:
                 await ex.recorded(seq)
                 raise asyncio.CancelledError
         elif retry_at is None and (outcome == "refused" or intent.effect in SAFE):

@@ -191,12 +191,10 @@ class Host:
         if key is None:
             intent.weigh("of a guest", hosted.ex.engine.secret_key)
             named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
-            # Those of a tool's own code are counted in each attempt of it, which begins from its top.
             inner = _inner(self.run)
-            counted = self._nth if inner is None else inner.nth
             with self._mutex:
-                counted[named] += 1
-                key = f"{named}#{counted[named]}" if inner is None else f"{inner.guest}/{named}#{counted[named]}"
+                self._nth[named] += inner is None
+                key = f"{named}#{self._nth[named]}" if inner is None else inner.named(named)
         return await hosted.take(key, intent, partial(_through_gate, intent=intent))
 
     async def _reached(self, do: Callable[[Hosted], Coroutine[Any, Any, T]]) -> T:
@@ -233,6 +231,11 @@ def _inner(run: str) -> InnerSteps | None:
     place = ToolStep.here()
     inner = None if place is None or place.run != run else place.inner
     return inner if inner is not None and inner.is_open else None
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any:
@@ -309,16 +312,24 @@ class Hosted:
             if not work.done() and self._waiting[key] == 1:
                 work.cancel()  # whoever asked gave it up, and nobody else wants it
                 await asyncio.wait({work})
+                self._leave(key)
+            elif work.cancelled() and not _is_cancelled():
+                self._leave(key)  # another caller gave it up, as this one came
+                return await self.take(key, intent, do)
             raise
         except Signal as signal:
             raise await self._told(signal, inner) from None
         except BaseException as error:
             if intent is not None and isinstance(error, intent.bubbles):
-                self._begun.pop(key, None)
-                self._left.add(key)
+                self._leave(key)
             raise
         finally:
             self._waiting[key] -= 1
+
+    def _leave(self, key: str) -> None:
+        """A step is left as it is on record: whoever comes for it again goes on from there."""
+        if self._begun.pop(key, None) is not None:
+            self._left.add(key)
 
     async def _told(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
         if inner is not None:

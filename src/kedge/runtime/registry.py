@@ -88,6 +88,11 @@ class InnerSteps:
         self.nth: Counter[str] = Counter()
         """How often each call without a key was made, since the attempt began."""
 
+    def named(self, name: str) -> str:
+        """The key of the nth call of a name since the attempt began, which begins from its top each time."""
+        self.nth[name] += 1
+        return f"{self.guest}/{name}#{self.nth[name]}"
+
     def around(self) -> Iterator[InnerSteps]:
         """These, and those of all attempts around."""
         found: InnerSteps | None = self

@@ -302,6 +302,8 @@ async def _closing(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
     except asyncio.CancelledError:
         await ex.still_wanted()
         ex.refuse(branch)
+        if ex.is_outside:
+            raise  # what was asked is asked still, and answered when somebody comes for it again
         return await _cancelled(ex, waiter)
 
 

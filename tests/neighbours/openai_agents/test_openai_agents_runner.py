@@ -113,6 +113,32 @@ def test_the_same_words_are_another_turn_when_the_last_one_has_ended(kd: kedge.C
     assert len(asyncio.run(KedgeSession("thread", kd).get_items())) == 8
 
 
+def test_a_turn_that_waits_is_the_same_turn_after_others_were_said_and_answered(kd: kedge.Client) -> None:
+    till = Till()
+
+    @function_tool
+    async def refund(to: str) -> str:
+        """Give it back."""
+        till.paid.append((to, -1))
+        return f"refunded {to}"
+
+    runner = KedgeRunner(kd, tools={"refund": {"approve": "managers"}})
+
+    def said(text: str, *steps: Any) -> Any:
+        agent = Agent(name="clerk", tools=[till.pay, refund], model=script(*steps))
+        return runner.run_sync(agent, text, session="thread").final_output
+
+    wanted = calls(PAY), calls(("refund", {"to": "ann"}), start=2)
+    with pytest.raises(kedge.RunWaiting):
+        said("pay ann, then refund her", *wanted)
+    assert said("hello?", "a manager looks at it") == "a manager looks at it"
+    assert said("hello?", "still") == "still"
+    kd.answer("thread", "approve", by="kim")
+    assert said("pay ann, then refund her", "done") == "done"
+    assert till.paid == [("ann", 5), ("ann", -1)]
+    assert kd.inbox() == []
+
+
 def test_a_turn_that_failed_goes_on_where_it_was_and_says_nothing_twice(kd: kedge.Client) -> None:
     till, runner = Till(), KedgeRunner(kd)
     failing = script(calls(PAY), ConnectionError("the model is down"))
@@ -522,6 +548,49 @@ def test_a_wait_inside_an_agent_that_is_a_tool_reaches_whoever_runs_the_outer_on
     assert till.paid == [("ann", 5)]
 
 
+@pytest.mark.parametrize("session", [None, "inner"])
+def test_a_run_inside_a_tool_waits_with_it_and_ends_no_turn_twice(kd: kedge.Client, session: str | None) -> None:
+    """The tool is entered again from its top; the run in it that has ended is found again, and pays nobody."""
+    till = Till()
+
+    @function_tool
+    async def refund(to: str) -> str:
+        """Give it back."""
+        till.paid.append((to, -1))
+        return f"refunded {to}"
+
+    runner = KedgeRunner(kd, tools={"refund": {"approve": "managers"}, "delegate": "reads"})
+
+    def boss(outer: ScriptedModel, pays: ScriptedModel, refunds: ScriptedModel) -> Agent[Any]:
+        @function_tool(failure_error_function=None)
+        async def delegate(task: str) -> str:
+            """Have others do it."""
+            said = []
+            for model in (pays, refunds):
+                agent = Agent(name="clerk", tools=[till.pay, refund], model=model)
+                said.append((await runner.run(agent, task, session=session)).final_output)
+            return ", ".join(said)
+
+        return Agent(name="boss", model=outer, tools=[delegate])
+
+    def bounded(agent: Agent[Any]) -> Any:
+        async def within() -> Any:
+            async with asyncio.timeout(60):
+                return await runner.run(agent, "go", turn="m1")
+
+        return asyncio.run(within()).final_output
+
+    wanted = script(calls(("delegate", {"task": "do it"})))
+    refunds = script(calls(("refund", {"to": "ann"})))
+    with pytest.raises(kedge.RunWaiting, match="refund"):
+        bounded(boss(wanted, script(calls(PAY), "paid"), refunds))
+    with pytest.raises(kedge.RunWaiting, match="refund"):
+        bounded(boss(script(), script(), script()))
+    kd.answer("m1", "approve", by="kim")
+    assert bounded(boss(script("done"), script(), script("refunded"))) == "done"
+    assert till.paid == [("ann", 5), ("ann", -1)]
+
+
 def test_an_agent_as_a_tool_can_be_one_step_as_a_whole(kd: kedge.Client) -> None:
     runner = KedgeRunner(kd, tools={"clerk": "idempotent"})
     found = []
@@ -594,6 +663,29 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_its_turn_open(kd: kedge.Cl
     assert asyncio.run(stream(script("done"), stops=False)) in ("done", "never heard")
     assert till.paid == [("ann", 5)]
     asyncio.run(stream(script(calls(PAY, start=2), "done again"), stops=False))
+    assert len(till.paid) == 2
+
+
+@pytest.mark.parametrize("mode", ["immediate", "after_turn"])
+def test_a_stream_that_is_cancelled_leaves_its_turn_open(kd: kedge.Client, mode: Any) -> None:
+    till, runner = Till(), KedgeRunner(kd)
+
+    async def stream(model: ScriptedModel, *, cancels: bool) -> Any:
+        agent = Agent(name="clerk", tools=[till.pay], model=model)
+        async with asyncio.timeout(60), runner.streamed(agent, "pay ann 5", session="thread") as result:
+            async for event in result.stream_events():
+                if cancels and getattr(event, "name", "") == "tool_output":
+                    result.cancel(mode)
+        return result.final_output
+
+    assert asyncio.run(stream(script(calls(PAY)), cancels=True)) is None
+    model = script("done")
+    assert asyncio.run(stream(model, cancels=False)) == "done"
+    assert model.first_call is not None
+    told: Any = model.first_call.input[-1]
+    assert told["type"] == "function_call_output", "the model is asked what comes after the payment, not to pay"
+    assert till.paid == [("ann", 5)]
+    assert asyncio.run(stream(script(calls(PAY, start=2), "done again"), cancels=False)) == "done again"
     assert len(till.paid) == 2
 
 

@@ -33,7 +33,7 @@ from kedge.model.codec import digest
 from kedge.runtime.client import Client
 from kedge.runtime.client import open as open_client
 from kedge.runtime.here import in_agent
-from kedge.runtime.hosting import Host, here
+from kedge.runtime.hosting import Host, attempt, here
 
 A = TypeVar("A", bound=Agent[Any])
 
@@ -133,7 +133,7 @@ class KedgeRunner:
                     raise begun.waiting from None
                 raise
             finally:
-                begun.has_answer = result.is_complete and result.run_loop_exception is None and not result.interruptions
+                begun.has_answer = _has_answer(result)
                 if not result.is_complete:
                     result.cancel()
 
@@ -160,12 +160,15 @@ class KedgeRunner:
             is_inside, counted = in_agent(), None
             around = here()
             host: Host = around if around is not None else await stack.enter_async_context(self._hosted(found, turn))
-            if turn is None and is_inside:
+            if turn is None and (outer := attempt()) is not None and outer.inner is not None and outer.run == host.run:
+                # A tool's own code is entered again from its top, also when turns of it have ended.
+                turn = outer.inner.named(f"turn-{digest(said).hex()[:16]}")
+            elif turn is None and is_inside:
                 self._nth[host] = self._nth.get(host, 0) + 1
                 turn = f"{host.run}-{self._nth[host]}"
             elif turn is None and found is not None:
-                counted = Turns(found)
-                turn = await counted.name(said)
+                counted = Turns(found, said)
+                turn = await counted.name()
             elif turn is None:
                 turn = digest(said).hex()[:8]
             begun = Turn(host, turn)
@@ -219,6 +222,13 @@ async def _configured(config: RunConfig | Mapping[str, Any] | None) -> AsyncIter
     finally:
         if config is None:
             await changed.model_provider.aclose()
+
+
+def _has_answer(result: RunResultStreaming) -> bool:
+    """Whether a stream came to the end of its turn. One that somebody cancelled says that it is complete, too."""
+    if not result.is_complete or result.run_loop_exception is not None or result.interruptions:
+        return False
+    return result.final_output is not None or getattr(result, "_cancel_mode", "none") == "none"
 
 
 class _GatedAgent:

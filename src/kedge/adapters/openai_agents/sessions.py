@@ -21,7 +21,6 @@ SPACE: Final = "openai-agents"
 """What the logs of this adapter are called by in a store."""
 
 _TURNS: Final = f"{SPACE}-turns"
-_ENDED: Final = "ended"
 
 
 class KedgeSession:
@@ -133,20 +132,21 @@ class KedgeSession:
 
 
 class Turns:
-    """How many turns of a conversation have ended. What is said to one whose last turn did not end, in the same
-    words, is that turn again."""
+    """How many turns of a conversation have ended, by their words. The same words are the same turn until that has
+    ended, whatever else was said and answered meanwhile."""
 
-    def __init__(self, session: KedgeSession) -> None:
+    def __init__(self, session: KedgeSession, said: Any) -> None:
         self._id = session.session_id
         self._shelf = Shelf(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
+        self._said = digest(said).hex()[:16]
         self._ended = 0
 
-    async def name(self, said: Any) -> str:
+    async def name(self) -> str:
         """What the turn that begins now is called, or was when it began before."""
-        kept = await asyncio.to_thread(self._shelf.get, self._id, _ENDED)
+        kept = await asyncio.to_thread(self._shelf.get, self._id, self._said)
         self._ended = 0 if kept is None else kept.value
-        return f"{self._ended + 1}-{digest(said).hex()[:8]}"
+        return f"{self._said}-{self._ended + 1}"
 
     async def end(self) -> None:
         """The turn has its answer: the same words are another turn from now on."""
-        await asyncio.to_thread(self._shelf.put, self._id, Kept(_ENDED, self._ended + 1))
+        await asyncio.to_thread(self._shelf.put, self._id, Kept(self._said, self._ended + 1))
