@@ -15,6 +15,7 @@ from kedge.runtime import hosting
 from kedge.runtime.open_tools import open_tool
 
 BOOK = open_tool("book", effect="idempotent", retry=kedge.Retry(attempts=100, first=0.001))
+DELEGATE = open_tool("delegate", effect="reads", retry=kedge.Retry(attempts=100, first=0.001))
 STEPS = 2
 
 
@@ -47,7 +48,7 @@ class World:
         return {"calls": [len(messages) * 10 + each for each in range(3)]}
 
 
-async def loop(host: kedge.Host, world: World) -> list[Any]:
+async def loop(host: kedge.Host, world: World, *, nested: bool = False) -> list[Any]:
     """Asks a model what to do, does that side by side in tasks of its own, and again."""
     messages: list[Any] = []
     for _ in range(STEPS):
@@ -57,7 +58,16 @@ async def loop(host: kedge.Host, world: World) -> list[Any]:
         async def one(n: int) -> Any:
             here = hosting.here()
             assert here is not None
-            return await here.call(BOOK, {"n": n}, key=f"call_{n}", fn=world.book)
+            if not nested:
+                return await here.call(BOOK, {"n": n}, key=f"call_{n}", fn=world.book)
+
+            async def delegate(n: int) -> Any:
+                world.moment()
+                inner = hosting.here()
+                assert inner is not None
+                return await inner.call(BOOK, {"n": n}, fn=world.book)
+
+            return await here.call(DELEGATE, {"n": n}, key=f"call_{n}", fn=delegate)
 
         done = await asyncio.gather(*(asyncio.create_task(one(n)) for n in reply["calls"]))
         world.moment()
@@ -72,14 +82,14 @@ def main() -> None:
     @kedge.agent
     async def inside(run: kedge.Run) -> list[Any]:
         async with run.hosting() as host:
-            return await loop(host, world)
+            return await loop(host, world, nested="nested" in where)
 
     async def outside(kd: kedge.Client) -> list[Any]:
         async with kd.host("thread", agent="framework") as host:
-            return await loop(host, world)
+            return await loop(host, world, nested="nested" in where)
 
     with kedge.open(folder / "kedge.db") as kd:
-        result = kd.run(inside, id="thread") if where == "inside" else asyncio.run(outside(kd))
+        result = kd.run(inside, id="thread") if "inside" in where else asyncio.run(outside(kd))
     sys.stdout.write(json.dumps(result))
 
 

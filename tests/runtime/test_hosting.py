@@ -477,7 +477,11 @@ def test_steps_before_and_after_the_block_stand_in_order(kd: kedge.Client, done:
 
 @pytest.mark.parametrize(
     ("where", "each"),
-    [("inside", 1), *(pytest.param(where, 2, marks=pytest.mark.slow) for where in ("inside", "outside"))],
+    [
+        ("inside", 1),
+        *(pytest.param(where, 2, marks=pytest.mark.slow) for where in ("inside", "outside")),
+        *(pytest.param(where, 2, marks=pytest.mark.slow) for where in ("nested-inside", "nested-outside")),
+    ],
 )
 def test_killed_at_every_moment_nothing_that_finished_is_done_again(where: str, each: int, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), str(tmp_path), where]
@@ -497,7 +501,7 @@ def test_killed_at_every_moment_nothing_that_finished_is_done_again(where: str, 
     booked = Counter((each["n"], each["key"]) for each in told if "n" in each)
     assert len(booked) == 6, "each call has one key, however often it was tried"
     with kedge.open(tmp_path / "kedge.db") as kd:
-        tries = [len(step.attempts) for step in kd.state("thread").fold.steps if step.sort == "tool"]
+        tries = [len(step.attempts) for step in kd.state("thread").fold.steps if step.name == "book"]
     assert len(tries) == 6
     assert sum(booked.values()) <= sum(tries)
     assert deaths > 3

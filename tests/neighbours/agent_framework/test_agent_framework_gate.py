@@ -306,3 +306,29 @@ async def test_a_contract_that_lets_no_model_be_asked_says_so_once(kd: kedge.Cli
             await agent.run("pay A7")
     assert chat.asked == 1
     assert world.done == [("A7", 5)]
+
+
+@pytest.mark.parametrize("effect", ["reads", "at_most_once"])
+async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
+    kd: kedge.Client, world: World, effect: str
+) -> None:
+    """Entered again, the inner agent's calls come from the record: by itself, or when a person says so."""
+
+    async def boss() -> str:
+        clerk, _ = world.agent(call("inner", "pay", order="A7"), "it is paid", approve="managers")
+        delegate = clerk.as_tool(name="clerk", description="Pays for orders.")
+        gates = [KedgeChat(), KedgeTools(tools={"clerk": {"effect": effect}})]
+        chat = ScriptedChat(call("outer", "clerk", task="pay A7"), "all done")
+        async with asyncio.timeout(60), kd.host("thread", agent="boss"):
+            return str((await Agent(client=chat, tools=[delegate], middleware=gates).run("see to A7")).text)
+
+    for _ in range(2 if effect == "reads" else 1):
+        with pytest.raises(kedge.RunWaiting, match="pay"):
+            await boss()
+    await kd.answer.soon(kd.inbox()[0], "approve", by="ann")
+    if effect == "at_most_once":
+        with pytest.raises(kedge.RunWaiting, match=r"clerk.*left while step"):
+            await boss()
+        await kd.answer.soon(kd.inbox()[0], "not", by="ann")
+    assert await boss() == "all done"
+    assert world.done == [("A7", 5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.conditions import TextMentionTermination
 from autogen_agentchat.messages import ModelClientStreamingChunkEvent, ToolCallExecutionEvent
 from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_agentchat.tools import AgentTool
 from autogen_core import CancellationToken
 from autogen_core.models import UserMessage
 from autogen_core.tools import StaticWorkbench, TextResultContent, ToolResult, Workbench
@@ -261,3 +263,29 @@ async def test_a_team_goes_on_with_the_state_that_was_kept_in_another_process(tm
     await states.forget("ann")
     assert not await states.load("ann", team())
     states.close()
+
+
+@pytest.mark.parametrize("effect", ["reads", "at_most_once"])
+async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
+    kd: kedge.Client, world: World, effect: str
+) -> None:
+    """Entered again, the inner agent's calls come from the record: by itself, or when a person says so."""
+
+    async def boss() -> str:
+        clerk, _ = world.agent(call("inner", "pay", order="A7"), "it is paid", approve="managers")
+        workbench = KedgeWorkbench([AgentTool(clerk)], options={"clerk": {"effect": effect}})
+        script = ScriptedClient(call("outer", "clerk", task="pay A7"), "all done")
+        agent = AssistantAgent("boss", KedgeModelClient(script), workbench=workbench, max_tool_iterations=5)
+        async with asyncio.timeout(60), kd.host("thread", agent="boss"):
+            return await said(agent)
+
+    for _ in range(2 if effect == "reads" else 1):
+        with pytest.raises(kedge.RunWaiting, match="pay"):
+            await boss()
+    await kd.answer.soon(kd.inbox()[0], "approve", by="ann")
+    if effect == "at_most_once":
+        with pytest.raises(kedge.RunWaiting, match=r"clerk.*left while step"):
+            await boss()
+        await kd.answer.soon(kd.inbox()[0], "not", by="ann")
+    assert await boss() == "all done"
+    assert world.done == [("A7", 5)]

@@ -428,3 +428,85 @@ def test_the_example_pays_once_it_was_agreed_to(tmp_path: Path) -> None:
     said = try_example("langgraph_agent", tmp_path)
     assert said.splitlines()[1:] == ["paying 45 for A7", "A7 is paid for."]
     assert said.startswith("pay(order='A7', amount=45)")
+
+
+# agents inside of agents ----------------------------------------------------------------------------
+
+
+def boss(world: World, kd: kedge.Client, saver: Any, *, is_async: bool = False, **options: Any) -> Any:
+    """An agent with a tool that runs another agent, whose payments must be agreed to."""
+    tools = {"pay": {"approve": "managers"}}
+
+    def clerk() -> Any:
+        model = Scripted(messages=iter([calls(("pay", {"amount": 5}), id="inner"), AIMessage("it is paid")]))
+        return create_agent(model, world.tools(), middleware=[KedgeMiddleware(kd, tools=tools, **options)])
+
+    said = {"messages": [HumanMessage("pay 5", id="h2")]}
+
+    @tool
+    def delegate(task: str) -> str:
+        """Have another do it."""
+        world.looked += 1
+        return str(clerk().invoke(said)["messages"][-1].content)
+
+    @tool
+    async def adelegate(task: str) -> str:
+        """Have another do it."""
+        world.looked += 1
+        return str((await clerk().ainvoke(said))["messages"][-1].content)
+
+    used = adelegate if is_async else delegate
+    model = Scripted(messages=iter([calls((used.name, {"task": "pay"}), id="outer"), AIMessage("done")]))
+    return create_agent(model, [used], middleware=[KedgeMiddleware(kd, **options)], checkpointer=saver)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_inside_of_an_agent_in_a_tool_interrupts_the_graph_and_is_answered_there(
+    kd: kedge.Client, world: World, is_async: bool
+) -> None:
+    saver = KedgeSaver(kd)
+
+    def invoke(given: Any) -> Any:
+        async def bounded() -> Any:
+            graph = boss(world, kd, saver, is_async=is_async)
+            async with asyncio.timeout(60):
+                if is_async:
+                    return await graph.ainvoke(given, THREAD)
+                return await asyncio.to_thread(graph.invoke, given, THREAD)
+
+        return asyncio.run(bounded())
+
+    out = invoke({"messages": [HumanMessage("go", id="h1")]})
+    [asked] = out["__interrupt__"]
+    assert asked.value["action_requests"][0]["name"] == "pay"
+    out = invoke(Command(resume={"decisions": [{"type": "approve"}]}))
+    assert heard(out) == ["it is paid"]
+    assert world.paid == [5]
+    assert world.looked == 2
+    assert kd.inbox() == []
+
+
+def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
+    kd: kedge.Client, world: World
+) -> None:
+    world.broken = True
+    saver = KedgeSaver(kd)
+
+    def invoke(given: Any) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(60):
+                graph = boss(world, kd, saver, approvals="raise")
+                return await asyncio.to_thread(graph.invoke, given, THREAD)
+
+        return asyncio.run(bounded())
+
+    with pytest.raises(Waiting, match="pay"):
+        invoke({"messages": [HumanMessage("go", id="h1")]})
+    kd.answer("langgraph:1", "approve", by="ann")
+    with pytest.raises(Waiting, match="delegate.*left while"):
+        invoke(None)
+    assert world.paid == []
+    kd.answer(next(wait for wait in kd.inbox() if wait.waits_for == "settlement"), "not", by="ann")
+    with pytest.raises(Waiting, match=r"pay.*Did it happen"):
+        invoke(None)
+    assert world.paid == [5]
