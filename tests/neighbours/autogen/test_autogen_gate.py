@@ -266,9 +266,7 @@ async def test_a_team_goes_on_with_the_state_that_was_kept_in_another_process(tm
 
 
 @pytest.mark.parametrize("effect", ["reads", "at_most_once"])
-async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
-    kd: kedge.Client, world: World, effect: str
-) -> None:
+async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(kd: kedge.Client, world: World, effect: str) -> None:
     """Entered again, the inner agent's calls come from the record: by itself, or when a person says so."""
 
     async def boss() -> str:

@@ -486,9 +486,7 @@ def test_a_wait_inside_of_an_agent_in_a_tool_interrupts_the_graph_and_is_answere
     assert kd.inbox() == []
 
 
-def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
-    kd: kedge.Client, world: World
-) -> None:
+def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(kd: kedge.Client, world: World) -> None:
     world.broken = True
     saver = KedgeSaver(kd)
 
@@ -503,7 +501,7 @@ def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
     with pytest.raises(Waiting, match="pay"):
         invoke({"messages": [HumanMessage("go", id="h1")]})
     kd.answer("langgraph:1", "approve", by="ann")
-    with pytest.raises(Waiting, match="delegate.*left while"):
+    with pytest.raises(Waiting, match=r"delegate.*left while"):
         invoke(None)
     assert world.paid == []
     kd.answer(next(wait for wait in kd.inbox() if wait.waits_for == "settlement"), "not", by="ann")
