@@ -39,7 +39,7 @@ async def no_key(run: kedge.Run, text: str) -> str:
 # 2. A timeout taken for a refusal.
 
 
-@kedge.tool(effect="at_most_once", retry=kedge.Retry(attempts=3, on=(TimeoutError,)))  # fault: timeout_is_no_refusal
+@kedge.tool(effect="at_most_once", retry=3, nothing_happened=(TimeoutError,))  # fault: timeout_is_no_refusal
 async def pay_in_time(amount: int) -> str:
     return str(amount)
 

@@ -28,7 +28,7 @@ async def diff_fetch(claim: int) -> dict[str, Any]:
     return {"claim": claim, "size": (3, claim), "letter": LETTER, "raw": b"\x00" * claim}
 
 
-@kedge.tool(effect="at_most_once", retry=kedge.Retry(attempts=2, on=(ConnectionRefusedError,)))
+@kedge.tool(effect="at_most_once", retry=2, nothing_happened=(ConnectionRefusedError,))
 async def diff_pay(amount: int) -> str:
     global attempts
     attempts += 1

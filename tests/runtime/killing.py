@@ -92,7 +92,7 @@ async def reserve(what: str, key: kedge.Key = kedge.KEY, client: httpx.AsyncClie
     return await _ask(client, what, key, honour=1)
 
 
-@kedge.tool(reconcile=look_there, retry=kedge.Retry(attempts=200, first=0.01, max=0.01, on=NotYet))
+@kedge.tool(reconcile=look_there, nothing_happened=NotYet, retry=kedge.Retry(attempts=200, first=0.01, max=0.01))
 async def book(what: str, key: kedge.Key = kedge.KEY, client: httpx.AsyncClient = CLIENT) -> int:
     """Books at the third asking, and is not done before."""
     return await _ask(client, what, key, refuse=2)
@@ -124,7 +124,9 @@ def reserve_blocking(what: str, key: kedge.Key = kedge.KEY) -> int:
     return _ask_blocking(what, key, "?honour=1")
 
 
-@kedge.tool(reconcile=look_there_blocking, retry=kedge.Retry(attempts=200, first=0.01, max=0.01, on=NotYet))
+@kedge.tool(
+    reconcile=look_there_blocking, nothing_happened=NotYet, retry=kedge.Retry(attempts=200, first=0.01, max=0.01)
+)
 def book_blocking(what: str, key: kedge.Key = kedge.KEY) -> int:
     return _ask_blocking(what, key, "?refuse=2")
 

@@ -245,7 +245,7 @@ def test_r15_at_most_once_is_never_tried_again_by_itself(world: Any, bank: Bank,
 def test_r15_at_most_once_is_tried_again_after_it_was_refused(world: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool(retry=kedge.Retry(attempts=3, on=ConnectionRefusedError))
+    @kedge.tool(retry=3, nothing_happened=ConnectionRefusedError)
     async def pay() -> int:
         made.append(1)
         if len(made) == 1:

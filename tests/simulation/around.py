@@ -95,7 +95,7 @@ def rent(what: str) -> str:
     return act("rent", what)
 
 
-@kedge.tool(retry=kedge.Retry(attempts=6, first="1s", on=(ConnectionRefusedError,)))
+@kedge.tool(retry=kedge.Retry(attempts=6, first="1s"), nothing_happened=ConnectionRefusedError)
 async def shaky(what: str) -> str:
     refusals = (kedge.NotDone("closed"), ConnectionRefusedError("nobody listens"), kedge.RateLimited(retry_after=30))
     if (visit := world().visit(f"shaky {what}")) <= len(refusals):

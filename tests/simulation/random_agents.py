@@ -156,7 +156,10 @@ async def redeem(what: str, key: kedge.Key = kedge.KEY) -> str:
     return far().do(action_of("redeem", what), key)
 
 
-@kedge.tool(name="walk_shaky", reconcile=seen, retry=kedge.Retry(attempts=5, first="1s", on=(ConnectionRefusedError,)))
+@kedge.tool(
+    name="walk_shaky", reconcile=seen, nothing_happened=ConnectionRefusedError,
+    retry=kedge.Retry(attempts=5, first="1s"),
+)  # fmt: skip
 async def shaky(what: str, key: kedge.Key = kedge.KEY) -> str:
     if far().look(f"shaky {what}") % 3:
         raise ConnectionRefusedError("nobody listens")

@@ -29,7 +29,7 @@ async def moment_look(n: int) -> dict[str, Any]:
     return {"n": n, "pair": (n, n), "email": f"ann{n}@example.org"}
 
 
-@kedge.tool(effect="at_most_once", retry=kedge.Retry(attempts=3, on=(ConnectionRefusedError,)))
+@kedge.tool(effect="at_most_once", retry=3, nothing_happened=(ConnectionRefusedError,))
 async def moment_pay(amount: int) -> str:
     global tries
     tries += 1

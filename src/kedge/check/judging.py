@@ -315,16 +315,10 @@ class Judge:
                 "so the far side cannot tell the second call from the first."
             )
             fix = 'add `key: kedge.Key = kedge.KEY` to its parameters and send it along, or say effect="at_most_once"'
-        elif (
-            policy is not None
-            and policy.retry is not None
-            and any(issubclass(TimeoutError, kind) for kind in policy.retry.on)
-        ):
-            names = ", ".join(kind.__name__ for kind in policy.retry.on)
-            why = (
-                f"retry=Retry(on=({names},)) says that a timeout means nothing happened. Here only the answer was lost."
-            )
-            fix = f"leave {names} out of on=(…); give reconcile=… so that Kedge can find out what became of it"
+        elif policy is not None and any(issubclass(TimeoutError, kind) for kind in policy.nothing_happened):
+            names = ", ".join(kind.__name__ for kind in policy.nothing_happened)
+            why = f"nothing_happened=({names},) says that a timeout proves it. Here only the answer was lost."
+            fix = f"leave {names} out of nothing_happened=(…); give reconcile=… so that Kedge can find out"
         elif explained:
             return None
         elif len(steps) > 1:

@@ -18,7 +18,7 @@ from kedge.cli import asking, moments, paint
 from kedge.history.course import alike, is_answered, led_to
 from kedge.history.listing import asked_of_intention
 from kedge.history.parts import Attempt, Entry, Moment, Step, Wait
-from kedge.history.prose import chain, entries_of, scope_words
+from kedge.history.prose import NOT_RETRIED, chain, entries_of, scope_words
 from kedge.history.timeline import Timeline
 from kedge.model import events as e
 from kedge.model.failure import Failure, Frame
@@ -302,6 +302,8 @@ class Page:
                 )
                 if (said := _far_side(last.failure)) is not None:
                     yield Text.assemble(("  answered ", "dim")).append(said)
+                if last.not_retried is not None and last.not_retried != "no_attempts_left":
+                    yield Text(f"  not tried again: {NOT_RETRIED[last.not_retried]}", style="dim")
             if last.settled is not None and not is_answered(step, last.settled):
                 how = {"happened": "it happened", "did_not_happen": "it did not happen", "stopped": "stop"}[
                     last.settled.how

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kedge.history.judged import Judged
 from kedge.history.parts import Attempt, Settled, Step, Wait
-from kedge.history.prose import counted, entries_of, lasted, ordinal, sentence, who
+from kedge.history.prose import NOT_RETRIED, counted, entries_of, lasted, ordinal, sentence, who
 from kedge.model.failure import Failure
 
 ATTEMPTS_MAX: Final = 6
@@ -89,6 +89,8 @@ class Course(Judged):
             told.append("Nothing had been done by it")
         if attempt.outcome == "unknown" and step.effect in ("at_most_once", "transaction"):
             told.append("Whether it had happened was not known")
+        if attempt.not_retried is not None:
+            told.append(f"It was not tried again by itself: {NOT_RETRIED[attempt.not_retried]}")
         return told + self.settled(step, attempt.settled)
 
     def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:

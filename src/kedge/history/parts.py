@@ -96,6 +96,7 @@ class Attempt(Part, frozen=True):
     died: bool = False
     retry_at: int | None = None
     limited: bool = False
+    not_retried: e.NotRetried | None = None
     usage: e.Usage | None = None
     settled: Settled | None = None
     values: Values = NOTHING

@@ -105,6 +105,18 @@ def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> s
             return told + (f"; before: {snapshot(event.before).partition(' ')[2]}" if event.before else "")
 
 
+NOT_RETRIED: Final[Mapping[e.NotRetried, str]] = {
+    "no_attempts_left": "no attempt was left",
+    "named_in_never": "Retry(never=…) names the error",
+    "not_named_in_on": "Retry(on=…) does not name the error",
+    "programming_error": "it is a programming error, and Retry(on=…) does not name it",
+    "lasting_error": "without retry=, only errors that pass by themselves are retried",
+    "may_have_happened": "it may have happened, and nothing_happened=… does not name the error",
+    "patience_over": "the rate limit asked for more time than patience=… allows",
+}
+"""Why a failed attempt was not followed by another one."""
+
+
 def _count(value: Any) -> int:
     """How many there are of what is told as a number or as a list."""
     return value if isinstance(value, int) else len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore

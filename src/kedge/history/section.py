@@ -447,7 +447,7 @@ class _StepParts:
         elif isinstance(event, e.AttemptEnded):
             changes = {
                 "ended_at": event.at, "outcome": event.outcome, "retry_at": event.retry_at, "limited": event.limited,
-                "usage": event.usage, "values": values, "died": False,
+                "usage": event.usage, "values": values, "died": False, "not_retried": event.not_retried,
             }  # fmt: skip
         elif isinstance(event, e.AttemptSettled):
             changes = {"settled": Settled(at=event.at, how=event.settlement, by=event.by, values=values)}

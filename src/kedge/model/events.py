@@ -24,6 +24,11 @@ Digest = str
 Sort = Literal["tool", "model", "decision", "wait", "child", "scope", "undo"]
 EffectClass = Literal["reads", "idempotent", "workspace", "transaction", "at_most_once"]
 Outcome = Literal["returned", "refused", "unknown"]
+NotRetried = Literal[
+    "no_attempts_left", "named_in_never", "not_named_in_on", "programming_error", "lasting_error", "may_have_happened",
+    "patience_over",
+]  # fmt: skip
+"""Why a failed attempt is not followed by another one by itself."""
 Ruling = Literal["accept", "reject", "ask"]
 Settlement = Literal["happened", "did_not_happen", "stopped"]
 WaitFor = Literal["answer", "event", "time", "child", "settlement", "mend"]
@@ -319,7 +324,7 @@ class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
 
 class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
     """One try is over. `retry_at`: it will be tried again then; `limited`: for a rate limit, which does not count.
-    `key` is given when it ended late, after a rewind. Data: `output`, with `reply` and `reasoning` of a model's;
+    `not_retried`: why no other attempt follows a failure by itself. `key` is given when it ended late, after a rewind. Data: `output`, with `reply` and `reasoning` of a model's;
     or `failure`."""
 
     step: StepId
@@ -330,6 +335,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
     usage: Usage | None = None
     key: str | None = None
     released: tuple[str, ...] = ()
+    not_retried: NotRetried | None = None
 
 
 class AttemptSettled(Event, frozen=True, tag="attempt.settled"):

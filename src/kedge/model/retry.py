@@ -1,4 +1,5 @@
-"""Durations, rates and how long to back off between attempts. Reads no clock and draws no chance."""
+"""Durations, rates, and retry policies: how often, after which errors and how long apart. Reads no clock and draws no
+chance."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from kedge.errors import DeclarationRefused, DurationRefused
 
 Duration: TypeAlias = float | int | str | timedelta
 """A number of seconds, or text such as "90s" or "1h30m"."""
+
+ExceptionTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
 
 SECONDS_MAX: Final = 1000 * 366 * 86_400
 """A thousand years: whatever is longer would not fit a moment counted in microseconds."""
@@ -83,9 +86,10 @@ def _finite(number: object) -> float | None:
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """How often a step is tried, and how long it backs off in between.
+    """How often a step that may be repeated is tried, after which errors, and how long it backs off in between.
 
-    `on` names the exceptions by which a tool's author says that nothing happened, so that trying again is safe.
+    on      retry only after these exceptions; without it after every Exception but programming errors
+    never   never retry after these
     """
 
     attempts: int = 3
@@ -97,6 +101,7 @@ class Retry(msgspec.Struct, frozen=True):
     jitter: float = 0.25
     """The share of a backoff that chance may take away."""
     on: tuple[type[BaseException], ...] = ()
+    never: tuple[type[BaseException], ...] = ()
 
     if TYPE_CHECKING:
         # What may be given is wider than what is kept.
@@ -107,7 +112,8 @@ class Retry(msgspec.Struct, frozen=True):
             factor: float = 2.0,
             max: Duration = 60.0,  # noqa: A002
             jitter: float = 0.25,
-            on: type[BaseException] | tuple[type[BaseException], ...] = (),
+            on: ExceptionTypes = (),
+            never: ExceptionTypes = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -118,7 +124,12 @@ class Retry(msgspec.Struct, frozen=True):
             raise DeclarationRefused("Retry", f"factor={self.factor!r}; give a number from 1")
         if jitter is None or not 0 <= jitter <= 1:
             raise DeclarationRefused("Retry", f"jitter={self.jitter!r}; give a share from 0 to 1")
-        kept = {"first": seconds(self.first), "max": seconds(self.max), "on": _exceptions(self.on)}
+        kept = {
+            "first": seconds(self.first),
+            "max": seconds(self.max),
+            "on": exception_types("Retry", "on", self.on),
+            "never": exception_types("Retry", "never", self.never),
+        }
         for name, value in kept.items():
             msgspec.structs.force_setattr(self, name, value)
 
@@ -131,9 +142,20 @@ class Retry(msgspec.Struct, frozen=True):
         return min(delay, self.max) * (1 - self.jitter * fraction)
 
 
-def _exceptions(on: object) -> tuple[type[BaseException], ...]:
-    given: tuple[object, ...] = tuple(on) if isinstance(on, tuple | list | set | frozenset) else (on,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    kept = tuple(kind for kind in given if isinstance(kind, type) and issubclass(kind, BaseException))
-    if len(kept) < len(given):
-        raise DeclarationRefused("Retry", f"on={on!r}; give exception classes, as in on=(ConnectionError,)")
+def retry_of(about: str, given: object, default: Retry) -> Retry:
+    """A retry policy as people write it: a Retry, or the number of attempts of the default one."""
+    if isinstance(given, Retry):
+        return given
+    if not isinstance(given, int):
+        raise DeclarationRefused(about, f"retry={given!r}; give a number of attempts, or kedge.Retry(…)")
+    return msgspec.structs.replace(default, attempts=given)
+
+
+def exception_types(about: str, option: str, given: object) -> tuple[type[BaseException], ...]:
+    """One exception class or several, as an option takes them."""
+    listed: tuple[object, ...] = tuple(given) if isinstance(given, tuple | list | set | frozenset) else (given,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    kept = tuple(kind for kind in listed if isinstance(kind, type) and issubclass(kind, BaseException))
+    if len(kept) < len(listed):
+        told = f"{option}={given!r}; give exception classes, as in {option}=(ConnectionError,)"
+        raise DeclarationRefused(about, told)
     return kept

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from kedge.model.failure import Failure
 from kedge.runtime.threads import Work
 
 if TYPE_CHECKING:
@@ -67,9 +66,3 @@ async def waited_for(work: Work, timeout: float | None) -> Applied:
         except BaseException as raised:
             return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
     return Applied(value)
-
-
-def is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Also for an error that another process raised, and of which only the record is here."""
-    told = getattr(error, "failure", None)
-    return isinstance(error, kinds) or (isinstance(told, Failure) and any(map(told.is_a, kinds)))

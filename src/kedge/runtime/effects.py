@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kedge.errors import NotDone, StepFailed, TimeRefused
+from kedge.errors import StepFailed, TimeRefused
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.failure import Failure
@@ -65,7 +65,7 @@ async def settle(a: Attempting, work: Work | None) -> Found | None:
         late = await waited_for(work, ABANDON_SECONDS)
         if late.error is None:
             return happened_late(a, late.value)
-        if isinstance(late.error, NotDone):
+        if a.says_nothing_happened(late.error):
             return _settled(a, DidNotHappen(), by="late result")
         if late.work is not None:
             return await _ask(a)

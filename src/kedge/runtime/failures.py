@@ -17,7 +17,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from kedge.errors import KedgeError, NotDone, RateLimited, RunFailed, StepFailed
+from kedge.model.events import NotRetried
 from kedge.model.failure import Failure, FailureKind, Frame, type_name
+from kedge.model.retry import Retry
 from kedge.text import printable
 
 CHAIN_MAX: Final = 16
@@ -36,6 +38,51 @@ RETRY_AFTER_SECONDS_MAX: Final = 86_400.0
 def describe(error: BaseException, *, kind: FailureKind | None = None, skip: tuple[str, ...] = ()) -> Failure:
     """What to record of an error. `skip` names modules, besides the runtime's own, whose frames are left out."""
     return _Describing(("kedge.runtime", *skip)).failure(error, kind or _kind(error), ())
+
+
+class IsolatedError(Exception):
+    """What a tool raised in a process of its own, of which only the record is here."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether an error is of one of these types, also where another process raised it."""
+    return isinstance(error, kinds) or (isinstance(error, IsolatedError) and any(map(error.failure.is_a, kinds)))
+
+
+PROGRAMMING_ERRORS: Final = (
+    TypeError, NameError, AttributeError, SyntaxError, AssertionError, ImportError, NotImplementedError, KedgeError,
+)  # fmt: skip
+"""A retry would only raise these once more. Errors of Kedge's own say that it was used in a wrong way."""
+
+
+def not_retried(error: BaseException, retry: Retry | None) -> NotRetried | None:
+    """Why a tool that may be repeated is not repeated after this error; None where it is. Counts no attempts."""
+    if retry is None:
+        return None if is_transient(error) else "lasting_error"
+    excluded = excluded_by(error, retry)
+    return "programming_error" if excluded is None and not retry.on and _is_programming(error) else excluded
+
+
+def excluded_by(error: BaseException, retry: Retry) -> NotRetried | None:
+    """Which option of a Retry rules an error out; None where none does. Of a group, one member is enough."""
+    if any(is_any(each, retry.never) for each in (error, *_members(error))):
+        return "named_in_never"
+    members = _members(error) or (error,)
+    named = not retry.on or is_any(error, retry.on) or all(is_any(each, retry.on) for each in members)
+    return None if named else "not_named_in_on"
+
+
+def _is_programming(error: BaseException) -> bool:
+    # Whatever is no Exception asks to leave, as SystemExit does.
+    return (
+        is_any(error, PROGRAMMING_ERRORS)
+        or not isinstance(error, Exception)
+        or any(map(_is_programming, _members(error)))
+    )
 
 
 def is_transient(error: BaseException) -> bool:

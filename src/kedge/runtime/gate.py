@@ -28,14 +28,14 @@ from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
 from kedge.runtime import adopting, approving, effects, observing
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
-from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, is_any, waited_for
+from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, waited_for
 from kedge.runtime.commands import given
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
-from kedge.runtime.failures import describe, is_transient, rate_limit_seconds
+from kedge.runtime.failures import IsolatedError, describe, is_any, not_retried, rate_limit_seconds
 from kedge.runtime.here import HERE
 from kedge.runtime.intent import Intent, called, claim_text, restored
-from kedge.runtime.isolated import IsolatedError, run_isolated
+from kedge.runtime.isolated import run_isolated
 from kedge.runtime.judge import with_paths
 from kedge.runtime.judging import Judged, failed, model_of
 from kedge.runtime.lineage import ACTION
@@ -416,10 +416,11 @@ class Attempting(Judged):
         """Whether an attempt that failed in doubt will be followed by another."""
         error = applied.error
         assert error is not None
-        if applied.work is not None or is_any(error, (NotDone, *self.intent.retry.on)):
+        if applied.work is not None or self.says_nothing_happened(error):
             return False
         # A far side that asks us to wait says nothing of what the tool did to the files before.
-        return self._limited(error) is not None or (is_transient(error) and self.counted + 1 < self.allowed)
+        left = self.counted + 1 < self.allowed
+        return self._limited(error) is not None or (left and not_retried(error, self.intent.policy.retry) is None)
 
     def _files_ended(self) -> None:
         if self.ex.files is not None and self.intent.sort == "tool":
@@ -630,14 +631,17 @@ class Attempting(Judged):
         else:
             failure = describe(error, kind="timeout" if applied.timed_out else None)
         limited = None if cancelled else self._limited(error)
-        told = limited is not None or applied.untouched or is_any(error, (NotDone, *intent.retry.on))
+        told = applied.untouched or self.says_nothing_happened(error)
         rolled_back = intent.effect == "transaction" and not isinstance(error, TransactionEnded)
         outcome: e.Outcome = "refused" if told or rolled_back else "unknown"
         self.counted += limited is None
         is_safe = intent.effect in SAFE or rolled_back
-        retry_at = (given_up if is_safe else None) if cancelled else self._retry_at(error, limited, told=told)
+        if cancelled:
+            retry_at, stops = (given_up if is_safe else None), None
+        else:
+            retry_at, stops = self._retry_at(error, limited, outcome, told=told)
         is_free = limited is not None or (cancelled and retry_at is not None)
-        seq = self._note_failed(failure, outcome, retry_at, limited=is_free)
+        seq = self._note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
         if cancelled:
             ex.refuse(self.branch)
             self.cancelled = True
@@ -649,12 +653,22 @@ class Attempting(Judged):
             raise StepFailed(self.step, intent.name, failure) from error
 
     def _limited(self, error: BaseException) -> float | None:
-        """How long a rate limit asks us to wait; None when it is none. A 503 may have done something."""
-        seconds = rate_limit_seconds(error, now_us=self.ex.now_us())
-        status = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
-        return None if status == 503 and self.intent.effect not in SAFE else seconds
+        """How long a rate limit asks us to wait; None when it is none.
 
-    def _retry_at(self, error: BaseException, limited: float | None, *, told: bool) -> int | None:
+        A status alone does not prove that nothing happened: the tool may have acted before it was turned away.
+        """
+        if self.intent.effect == "at_most_once" and not self.says_nothing_happened(error):
+            return None
+        return rate_limit_seconds(error, now_us=self.ex.now_us())
+
+    def says_nothing_happened(self, error: BaseException | None) -> bool:
+        """Whether the tool's author says, by this error, that nothing happened."""
+        return error is not None and is_any(error, (NotDone, RateLimited, *self.intent.policy.nothing_happened))
+
+    def _retry_at(
+        self, error: BaseException, limited: float | None, outcome: e.Outcome, *, told: bool
+    ) -> tuple[int | None, e.NotRetried | None]:
+        """When the next attempt is made, or why none is."""
         ex, intent = self.ex, self.intent
         now = ex.now_us()
         if limited is not None:
@@ -662,14 +676,25 @@ class Attempting(Judged):
             since = self.limited_since = self.limited_since or now
             wait = limited or RATE_LIMIT_SECONDS * 2 ** min(self.limited - 1, 6)
             at = now + round(wait * 1_000_000)
-            return at if at - since <= intent.policy.patience * 1_000_000 else None
-        again = told or (intent.effect in (*SAFE, "transaction") and is_transient(error))
-        if not again or self.counted >= self.allowed:
-            return None
+            return (at, None) if at - since <= intent.policy.patience * 1_000_000 else (None, "patience_over")
+        stops: e.NotRetried | None = None
+        if outcome == "unknown" and intent.effect not in SAFE:
+            stops = "may_have_happened"
+        elif is_any(error, intent.retry.never):
+            stops = "named_in_never"
+        elif not told:
+            stops = not_retried(error, intent.policy.retry)
+        if stops is None and self.counted >= self.allowed:
+            stops = "no_attempts_left"
+        if stops is not None:
+            return None, stops
         delay: float = intent.retry.delay_seconds(self.counted, ex.engine.ids.fraction())
-        return now + round(delay * 1_000_000)
+        return now + round(delay * 1_000_000), None
 
-    def _note_failed(self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False) -> int:
+    def _note_failed(
+        self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False,
+        not_retried: e.NotRetried | None = None,
+    ) -> int:  # fmt: skip
         ex, intent = self.ex, self.intent
         released = intent.claims if outcome == "refused" and self.holds else ()
         event = e.AttemptEnded(
@@ -680,6 +705,7 @@ class Attempting(Judged):
             retry_at=retry_at,
             limited=limited,
             released=tuple(map(claim_text, released)),
+            not_retried=not_retried,
         )
         values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
         seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))

@@ -31,11 +31,11 @@ from kedge.errors import (
 from kedge.log.handle import Entry, RunLog
 from kedge.model import events as e
 from kedge.model.fold import Hook as Cursor
-from kedge.model.retry import Duration, Retry, seconds
+from kedge.model.retry import Duration, Retry, retry_of, seconds
 from kedge.runtime import waits
 from kedge.runtime.applying import waited_for
 from kedge.runtime.duties import Duty
-from kedge.runtime.failures import describe, rate_limit_seconds
+from kedge.runtime.failures import describe, excluded_by, rate_limit_seconds
 from kedge.runtime.intervening import entries_of
 from kedge.runtime.registry import AnyAgent
 from kedge.store.base import ENDED, RunQuery, Told
@@ -166,7 +166,7 @@ def on(
     name: str | None = None,
     agent: Agents = (),
     waits_for: str | Sequence[str] = (),
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Callable[[F], F]:
     """Declare that a function, plain or `async`, is told of events of these kinds, at least once and in order.
@@ -197,7 +197,7 @@ def declare_hook(
     same: object,
     agent: Agents = (),
     waits_for: str | Sequence[str] = (),
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration = TIMEOUT_SECONDS,
 ) -> Hook:
     """Check a declaration and enter it in the registry."""
@@ -208,7 +208,7 @@ def declare_hook(
         kinds=frozenset(kinds),
         agents=frozenset(each if isinstance(each, str) else each.name for each in listed),
         waits_for=frozenset([waits_for] if isinstance(waits_for, str) else waits_for),
-        retry=retry or RETRY,
+        retry=RETRY if retry is None else retry_of(name, retry, RETRY),
         timeout=seconds(timeout),
         to=to,
         same=same,
@@ -416,12 +416,13 @@ class _Following:
         """Put on record that the hook did not take it, and when it is told again, if it is."""
         position, run, seq, now = row.position, row.run, row.seq, self.now
         values = {"failure": describe(error)}
-        if attempt >= self.hook.retry.attempts or isinstance(error, WebhookGone):
+        retry = self.hook.retry
+        if attempt >= retry.attempts or excluded_by(error, retry) or isinstance(error, WebhookGone):
             dropped = e.HookDropped(at=now, position=position, run=run, seq=seq, attempt=attempt)
             await self.log.append_soon(Entry(dropped, values))
             return True
         asked = error.retry_after if isinstance(error, WebhookFailed) else rate_limit_seconds(error, now_us=now)
-        delay = max(self.hook.retry.delay_seconds(attempt, self.client.ids.fraction()), asked or 0.0)
+        delay = max(retry.delay_seconds(attempt, self.client.ids.fraction()), asked or 0.0)
         retry_at = now + round(delay * 1_000_000)
         failed = e.HookFailed(at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at)
         await self.log.append_soon(Entry(failed, values))

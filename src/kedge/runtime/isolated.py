@@ -17,20 +17,13 @@ from kedge.errors import KedgeError, RateLimited
 from kedge.model.failure import Failure
 from kedge.model.typed import convert
 from kedge.model.values import pack, unpack
+from kedge.runtime.failures import IsolatedError, describe
 
 if TYPE_CHECKING:
     from kedge.runtime.applying import Applied
     from kedge.runtime.registry import ToolStep
 
 _ERROR: Final = "error"
-
-
-class IsolatedError(Exception):
-    """What a tool raised in its own process, as far as it can be told."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 async def run_isolated(
@@ -85,7 +78,6 @@ def _unpacked(body: bytes) -> Any:
 
 def main() -> None:
     """The other process: one call, read from stdin, answered on stdout. What the tool prints goes to stderr."""
-    from kedge.runtime.failures import describe
     from kedge.runtime.registry import KEY, STEP, WORKSPACE, Key, Shape, Tool, ToolStep
 
     out, sys.stdout = sys.stdout.buffer, sys.stderr

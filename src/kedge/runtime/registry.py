@@ -21,7 +21,7 @@ from kedge.model.codec import Secret, digest
 from kedge.model.contract import Approval, Contract
 from kedge.model.events import EffectClass
 from kedge.model.intention import approval_of
-from kedge.model.retry import Retry, seconds
+from kedge.model.retry import ExceptionTypes, Retry, exception_types, retry_of, seconds
 from kedge.model.typed import convert
 from kedge.runtime.here import HERE, in_agent
 from kedge.runtime.limits import Limit
@@ -270,6 +270,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     confirm: Callable[[Effect], Any] | None = None
     isolate: Isolation = "thread"
     patience: float = 3600.0
+    nothing_happened: tuple[type[BaseException], ...] = ()
     approve: Approve | None = None
     because: str | None = None
     says_effect: bool = True
@@ -319,16 +320,17 @@ class Tool(Generic[P, R]):
         return f"<kedge tool {self.name}>"
 
     def _options(
-        self, because: str | None, retry: Retry | None, timeout: Duration | None, approve: Approve | None
+        self, because: str | None, retry: Retry | int | None, timeout: Duration | None, approve: Approve | None
     ) -> Any:
         policy = self.policy
         changed = msgspec.structs.replace(
             policy,
             because=because if because is not None else policy.because,
-            retry=retry or policy.retry,
+            retry=policy.retry if retry is None else retry_of(self.name, retry, DEFAULT_RETRY),
             timeout=seconds(timeout) if timeout is not None else policy.timeout,
             approve=policy.approve if approve is None else approve if callable(approve) else approval_of(approve),
         )
+        refuse_on_misfit(self.name, changed)
         return type(self)(self.fn, self.name, changed, self.shape)
 
     def _refuse_in_agent(self) -> None:
@@ -345,7 +347,7 @@ class AsyncTool(Tool[P, R]):
         return called
 
     def options(
-        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None,
+        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
         approve: Approve | None = None,
     ) -> AsyncTool[P, R]:  # fmt: skip
         """The same tool, for one call, with a reason or another policy."""
@@ -362,7 +364,7 @@ class SyncTool(Tool[P, R]):
         return result
 
     def options(
-        self, *, because: str | None = None, retry: Retry | None = None, timeout: Duration | None = None,
+        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
         approve: Approve | None = None,
     ) -> SyncTool[P, R]:  # fmt: skip
         """The same tool, for one call, with a reason or another policy."""
@@ -496,7 +498,7 @@ def tool(
     *,
     effect: EffectClass | Callable[..., EffectClass] = "at_most_once",
     name: str | None = None,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration | None = None,
     identity: Sequence[str] | None = None,
     repeat: Repeat = "allow",
@@ -508,6 +510,7 @@ def tool(
     confirm: Callable[[Effect], Any] | None = None,
     isolate: Isolation = "thread",
     patience: Duration = "1h",
+    nothing_happened: ExceptionTypes = (),
     approve: Approve | None = None,
 ) -> _ToolDecorator: ...
 
@@ -517,7 +520,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 
     effect      "reads", "idempotent", "workspace", "transaction" or "at_most_once" (the default), or a function of the
                 arguments
-    retry       Retry(…): when and how often it is tried again
+    retry       how often it is tried, or Retry(…): also after which errors and how long apart
     timeout     for one attempt
     identity    the arguments that make two calls the same action; all of them by default
     repeat      what the same action twice does: "allow", give the "recorded" result, or "ask"
@@ -528,6 +531,7 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
     compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
     isolate     "process" runs it where it can be killed when its time is up
     patience    how long rate limits may hold it up, in all
+    nothing_happened  the errors by which it proves that nothing happened: only then is an at_most_once tool tried again
     approve     whom to ask before it is done: a name, names, Approval(…), or a function of the arguments giving one
     """
 
@@ -545,17 +549,20 @@ def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **
 def policy_of(name: str, options: dict[str, Any]) -> Policy:
     """What the options of a tool say, checked."""
     try:
-        return _policy(options)
+        return _policy(name, options)
     except ContractRefused as refused:
         raise DeclarationRefused(name, f"approve={options.get('approve')!r}: {refused}") from None
 
 
-def _policy(options: dict[str, Any]) -> Policy:
+def _policy(name: str, options: dict[str, Any]) -> Policy:
     options = {**options, "says_effect": "effect" in options}
     limit = options.pop("limit", ())
     options["limits"] = (limit,) if isinstance(limit, Limit) else tuple(limit)
     if options.get("timeout") is not None:
         options["timeout"] = seconds(options["timeout"])
+    if options.get("retry") is not None:
+        options["retry"] = retry_of(name, options["retry"], DEFAULT_RETRY)
+    options["nothing_happened"] = exception_types(name, "nothing_happened", options.get("nothing_happened", ()))
     options["patience"] = seconds(options.pop("patience", "1h"))
     approve = options.get("approve")
     if approve is not None and not callable(approve):
@@ -588,6 +595,7 @@ def checked_tool(declared: Tool[..., Any]) -> None:
             raise DeclarationRefused(
                 name, f"limit {limit.name!r} goes by {limit.by!r}, which is none of its parameters"
             )
+    refuse_on_misfit(name, policy)
     if not callable(policy.effect):
         refuse_tx_misfit(name, policy.effect, declared.shape)
     if declared.shape.takes_tx and declared.is_async:
@@ -598,6 +606,17 @@ def checked_tool(declared: Tool[..., Any]) -> None:
         raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
     if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
         raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")
+
+
+def refuse_on_misfit(name: str, policy: Policy) -> None:
+    """Refuse errors to retry on for a tool that may have acted when it raises them."""
+    if policy.effect == "at_most_once" and policy.retry is not None and policy.retry.on:
+        named = ", ".join(kind.__name__ for kind in policy.retry.on)
+        raise DeclarationRefused(
+            name,
+            f"Retry(on=({named},)) would repeat what is to happen at most once; say nothing_happened=({named},) if "
+            "that error proves that nothing happened, or effect='idempotent' and send its key along",
+        )
 
 
 def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> None:

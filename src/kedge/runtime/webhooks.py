@@ -52,7 +52,7 @@ def webhook(
     name: str | None = None,
     agent: Agents = (),
     waits_for: str | Sequence[str] = (),
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration = 10,
     insecure: bool = False,
 ) -> Hook:

@@ -89,6 +89,7 @@ class AttemptSeen(Doc, frozen=True):
     died: bool
     retry_us: int | None
     is_limited: bool
+    not_retried: e.NotRetried | None
     usage: e.Usage | None
     errors: tuple[ErrorSeen, ...] = ()
     reasoning: Any = None
@@ -308,7 +309,8 @@ def _attempt(attempt: parts.Attempt) -> AttemptSeen:
     return AttemptSeen(
         number=attempt.number, key=attempt.key, started_us=attempt.started_at, ended_us=attempt.ended_at,
         outcome=attempt.outcome, died=attempt.died, retry_us=attempt.retry_at, is_limited=attempt.limited,
-        usage=attempt.usage, errors=errors_of(attempt.failure), reasoning=attempt.reasoning, progress=attempt.progress,
+        not_retried=attempt.not_retried, usage=attempt.usage, errors=errors_of(attempt.failure),
+        reasoning=attempt.reasoning, progress=attempt.progress,
         settled=None if settled is None else SettledSeen(
             at_us=settled.at, how=settled.how, by=settled.by, because=settled.because
         ),
