@@ -121,7 +121,7 @@ def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_wi
         amount = asked.get_by_role("textbox", name="amount")
         amount.fill("900")
         expect(asked.locator("[data-changes]")).to_contain_text("2400 → 900")
-        asked.get_by_role("button", name="Send the edit").click()
+        asked.get_by_role("button", name="Approve with amount 900").click()
         expect(page.get_by_role("article", name="claim-18:5")).to_have_count(0)
         kd.advance("claim-18")
         page.goto(f"{server}/runs/claim-18")
@@ -132,6 +132,62 @@ def test_an_approval_is_answered_with_an_edit_in_the_form_and_the_run_goes_on_wi
     assert (answer.verb, answer.by) == ("edit", "ann")
 
 
+def test_what_was_typed_is_what_is_approved_and_no_button_approves_anything_else(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox/claim-18%3A5")
+        asked = page.get_by_role("article", name="claim-18:5")
+        asked.get_by_text("Edit the arguments").click()
+        amount = asked.get_by_role("textbox", name="amount")
+        amount.fill("1")
+        expect(asked.get_by_role("button", name=re.compile("^Approve"))).to_have_text(
+            re.compile("Approve with amount 1")
+        )
+        amount.fill("2400")
+        expect(asked.get_by_role("button", name=re.compile("^Approve"))).to_have_text(re.compile(r"^Approve a$"))
+        asked.get_by_text("Answer instead of doing it").click()
+        instead = asked.get_by_role("textbox", name="Answer")
+        instead.fill("ask me tomorrow")
+        expect(asked.get_by_role("button", name=re.compile("^Approve"))).to_be_disabled()
+        instead.fill("")
+        amount.fill("1")
+        asked.get_by_role("textbox", name="Comment").fill("one is enough")
+        expect(asked.get_by_role("textbox", name="Comment")).to_have_count(1)
+        asked.locator("h2").click()
+        page.keyboard.press("a")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article", name="claim-18:5")).to_have_count(0)
+        kd.advance("claim-18")
+    [paid] = kd.find.calls("pay", run="claim-18")
+    assert (paid.arguments["amount"], paid.status) == (1, "done")
+
+
+def test_a_rejection_takes_no_edit_along(kd: Client, watch: Watch) -> None:
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto("/inbox/claim-18%3A5")
+        asked = page.get_by_role("article", name="claim-18:5")
+        asked.get_by_text("Edit the arguments").click()
+        asked.get_by_role("textbox", name="amount").fill("much")
+        asked.get_by_role("button", name="Reject").click()
+        expect(page.get_by_role("article", name="claim-18:5")).to_have_count(0)
+    kd.advance("claim-18")
+    [answer] = kd.find.answers(run="claim-18")
+    assert (answer.verb, answer.value) == ("reject", None)
+
+
+def test_a_question_with_options_shows_them_alone_and_no_key_approves_it(kd: Client, watch: Watch) -> None:
+    [wait] = [each for each in kd.inbox() if each.options]
+    with bridge(kd) as server, watch(server) as window:
+        page = window.goto(f"/inbox/{wait.id.replace(':', '%3A')}")
+        asked = page.get_by_role("article", name=wait.id)
+        assert asked.get_by_role("button").all_inner_texts() == ["claims", "sales", "boats"]
+        page.keyboard.press("a")
+        page.keyboard.press("Enter")
+        asked.get_by_role("button", name="sales").click()
+        expect(page.get_by_role("article", name=wait.id)).to_have_count(0)
+    kd.advance(wait.run)
+    assert kd.state(wait.run).result.endswith("joins sales")
+
+
 def test_an_edit_that_does_not_fit_is_refused_at_its_field_and_nothing_is_sent(kd: Client, watch: Watch) -> None:
     with bridge(kd) as server, watch(server) as window:
         page = window.goto("/inbox/claim-18%3A5")
@@ -139,7 +195,7 @@ def test_an_edit_that_does_not_fit_is_refused_at_its_field_and_nothing_is_sent(k
         asked.get_by_text("Edit the arguments").click()
         amount = asked.get_by_role("textbox", name="amount")
         amount.fill("much")
-        asked.get_by_role("button", name="Send the edit").click()
+        asked.get_by_role("button", name="Approve with amount much").click()
         expect(asked.get_by_role("alert").filter(has_text="whole number")).to_be_visible()
         expect(amount).to_be_focused()
         expect(amount).to_have_attribute("aria-invalid", "true")

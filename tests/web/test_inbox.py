@@ -22,6 +22,11 @@ def claim(office: Desk, amount: int = 2400, run: str = "claim") -> str:
     return f"{run}:1"
 
 
+def saw(office: Desk, wait: str) -> str:
+    """What an answer is bound to, as it is shown."""
+    return str(office.get(f"/inbox/{wait}")["questions"][0]["saw"])
+
+
 def test_an_approval_tells_what_would_be_done_why_and_who_may_say(office: Desk) -> None:
     claim(office)
     [question] = office.get("/inbox")["questions"]
@@ -42,16 +47,16 @@ def test_whoever_is_not_asked_is_told_so_and_cannot_answer(office: Desk) -> None
     assert question["why_not"] == "it is asked of managers (max, mia)"
     assert "You cannot answer this" in office.page("/inbox")
     assert office.get("/inbox?mine=true")["questions"] == []
-    assert office.post(f"/inbox/{wait}", 403, verb="approve")["code"] == "not_asked"
+    assert office.post(f"/inbox/{wait}", 403, verb="approve", saw=saw(office, wait))["code"] == "not_asked"
     office.be("mia", "viewer")
     assert "an operator may answer" in office.page("/inbox")
-    office.post(f"/inbox/{wait}", 403, verb="approve")
+    office.post(f"/inbox/{wait}", 403, verb="approve", saw=saw(office, wait))
 
 
 def test_the_answer_is_the_callers_own_whatever_the_body_says(office: Desk) -> None:
     wait = claim(office)
     assert office.post(f"/inbox/{wait}", 422, verb="approve", by="max")["code"] == "body_refused"
-    told = office.post(f"/inbox/{wait}", verb="approve", comment="fine")
+    told = office.post(f"/inbox/{wait}", verb="approve", comment="fine", saw=saw(office, wait))
     assert told["did"] == 'approved desk_pay(to="bob", amount=2400)'
     office.kd.advance("claim")
     assert office.kd.state("claim").result == "paid 2400 to bob"
@@ -80,7 +85,7 @@ def test_an_old_screen_answers_no_new_question(office: Desk) -> None:
 
 def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: Desk) -> None:
     wait = claim(office)
-    office.post(f"/inbox/{wait}", verb="approve")
+    office.post(f"/inbox/{wait}", verb="approve", saw=saw(office, wait))
     assert "mia" in office.be("max").post(f"/inbox/{wait}", 409, verb="reject")["detail"]
     found = office.get("/inbox")
     assert found["questions"] == []
@@ -93,14 +98,38 @@ def test_the_first_answer_counts_and_the_second_is_told_who_was_first(office: De
     assert "nothing to answer here any more" in office.page(f"/inbox/{wait}")
 
 
+def test_an_approval_names_what_was_shown(office: Desk) -> None:
+    wait = claim(office)
+    for body in ({"verb": "approve"}, {"verb": "edit", "value": {"amount": 1}}):
+        refused = office.post(f"/inbox/{wait}", 409, **body)
+        assert (refused["code"], "saw" in refused["detail"]) == ("answer_refused", True)
+
+
+def test_an_approval_that_carries_changed_fields_pays_nothing(office: Desk) -> None:
+    wait = claim(office)
+    refused = office.post(f"/inbox/{wait}", 409, verb="approve", value={"amount": 1}, saw=saw(office, wait))
+    assert refused["detail"].endswith("use edit")
+    office.post(f"/inbox/{wait}", 422, verb="approve", amount=1, saw=saw(office, wait))
+    assert [each["wait"] for each in office.get("/inbox")["questions"]] == [wait]
+
+
+def test_a_question_that_wants_a_value_offers_no_approval_and_takes_none(office: Desk) -> None:
+    office.at(at.asks, "When?", run="asks")
+    office.at(at.offers, run="offers")
+    assert "data-approve" not in office.page("/inbox")
+    refused = office.post("/inbox/asks:1", 409, verb="approve", saw=saw(office, "asks:1"))
+    assert "'later'" in refused["detail"]
+    office.post("/inbox/offers:1", 409, verb="approve", saw=saw(office, "offers:1"))
+
+
 def test_two_who_have_to_agree_are_counted_one_by_one(office: Desk) -> None:
     office.at(at.rollout, 5, run="r")
-    told = office.be("lea").post("/inbox/r:1", verb="approve")
+    told = office.be("lea").post("/inbox/r:1", verb="approve", saw=saw(office, "r:1"))
     assert told["next"].startswith("1 of 2 agreed (lea); 1 more of leo has to agree")
     [question] = office.get("/inbox")["questions"]
     assert (question["votes"], question["why_not"]) == (["lea"], "you agreed already")
-    assert office.post("/inbox/r:1", 409, verb="approve")["code"] == "already_agreed"
-    office.be("leo").post("/inbox/r:1", verb="approve")
+    assert office.post("/inbox/r:1", 409, verb="approve", saw=question["saw"])["code"] == "already_agreed"
+    office.be("leo").post("/inbox/r:1", verb="approve", saw=question["saw"])
     office.kd.advance("r")
     assert office.kd.state("r").result == "5 hosts"
 
@@ -161,7 +190,7 @@ def test_a_hidden_argument_is_neither_shown_nor_lost_by_an_edit(tmp_path: Path) 
         page = office.page(f"/inbox/{wait}")
         assert "(redacted)" in page
         assert "bob" not in page
-        office.post(f"/inbox/{wait}", verb="edit", value={"amount": 7, "to": "(redacted)"})
+        office.post(f"/inbox/{wait}", verb="edit", value={"amount": 7, "to": "(redacted)"}, saw=saw(office, wait))
         office.kd.advance("claim")
         assert office.kd.state("claim").result == "paid 7 to bob"
 

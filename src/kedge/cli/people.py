@@ -12,12 +12,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from kedge.cli import asking, paint
+from kedge.cli import asking, paint, prompt
 from kedge.cli.exits import Told
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
 from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from kedge.history.timeline import timeline
-from kedge.runtime import editing, terminal
+from kedge.runtime import editing
 from kedge.runtime.asked import agreement, lacking, whom
 from kedge.runtime.views import Wait
 from kedge.runtime.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
@@ -315,14 +315,14 @@ def _value(wait: Wait | None, given: str | None) -> Any:
 
 def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
     """Put the question to whoever sits here."""
-    if not (terminal.can_ask() and sys.stdout.isatty()) or shell.json:
+    if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
         takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
         raise Told(f"{wait}: answer what? {takes or 'nothing is asked; `kedge inbox` shows what is'}")
     for each in waits:
-        if not terminal.can_answer(shell.client, each, by):
+        if not prompt.can_answer(shell.client, each, by):
             said = f"{by} agreed already" if by in each.votes else f"is asked of {whom(each.to, each.may)}"
             raise Told(f"{each.id}: {said}; --by says who answers")
-        if not terminal.ask_one(shell.client, each, by=by):
+        if not prompt.ask_one(shell.client, each, by=by):
             raise Told(f"{each.id}: not answered; it waits on")
 
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from kedge.cli import apps, paint
+from kedge.cli import apps, paint, prompt
 from kedge.cli.exits import Exit, Told
 from kedge.cli.people import commands, print_wait
 from kedge.cli.shell import Shell, Unparsed, command, completing, parsed, text_of
@@ -30,7 +30,6 @@ from kedge.errors import (
 from kedge.model.codec import plain
 from kedge.model.fold import Step
 from kedge.model.state import State
-from kedge.runtime import terminal
 from kedge.runtime.client import Client
 from kedge.runtime.registry import AGENTS, AnyAgent
 from kedge.store.base import ENDED
@@ -180,10 +179,9 @@ def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
             with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet):
                 return client.blocking(go())
         except RunWaiting as waiting:
-            # Asked here and not by `client.run`, so that no line of progress comes between.
-            if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not terminal.can_ask():
+            if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
                 raise
-            if not terminal.ask(client, waiting):
+            if not prompt.ask(client, waiting):
                 raise
 
 

@@ -324,8 +324,8 @@ class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):
 
 class AttemptEnded(Event, frozen=True, tag="attempt.ended"):
     """One try is over. `retry_at`: it will be tried again then; `limited`: for a rate limit, which does not count.
-    `not_retried`: why no other attempt follows a failure by itself. `key` is given when it ended late, after a rewind. Data: `output`, with `reply` and `reasoning` of a model's;
-    or `failure`."""
+    `not_retried`: why no other attempt follows a failure by itself. `key` is given when it ended late, after a rewind.
+    Data: `output`, with `reply` and `reasoning` of a model's; or `failure`."""
 
     step: StepId
     attempt: int

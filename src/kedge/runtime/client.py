@@ -507,8 +507,8 @@ class Client(Acting):
         if found.deadline_us is not None and self.clock.now_us() > found.deadline_us:
             raise AnswerRefused(found.id, f"its time was up at {_moment(found.deadline_us)}; it goes on without it")
         opened = self.log.state(run).fold.facts.waits[found.step].opened
-        if verb not in found.verbs:
-            raise AnswerRefused(found.id, f"{verb!r} is no answer to this; it takes {', '.join(found.verbs)}")
+        if (why := waits.refusal(found.verbs, found.options, verb, value)) is not None:
+            raise AnswerRefused(found.id, why)
         if verb in ("edit", "respond") and value is None:
             raise AnswerRefused(found.id, f"{verb!r} needs a value")
         if not waits.may_answer(by, found.to, found.may, self.engine.roles) or (found.need > 1 and by is None):
@@ -517,8 +517,6 @@ class Client(Acting):
             approving.refuse_misfit(found, value)
         elif found.rule is None and verb in ("edit", "respond") and (misfit := waits.misfit(found.schema, value)):
             raise AnswerRefused(found.id, misfit)
-        if verb == "respond" and found.options and value not in found.options:
-            raise AnswerRefused(found.id, f"{value!r} is not one of {', '.join(map(repr, found.options))}")
         event: Any = self.log.event(run, opened)
         if event.digest != found.digest:
             raise AnswerRefused(found.id, "it is another question now; look at it again")

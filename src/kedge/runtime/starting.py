@@ -7,11 +7,10 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
-from kedge.errors import LogError, RunDiverged, RunExists, RunPaused, RunWaiting
+from kedge.errors import LogError, RunExists
 from kedge.log import Recorded
 from kedge.logger import get_logger
 from kedge.model.state import State
-from kedge.runtime import terminal
 from kedge.runtime.registry import Agent, AnyAgent
 from kedge.runtime.standing import ended
 from kedge.runtime.steps import first_entries
@@ -55,16 +54,7 @@ class RunMethod:
         rate limits are sat out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with
         the failure.
         """
-        client = self._client
-        while True:
-            try:
-                return client.blocking(self._soon(agent, input, **options))
-            except RunWaiting as waiting:
-                if isinstance(waiting, RunPaused | RunDiverged) or not terminal.can_ask():
-                    raise
-                if not terminal.ask(client, waiting):
-                    raise
-                options["id"] = waiting.run
+        return self._client.blocking(self._soon(agent, input, **options))
 
     @overload
     def soon(

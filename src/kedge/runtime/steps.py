@@ -35,7 +35,6 @@ from kedge.runtime.observing import trace_here
 from kedge.runtime.registry import AnyAgent, Duration
 from kedge.runtime.replay import OVER, Asked
 from kedge.runtime.waits import (
-    QUESTION_VERBS,
     SAID,
     Answer,
     Closed,
@@ -45,6 +44,7 @@ from kedge.runtime.waits import (
     binding,
     body_of,
     met,
+    question_verbs,
     refuse_controls,
     schema_of,
     until,
@@ -358,7 +358,8 @@ async def ask(
     need: int = 1,
     escalate: Sequence[tuple[str | Sequence[str], Duration | None]] = (),
 ) -> Answer:
-    told: dict[str, Any] = {"prompt": prompt, "verbs": list(QUESTION_VERBS)}
+    verbs = question_verbs(options is not None, returns is not Any)
+    told: dict[str, Any] = {"prompt": prompt, "verbs": verbs}
     if options is not None:
         told["options"] = list(options)
     if default is not MISSING:
@@ -388,7 +389,7 @@ async def ask(
     if closed.how in ("expired", "skipped"):
         if default is MISSING:
             raise WaitExpired(ex.run_id, branch_step(branch), prompt)
-        kind = default if default in QUESTION_VERBS else "respond"
+        kind = default if default in verbs else "respond"
         return Answer(kind=kind, value=None if kind == default else default, expired=True)
     value = closed.answer.get("value")
     if returns is not Any and closed.answer["kind"] in ("edit", "respond"):

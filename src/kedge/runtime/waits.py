@@ -34,6 +34,28 @@ QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond
 SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
 
 
+def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:
+    """The answers that a question takes. Approving names no value, so it answers nothing that wants one."""
+    if has_options:
+        return ["reject", "respond"]
+    return ["reject", "edit", "respond"] if has_type else list(QUESTION_VERBS)
+
+
+def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any) -> str | None:
+    """Why a verb, with or without a value, is no answer to a wait; None where it is one."""
+    if verb not in verbs:
+        if options:
+            return f"{verb!r} chooses none of {', '.join(map(repr, options))}; respond with one of them"
+        if verb == "approve" and "respond" in verbs:
+            return "'approve' gives no value, and this asks for one; respond with it"
+        return f"{verb!r} is no answer to this; it takes {', '.join(verbs)}"
+    if verb == "approve" and value is not None:
+        return "'approve' changes nothing, and a value came with it; use edit"
+    if verb == "respond" and options and value not in options:
+        return f"{value!r} is not one of {', '.join(map(repr, options))}"
+    return None
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came back from a person, or from a deadline."""
 
@@ -405,8 +427,10 @@ def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object
     event: Any = None if waiter.asked is None else waiter.asked.event
     asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
     kind = told.get("kind")
-    if not isinstance(kind, str) or kind not in asked.get("verbs", (kind,)):
+    if not isinstance(kind, str):
         return "it is no answer to this"
+    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, told.get("value"))) is not None:
+        return why
     if waiter.digest is not None and told.get("digest") != waiter.digest:
         return "it answers another question"
     try:

@@ -300,6 +300,8 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
     known = [each for each in asked.waits_of(client.store, client.state(run)) if each.step == step]
     found = known[0] if known else None
     value, saw = body.value, body.saw
+    if body.saw is None and body.verb in ("approve", "edit"):
+        raise AnswerRefused(wait, f"{body.verb!r} names what was shown; send the question's saw with it")
     if found is not None and call.bridge.veil is not None and call.bridge.veil.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)

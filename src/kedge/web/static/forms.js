@@ -114,11 +114,14 @@ export function collect(form, submitter) {
   const parts = new Map(Object.entries(fixed).map(([name, value]) => [name, JSON.stringify(value)]));
   if (submitter?.dataset.value !== undefined) parts.set("value", submitter.dataset.value); // as it was written
   for (const field of fieldsOf(form)) {
+    if (field.dataset.field === "value" && submitter && (submitter.dataset.bare !== undefined || parts.has("value"))) continue;
     const onlyChanged = field.closest("[data-if-changed]");
     if (onlyChanged && !isTouched(field)) continue; // it may not even fit what is asked for today
     const found = read(field);
     if (found.has && (found.changed || !onlyChanged)) parts.set(field.dataset.field, found.json);
   }
+  // Who changed a field approves what they wrote, not what was there before.
+  if (submitter?.dataset.approve !== undefined && parts.has("value")) parts.set("verb", '"edit"');
   for (const pair of form.querySelectorAll("[data-pair]")) {
     const name = pair.querySelector("[data-name]").value.trim();
     const value = pair.querySelector("[data-json]").value.trim();
@@ -221,10 +224,6 @@ function collected(form, submitter) {
 async function submit(form, submitter) {
   const json = collected(form, submitter);
   if (json === null) return;
-  if (form.dataset.preview !== undefined && !changesOf(form).length) {
-    tell(form, { alert: "Nothing is changed. To let it be done as it is, approve it." });
-    return;
-  }
   if (submitter?.dataset.confirm && !(await confirmed(submitter.dataset.confirm, submitter.textContent))) return;
   const buttons = [...form.querySelectorAll("button:not([disabled])")];
   for (const button of buttons) button.disabled = true;
@@ -291,20 +290,37 @@ export function confirmed(question, does) {
 
 // Before and after --------------------------------------------------------------------------------
 
+// What differs from what was shown: name, what it was, what it is. What does not fit yet is told when it is sent.
 function changesOf(form) {
   const root = form.querySelector('[data-field="value"]');
   if (!root) return [];
   const changes = [];
   const fields = root.dataset.kind === "object" ? fieldsOf(root) : [root];
   for (const field of fields) {
+    if (!isTouched(field)) continue;
+    let is = field.querySelector("[data-control]")?.value ?? "";
     try {
       const found = read(field);
-      if (found.changed && found.has) changes.push([field.dataset.field, field.dataset.was ?? "nothing", found.json]);
-    } catch {
-      // What does not fit yet is told when it is sent.
+      if (found.has && found.changed) is = found.json;
+    } catch (misfit) {
+      if (!(misfit instanceof Misfit)) throw misfit;
     }
+    changes.push([field.dataset.field, field.dataset.was ?? "nothing", is]);
   }
   return changes;
+}
+
+const LABEL_CHARS_MAX = 60;
+
+// The button that approves says what it approves; while another answer is being written it approves nothing.
+function relabel(row) {
+  const form = row?.querySelector("form[data-preview]");
+  const button = form?.querySelector("[data-approve]");
+  if (!button) return;
+  const told = changesOf(form).map(([name, , is]) => (name === "value" ? is : `${name} ${is}`)).join(", ");
+  const cut = told.length > LABEL_CHARS_MAX ? `${told.slice(0, LABEL_CHARS_MAX)}…` : told;
+  button.querySelector("[data-label]").textContent = told ? `Approve with ${cut}` : "Approve";
+  button.disabled = [...row.querySelectorAll("form[data-instead]")].some((other) => fieldsOf(other).some(isTouched));
 }
 
 function preview(form) {
@@ -341,8 +357,16 @@ document.addEventListener("input", (event) => {
   tell(form, {});
   clearMarks(form);
   // What somebody has typed stays when the page is drawn anew.
-  form.closest("details[id]")?.setAttribute("data-fetched", "");
+  event.target.closest("details[id]")?.setAttribute("data-fetched", "");
   if (form.dataset.preview !== undefined) preview(form);
+  relabel(form.closest("[data-wait]"));
+});
+
+document.addEventListener("kedge:drawn", (event) => {
+  for (const form of event.target.querySelectorAll("[data-wait] form[data-preview]")) {
+    preview(form);
+    relabel(form.closest("[data-wait]"));
+  }
 });
 
 document.addEventListener("click", (event) => {

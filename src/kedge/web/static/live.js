@@ -35,10 +35,19 @@ export function tellTimes(under = document) {
   }
 }
 
+// What was typed for a question is no answer to the one that took its place.
+function isAskedStill(element, same) {
+  return element.closest("[data-wait]")?.dataset.seen === same.closest("[data-wait]")?.dataset.seen;
+}
+
 function keep(old, fresh) {
+  for (const typed of old.querySelectorAll("[data-wait] input[data-control][id]")) {
+    const same = fresh.querySelector(`[id="${CSS.escape(typed.id)}"]`);
+    if (same && isAskedStill(typed, same)) same.value = typed.value;
+  }
   for (const open of old.querySelectorAll("details[id][open]")) {
     const same = fresh.querySelector(`details[id="${CSS.escape(open.id)}"]`);
-    if (!same) continue;
+    if (!same || !isAskedStill(open, same)) continue;
     if (open.dataset.fetched !== undefined || open.querySelector("[data-fetched]")) same.replaceWith(open.cloneNode(true));
     else same.open = true;
   }

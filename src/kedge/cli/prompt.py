@@ -1,4 +1,4 @@
-"""Asks a person at the terminal what a run waits for, so that a first try needs no second window."""
+"""Puts a run's questions to the person at the terminal. The command line alone asks: a server has a terminal too."""
 
 from __future__ import annotations
 
