@@ -42,6 +42,7 @@ KedgeError
 ├── ContractRefused         a contract that says what cannot be
 ├── AgentUnknown            no agent of that name is declared in this process
 ├── CalledDirectly          a tool called by agent code without the run
+├── IORefused               agent code did I/O outside of a step, in a rehearsal or a test
 ├── OutsideBranch           a Run used from a task or thread that Kedge did not start
 ├── TransactionEnded        a tool ended a transaction that was not its to end
 ├── NotDone                 raised by a tool: nothing happened
@@ -445,6 +446,10 @@ class CalledDirectly(KedgeError):
     def __init__(self, tool: str) -> None:
         super().__init__(f"{tool} was called directly by an agent; write run.call({tool}, …) so that it is on record")
         self.tool = tool
+
+
+class IORefused(KedgeError):
+    """Agent code did I/O outside of a step in a rehearsal or a test. It was stopped, and nothing happened."""
 
 
 class OutsideBranch(KedgeError):

@@ -23,7 +23,7 @@ from kedge.check.samples import sample
 from kedge.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from kedge.errors import DeclarationRefused
 from kedge.model.events import FactDrawn, decode
-from kedge.runtime.here import watch_io
+from kedge.runtime.here import refuse_io
 from kedge.runtime.hooks import HOOKS
 from kedge.runtime.registry import AGENTS, TOOLS, Agent, AnyAgent
 from kedge.runtime.triggers import TRIGGERS
@@ -106,11 +106,13 @@ class _Checking:
             self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
             return self._report(None)
         tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
-        unwatch = watch_io(self.judge.stray)
+        unwatch = refuse_io(self.judge.stray)
         base: Story | None = None
         try:
             saved: list[Saved] = []
             base = self._story(ALONE, None, saving=saved)
+            if self.judge.touches:
+                raise _Enough("stopped after one rehearsal: it does I/O outside of a step, which was refused")
             if base.status:
                 self._everything(base, saved)
         except _Enough as enough:
@@ -203,7 +205,7 @@ class _Checking:
     def _report(self, base: Story | None) -> Report:
         findings = self.judge.findings()
         stage = _stage(base) if base is not None else None
-        explained = any(finding.kind == "tasks" for finding in findings)
+        explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
         if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
             findings.insert(0, _fails(self.agent, base.outcome, stage))
         return Report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
@@ -18,6 +19,8 @@ from kedge.runtime.here import Stray
 from kedge.runtime.registry import AnyAgent, Tool
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
+
+CODE_CHARS_MAX: Final = 80
 
 _READING: Final = ("check", "fetch", "find", "get", "list", "load", "look", "query", "read", "search")
 
@@ -174,8 +177,16 @@ class Judge:
 
     def stray(self, stray: Stray) -> None:
         """Agent code touched the world by itself."""
-        found = self.strays.get((stray.file, stray.line))
-        self.strays[stray.file, stray.line] = (found[0] if found else stray, (found[1] if found else 0) + 1)
+        first, count = self.strays.get((stray.file, stray.line), (stray, 0))
+        # A library reads this and that before it does what it was called for: a connection says most, a read least.
+        if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
+            first = stray
+        self.strays[stray.file, stray.line] = first, count + 1
+
+    @property
+    def touches(self) -> bool:
+        """Whether agent code tried to do more outside of a step than read."""
+        return any(not stray.reads for stray, _ in self.strays.values())
 
     def take(self, base: Story, story: Story, alike: Alike) -> None:
         """Look at one rehearsal."""
@@ -252,11 +263,13 @@ class Judge:
         return Finding(kind=spot.kind, title=title, where=place, why=why, fix=spot.instead, seen=seen, times=times)
 
     def _outside(self, stray: Stray, count: int) -> Finding:
+        code = " ".join(linecache.getline(stray.file, stray.line).split())[:CODE_CHARS_MAX]
+        refused = "" if stray.reads else " Here it was refused, and nothing happened."
         return Finding(
             kind="outside",
-            title=f"{stray.what} outside of a step",
+            title=f"{stray.what} outside of a step{f', by {code}' if code else ''}",
             where=f"{relative(stray.file)}:{stray.line}",
-            why="It is done again every time the code runs again, and what it gives is not on record.",
+            why=f"It is done again every time the code runs again, and what it gives is not on record.{refused}",
             fix='put it into a tool, @kedge.tool(effect="reads") or what it is, and use run.call',
             seen="the agent's own code runs",
             times=count,

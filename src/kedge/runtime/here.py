@@ -5,16 +5,19 @@ Everything that must know asks here: tools called directly, logging while replay
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from kedge.errors import IORefused
 from kedge.sanitizer import visible_line
 
 
@@ -76,9 +79,11 @@ def mark_log_records() -> None:
 WATCHED: Final = frozenset(
     {"open", "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
      "subprocess.Popen", "os.system", "os.posix_spawn", "os.spawn", "os.exec", "os.fork", "os.forkpty", "os.remove",
-     "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree", "sqlite3.connect",
-     "urllib.Request"}
+     "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.kill",
+     "shutil.rmtree", "sqlite3.connect", "urllib.Request"}
 )  # fmt: skip
+_NOWHERE: Final = frozenset({os.devnull, ":memory:"})
+"""Opening these changes nothing, and says nothing of what is done."""
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -99,6 +104,7 @@ _threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyD
 """Threads that agent code started while somebody watched, and where it did."""
 _hooked = False
 _start: Final = threading.Thread.start
+_submit: Final[Any] = ThreadPoolExecutor.submit
 
 
 def watch_io(watcher: Callable[[Stray], None]) -> Callable[[], None]:
@@ -114,18 +120,33 @@ def watch_io(watcher: Callable[[Stray], None]) -> Callable[[], None]:
         sys.addaudithook(_audit)
     if not _watchers:
         threading.Thread.start = _start_marked  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit_marked  # type: ignore[method-assign]
     _watchers.append(watcher)
     return lambda: _unwatch(watcher)
+
+
+def refuse_io(told: Callable[[Stray], None] = lambda stray: None) -> Callable[[], None]:
+    """As `watch_io`, and what does more than read a file does not happen: agent code gets an IORefused instead."""
+
+    def refuse(stray: Stray) -> None:
+        told(stray)
+        if not stray.reads:
+            raise IORefused(str(stray))
+
+    return watch_io(refuse)
 
 
 def _unwatch(watcher: Callable[[Stray], None]) -> None:
     _watchers.remove(watcher)
     if not _watchers:
         threading.Thread.start = _start  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign]
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if _watchers and event in WATCHED and (place := _place()) is not None:
+    if not _watchers or event not in WATCHED or (args and isinstance(args[0], str) and args[0] in _NOWHERE):
+        return
+    if (place := _place()) is not None:
         what, reads = _said(event, args)
         stray = Stray(what, *place, reads)
         for watcher in tuple(_watchers):
@@ -135,13 +156,54 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _place() -> tuple[str, int] | None:
     """Where agent code is that does something right now; for a thread of its own at least where it was started."""
     here = HERE.get()
-    started = None if here is not None else _threads.get(threading.current_thread())
-    if started is None and (here is None or not here.in_agent):
+    started = _threads.get(threading.current_thread())
+    if (here is None and started is None) or (here is not None and not here.in_agent):
         return None
     is_ours, frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
     if frame is not None:
         return frame.f_code.co_filename, frame.f_lineno
-    return None if is_ours else started
+    return None if is_ours else started or _awaiting(here)
+
+
+def _awaiting(here: Place | None) -> tuple[str, int]:
+    """Where agent code awaits what a task of a library's does right now, whose own stack does not show that."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop runs here
+        tasks = set()
+    for task in tasks:
+        coroutine: Any = task.get_coro()
+        within, found = False, None
+        while coroutine is not None:
+            frame: FrameType | None = getattr(coroutine, "cr_frame", None)
+            if frame is not None:
+                ours = str(frame.f_globals.get("__name__", "")).startswith("kedge.")
+                found = frame if within and is_somebodys(frame) else found
+                within = within or ours
+            coroutine = getattr(coroutine, "cr_await", None)
+        if found is not None:
+            return found.f_code.co_filename, found.f_lineno
+    return f"<{here.tell()[0] if here is not None else 'agent'}>", 0
+
+
+def _submit_marked(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The threads of a pool work for everybody: while one works for agent code, it is remembered here."""
+    place = _place()
+    if place is None:
+        return _submit(self, fn, *args, **kwargs)
+
+    def marked() -> Any:
+        thread = threading.current_thread()
+        before = _threads.get(thread)
+        _threads[thread] = place
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _threads.pop(thread, None)
+            if before is not None:
+                _threads[thread] = before
+
+    return _submit(self, marked)
 
 
 def _start_marked(self: threading.Thread) -> None:
@@ -166,14 +228,17 @@ def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
     """The nearest frame that is somebody's code; none for imports, for debuggers, and for what Kedge does on the
     agent's behalf, of which the first part tells."""
     nearest: FrameType | None = None
-    while frame is not None and frame.f_globals is globals():
-        frame = frame.f_back
     while frame is not None:
+        if frame.f_globals is globals():
+            frame = frame.f_back
+            continue
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(_ASIDE):
             return True, None
         if module.startswith("kedge.") or module == "kedge":
             return nearest is None, nearest
+        if module == "asyncio.events" and frame.f_code.co_name == "_run":
+            return False, nearest  # below is who runs the loop, and not who asked for this
         if nearest is None and not _is_library(frame.f_code.co_filename):
             nearest = frame
         frame = frame.f_back

@@ -24,6 +24,7 @@ from kedge.model.retry import seconds
 from kedge.model.state import State
 from kedge.runtime.applying import Applied
 from kedge.runtime.client import Client
+from kedge.runtime.here import refuse_io
 from kedge.runtime.intent import Intent
 from kedge.runtime.registry import Agent, AnyAgent, Duration, ToolStep
 from kedge.runtime.standing import Advanced, ended
@@ -62,7 +63,7 @@ def play(
     """A run of an agent for a test: `async with play(…) as t`, or `with play(…) as t` where nothing is awaited.
 
     fakes  by tool, model function or name: a value, a list of values in order, a function of the arguments, or an
-           exception; what is not faked runs for real
+           exception; tools that are not faked run for real. I/O of agent code outside of a step is refused
     id     the run's id, which is in the keys that its tools see
     now    when it begins; the clock stands still but for `t.advance` and for what `t.result` leaps over
     """
@@ -110,6 +111,7 @@ class _Played(Generic[O]):
         self.clock.on_nap = self._stir
         self.ids: Ids = SeededIds(7)
         self.store: Store = MemoryStore(clock=self.clock, ids=self.ids)
+        self._unwatch = refuse_io()
         self._process = Process(self)
         self._dead: list[Process] = []
         self._called: list[tuple[Intent, dict[str, Any]]] = []
@@ -351,6 +353,7 @@ class _Played(Generic[O]):
     async def end(self) -> None:
         """Let everything go."""
         self._held = None
+        self._unwatch()
         await self._bury()
         await self._process.bury()
         self.store.close()
