@@ -578,8 +578,9 @@ WRONG_ANSWERS: list[tuple[str, str, dict[str, Any], type[Exception]]] = [
     ("r:1", "happened", {}, AnswerRefused),
     ("r:1", "respond", {}, AnswerRefused),
     ("r:1", "respond", {"value": "never"}, AnswerRefused),
-    ("r:1", "approve", {"value": object()}, ValueRefused),
-    ("r:1", "approve", {"comment": object()}, ValueRefused),
+    ("r:1", "reject", {"value": object()}, ValueRefused),
+    ("r:1", "reject", {"comment": object()}, ValueRefused),
+    ("r:1", "approve", {}, AnswerRefused),
 ]
 
 

@@ -120,7 +120,7 @@ def watch_io(watcher: Callable[[Stray], None]) -> Callable[[], None]:
         sys.addaudithook(_audit)
     if not _watchers:
         threading.Thread.start = _start_marked  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _submit_marked  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit_marked  # type: ignore[method-assign, assignment]
     _watchers.append(watcher)
     return lambda: _unwatch(watcher)
 

@@ -115,6 +115,9 @@ def test_an_effect_in_doubt_is_settled_by_a_decision(kd: kedge.Client) -> None:
 def test_a_question_is_an_action_that_is_answered(kd: kedge.Client) -> None:
     waits = waiting(kd, asking, None)
     assert approvals.hitl_request(waits)["action_requests"][0]["args"] == {"options": ["left", "right"]}
+    assert approvals.hitl_request(waits)["review_configs"][0]["allowed_decisions"] == ["reject", "respond"]
+    with pytest.raises(AnswerRefused, match="'left', 'right'"):
+        approvals.answer(kd, waits, {"decisions": [{"type": "approve"}]})
     approvals.answer(kd, waits, {"decisions": [{"type": "respond", "message": "left"}]})
     assert kd.run(asking, None, id="r") == ["respond", "left"]
 
