@@ -382,61 +382,6 @@ def test_r12_an_argument_that_is_given_stays_the_same_action_when_a_default_chan
 # R13: attempts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("effect", ["reads", "idempotent"])
-def test_r13_four_attempts_allowed_means_four_made_across_crashes(world: Any, effect: Any) -> None:
-    made: list[int] = []
-
-    @kedge.tool(effect=effect, retry=kedge.Retry(attempts=4))
-    async def act(step: kedge.ToolStep = kedge.STEP) -> None:
-        made.append(step.attempt)
-        if len(made) in (2, 3):
-            world.die()
-        raise ConnectionResetError("again")
-
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
-        await run.ask("begin?")
-        await run.call(act)
-
-    parks(world.kd, agent)
-    world.kd.answer("r", "approve")
-    world.killed(agent, run="r")
-    kd = world.killed(agent, run="r")
-    failure = fails(kd, agent)
-    assert made == [1, 2, 3, 4]
-    assert failure.cause.is_a(ConnectionResetError)
-
-
-def test_r13_a_step_that_always_kills_its_process_is_tried_no_more_than_allowed(tmp_path: Path) -> None:
-    program = tmp_path / "deadly.py"
-    program.write_text(
-        f"""
-import os, kedge
-
-@kedge.tool(effect="reads", retry=kedge.Retry(attempts=4))
-def dies() -> None:
-    with open({str(tmp_path / "made")!r}, "a") as made:
-        made.write("x")
-    os._exit(9)
-
-@kedge.agent
-def agent(run) -> None:
-    run.call(dies)
-
-with kedge.open({str(tmp_path / "kedge.db")!r}) as kd:
-    kd.start(agent, id="r")
-    try:
-        kd.run(agent, id="r")
-    except kedge.RunFailed as failed:
-        print(failed.failure.cause.kind)
-"""
-    )
-    lives = [subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=300) for _ in range(5)]
-    assert [life.returncode for life in lives] == [9, 9, 9, 9, 0]
-    assert lives[-1].stdout.decode().strip() == "died", lives[-1]
-    assert (tmp_path / "made").read_text() == "xxxx"
-
-
 def test_r13_no_attempts_left_fails_with_the_last_failure_on_record(world: Any) -> None:
     @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=3))
     async def act(step: kedge.ToolStep = kedge.STEP) -> None:

@@ -526,7 +526,9 @@ def test_sigterm_finishes_the_step_and_leaves_the_run_and_another_worker_goes_on
     assert (folder / "marks").read_text() == "a\nb\nc\n"
 
 
-def test_a_killed_workers_run_is_taken_over_at_once_and_goes_on_at_its_step(folder: Path, start_worker: Start) -> None:
+def test_a_killed_workers_run_is_taken_over_after_a_moment_and_goes_on_at_its_step(
+    folder: Path, start_worker: Start
+) -> None:
     words = [*"abcdefghijklmnop"]  # enough of them for the second to be there before the first is done
     start_marks(folder, *words)
     first = start_worker(slow=0.5)
@@ -537,10 +539,9 @@ def test_a_killed_workers_run_is_taken_over_at_once_and_goes_on_at_its_step(fold
     lines_until(second, "started")
     first.kill()
     first.wait(300)
-    killed = time.monotonic()
     told = lines_until(second, "completed")
-    assert time.monotonic() - killed < 5
-    assert [each.get("left_by") is not None for each in told if each["what"] == "claimed"] == [True]
+    # It is taken at once, to put the death on record, and again when it has backed off.
+    assert [each.get("left_by") is not None for each in told if each["what"] == "claimed"] == [True, False]
     second.send_signal(signal.SIGTERM)
     assert second.wait(300) == 0
     made = (folder / "marks").read_text().split()

@@ -224,8 +224,10 @@ def _need(shell: Shell, run: Listed) -> str:
     if run.status in ("paused", "failed"):
         return f"it {'is paused' if run.status == 'paused' else 'failed'}"
     if facts.mend:
-        diverged = isinstance(client.log.event(run.run, facts.mend), e.RunDiverged)
-        return "its code and its record disagreed" if diverged else "its record was repaired"
+        held = client.log.event(run.run, facts.mend)
+        if isinstance(held, e.RunQuarantined):
+            return f"its process died {held.deaths} times in a row"
+        return "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
     if run.status == "running":
         if is_held(shell, run.run):
             raise Told("is being run right now; nothing holds it back")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kedge.cli import paint
 from kedge.history.parts import Moment
-from kedge.history.prose import counted, entries_of, filed, paged, snapshot
+from kedge.history.prose import counted, entries_of, filed, lapse_told, paged, snapshot
 from kedge.model import events as e
 from kedge.runtime.waits import SAID
 
@@ -34,6 +34,10 @@ def told(page: Page, moment: Moment) -> Text:
             return Text(f"forked{by} as {event.run}", style="magenta")
         case e.RunTaken():
             return Text(f"taken up by {process(event.holder)}{build_of(event.build)}", style="blue")
+        case e.LeaseLapsed():
+            return Text(f"died: {lapse_told(event)}", style="red")
+        case e.RunQuarantined():
+            return Text(f"quarantined: its process died {counted(event.deaths, 'time')} in a row", style="bold red")
         case e.PlanMade():
             return Text.assemble(("plan ", "dim")).append(" → ".join(event.stages))
         case e.PlanReached():

@@ -164,7 +164,7 @@ class Listing:
             started_at_us=line.started_at_us,
             priority=line.priority,
             tags=line.tags,
-            next=self.shell.typed("resume", line.run) if line.status in ("orphaned", "paused", "failed") else None,
+            next=self.shell.typed("resume", line.run) if _is_stuck(line) else None,
         )
 
     def counts(self) -> Counter[str]:
@@ -194,6 +194,12 @@ class Listing:
         return f"no run matches{f'; there are {told}' if told else ''}"
 
 
+def _is_stuck(line: Line) -> bool:
+    """Whether a person has to resume it."""
+    quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
+    return quarantined or line.status in ("orphaned", "paused", "failed")
+
+
 def _told(about: About) -> str:
     """What a run waits for, by the clocks of whoever is at the terminal."""
     match about.kind:
@@ -201,6 +207,8 @@ def _told(about: About) -> str:
             return ""  # the command that helps is told instead
         case "time":
             return f"until {paint.moment(about.at_us or 0)[:16]}"
+        case "crash" if about.at_us is not None:
+            return f"{about.text}; a worker tries again at {paint.moment(about.at_us)[11:]}"
         case "backoff":
             return f"{about.text} at {paint.moment(about.at_us or 0)[11:]}"
         case _:

@@ -23,7 +23,7 @@ from kedge.cli.shell import Shell, command, run_argument
 from kedge.cli.showing import VALUE_CHARS, WHOLE, Page, asked_of, reply_text
 from kedge.cli.window import show as show_window
 from kedge.errors import ValueErased
-from kedge.history import boundaries
+from kedge.history import boundaries, listing
 from kedge.history.boundaries import Place
 from kedge.history.drawing import text as text_of
 from kedge.history.graph import Past, family, generations
@@ -162,6 +162,11 @@ def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[
         told = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
         told.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
         yield "failed", [told.append(paint.brief(cause.message, 300))]
+    crashes = tl.state.fold.facts.crashes
+    if crashes is not None and tl.ended_at is None:
+        about = listing.crash(shell.client.log, tl.run, crashes)
+        again = "" if about.at_us is None else f"; a worker tries again {paint.moment(about.at_us)}"
+        yield "crashed", [Text(f"{about.text}{again}", style="red")]
     if tl.held_back is not None:
         yield "held", [moments.told(page, tl.held_back)]
     waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]

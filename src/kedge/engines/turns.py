@@ -100,7 +100,7 @@ class Turn:
         left = client.log.head(run)
         since = client.clock.monotonic()
         head = client.store.lease(run, holder, seconds=self._lease_seconds)
-        claim = Claim(head, since, self._lease_seconds, left.holder is not None, left.lease_until_us)
+        claim = Claim(head, since, self._lease_seconds, left.holder, left.lease_until_us)
         try:
             return await executor.advance(run, claim=claim)
         except BaseException:

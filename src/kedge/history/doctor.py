@@ -134,6 +134,12 @@ _REASONS: Final = {
         "The code does not ask for what is on record. Mend it, then let the run go on.",
         (("show", "RUN"), ("resume", "RUN")),
     ),
+    "quarantined": _Reason(
+        "run is quarantined, because its process died again and again",
+        "runs are quarantined, because their processes died again and again",
+        "See where they died. Mend the code, then let the run go on, or cancel it.",
+        (("show", "RUN"), ("resume", "RUN")),
+    ),
     "repaired": _Reason(
         "run was repaired and waits for a person", "runs were repaired and wait for a person",
         "See what may have happened in the part that was set aside, then let the run go on.",
@@ -350,7 +356,10 @@ class _Look:
         if facts.mend:
             what = self._event(row.run, facts.mend)
             at = f"at step {what.step}" if isinstance(what, e.RunDiverged) else ""
-            self._say("diverged" if at else "repaired", row, row.changed_at_us, at)
+            if isinstance(what, e.RunQuarantined):
+                self._say("quarantined", row, row.changed_at_us, f"after {what.deaths} deaths")
+            else:
+                self._say("diverged" if at else "repaired", row, row.changed_at_us, at)
             return
         for wait in facts.waits.values():
             if wait.waits_for == "child" and self._is_over(wait.name) and self._now_us - wait.at > LATE_US:

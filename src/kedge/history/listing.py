@@ -17,15 +17,16 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge.errors import KedgeError, ValueErased
-from kedge.history.prose import entries_of
+from kedge.history.prose import crash_told, entries_of
 from kedge.log.log import Log
 from kedge.model import events as e
 from kedge.model.codec import plain
+from kedge.model.crash_loop import Crashes
 from kedge.model.failure import Failure
 from kedge.model.fold import Fold, Wait
 from kedge.model.state import State
 from kedge.model.typed import convert
-from kedge.store.base import Head, RunQuery, RunRow, Standing, Store, shown_tags
+from kedge.store.base import CRASHING, Head, RunQuery, RunRow, Standing, Store, shown_tags
 
 STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
 """What runs are asked for by; one that is set apart is broken besides."""
@@ -41,7 +42,7 @@ CHARS_MAX: Final = 400
 
 _STILL: Final = ("queued", "completed", "cancelled")
 
-Kind = Literal["person", "time", "message", "child", "backoff", "failure", "code", "worker", "record", "more"]
+Kind = Literal["person", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more"]
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 """What every event's values go through before anybody sees them, with the run that they are of."""
 
@@ -123,7 +124,7 @@ class Listing:
         return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
 
     def _line(self, row: RunRow, standing: Standing, is_left: _Left, now_us: int) -> Line:
-        is_read = self._whole or row.status not in _STILL
+        is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:
             status = "broken"
@@ -174,7 +175,7 @@ class Listing:
         if status == "failed":
             step, about = self._failed(line.run, line.seq, state.fold)
             return replace(line, step=step or line.step, about=about)
-        if status not in ("running", "waiting", "paused"):
+        if status not in ("running", "waiting", "paused") and facts.crashes is None:
             return line
         about = tuple(islice(self._about(state), ABOUT_MAX + 1))
         if len(about) > ABOUT_MAX:
@@ -187,7 +188,11 @@ class Listing:
     def _about(self, state: State) -> Iterator[About]:
         """What a run waits for."""
         facts = state.fold.facts
-        if facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
+        if facts.crashes is not None and not facts.ended:
+            yield crash(self._log, state.run, facts.crashes)
+        if facts.crashes is not None and facts.crashes.quarantined:
+            yield About(kind="person", text="somebody to resume or cancel it")
+        elif facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
             yield About(kind="code", text="mended code")
         elif facts.paused or facts.mend:
             because = ", for its record was repaired" if facts.mend else ""
@@ -236,6 +241,13 @@ class Listing:
             data = self._log.data(run, seq)
             return data if self._through is None else self._through(run, data)
         return {}
+
+
+def crash(log: Log, run: str, crashes: Crashes) -> About:
+    """What is told of a run whose process died: how often in a row, where, and when a worker tries again."""
+    last = log.event(run, crashes.last)
+    text = crash_told(crashes, last if isinstance(last, e.LeaseLapsed) else None)
+    return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
 def gone(store: Store) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import msgspec
 
 from kedge.model import events as e
 from kedge.model.codec import Erased, Secret, plain
+from kedge.model.crash_loop import Crashes
 from kedge.model.failure import Failure
 
 _MONTHS: Final = (
@@ -30,6 +31,22 @@ def listed(words: Sequence[str]) -> str:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """1 branch, 3 branches."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def crash_told(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
+    """How often the process of a run died in a row, and where the last one was: a data line for every surface."""
+    told = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
+    where = "" if last is None else f"; the last was {lapse_told(last)}"
+    return f"{told}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
+
+
+def lapse_told(event: e.LeaseLapsed) -> str:
+    """Which process died with a run, where, and with which build."""
+    pid = event.holder.partition("-")[0]
+    process = f"process {pid}" if pid.isdigit() else event.holder
+    at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
+    build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
+    return f"{process} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
 
 
 def scope_words(name: str, given: Any) -> str:

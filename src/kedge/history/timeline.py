@@ -159,7 +159,7 @@ def part_of(
     return _around(making, run, (*before_it, *found.entries), skipped=found.first - 1)
 
 
-_HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired)
+_HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired, e.RunQuarantined)
 
 
 def _around(making: Making, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:

@@ -120,6 +120,9 @@ class _Why(Course):
                 f"At step {held.event.step} the record has {recorded}, and the code came to {found}.",
                 "Nothing happens until the code is mended and somebody resumes the run.",
             ]
+        if held is not None and isinstance(held.event, e.RunQuarantined):
+            died = f"The process that ran it died {counted(held.event.deaths, 'time')} in a row."
+            return [died, "Nothing happens until somebody resumes or cancels the run."]
         if held is not None:
             return ["Its record was repaired.", "Nothing happens until somebody has looked at it and resumes the run."]
         if tl.ended_at is not None:

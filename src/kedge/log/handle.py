@@ -29,6 +29,8 @@ from kedge.model.ledger import Ledger
 from kedge.model.values import Blob, pack
 from kedge.store.base import (
     ASKS,
+    CRASHING,
+    DIED_ALONE,
     Append,
     Birth,
     Claim,
@@ -509,7 +511,11 @@ _OF_PEOPLE: Final = ("answer", "settlement")
 def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
     """What a run is found by."""
     facts = fold.facts
-    asks = not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values())
+    tags = facts.tags
+    if not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values()):
+        tags += (ASKS,)
+    if facts.crashes is not None and not facts.ended:
+        tags += (CRASHING, DIED_ALONE) if facts.crashes.alone else (CRASHING,)
     return RunIndex(
         agent=facts.agent,
         status=facts.status,
@@ -517,7 +523,7 @@ def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
         wake_at_us=fold.wake_at,
         started_at_us=facts.started_at,
         changed_at_us=facts.changed_at,
-        tags=(*facts.tags, ASKS) if asks else facts.tags,
+        tags=tags,
         seen=seen,
     )
 

@@ -128,12 +128,31 @@ class ForkMade(Event, frozen=True, tag="fork.made"):
 
 
 class RunTaken(Event, frozen=True, tag="run.taken"):
-    """A worker took the lease, with this build of the code; in `trace`, where somebody traces."""
+    """A worker took the lease, with this build of the code; in `trace`, where somebody traces. `alone`: in a process
+    that runs nothing else."""
 
     epoch: int
     holder: str
     build: Build = Build()
     trace: str | None = None
+    alone: bool = False
+
+
+class LeaseLapsed(Event, frozen=True, tag="lease.lapsed"):
+    """The holder of the lease died, or stopped keeping it, and had not let the run go. `steps` were open then, with
+    this build of the code; `alone` as of the taking. No worker takes the run before `until`."""
+
+    holder: str
+    until: int = 0
+    build: Build = Build()
+    steps: tuple[StepId, ...] = ()
+    alone: bool = False
+
+
+class RunQuarantined(Event, frozen=True, tag="run.quarantined"):
+    """The run waits for a person to resume or cancel it: so many processes died in a row that held it."""
+
+    deaths: int
 
 
 class RunPaused(Event, frozen=True, tag="run.paused"):
@@ -757,7 +776,8 @@ class EntryDropped(Event, frozen=True, tag="entry.dropped"):
 
 
 AnyEvent = (
-    RunStarted | RunForked | ForkMade | RunTaken | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
+    RunStarted | RunForked | ForkMade | RunTaken | LeaseLapsed | RunQuarantined
+    | RunPaused | RunResumed | RunPrioritized | RunTagged | RunDiverged
     | RunRewound | RunRepaired | RunRenewed | CancelRequested | RunCompleted | RunFailed | RunCancelled
     | StepIntended | StepEdited | StepDelayed | StepAdopted | StepDrifted | StepOverridden | StepEnded
     | AttemptStarted | AttemptProgressed | AttemptEnded | AttemptSettled | EffectConfirmed | DecisionMade
@@ -775,6 +795,7 @@ KINDS: Final[dict[str, type[Event]]] = {str(event.__struct_config__.tag): event 
 
 TOLD: Final[frozenset[type[Event]]] = frozenset(
     {
+        LeaseLapsed, RunQuarantined,
         RunStarted, RunForked, RunPaused, RunResumed, RunDiverged, RunRewound, RunRepaired, RunRenewed, CancelRequested,
         RunCompleted, RunFailed, RunCancelled, WaitOpened, WaitClosed, AttemptSettled, ChildSpawned,
     }

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kedge.model import events as e
+from kedge.model.crash_loop import Crashes, counted
 from kedge.model.values import Blob, Fetch
 from kedge.model.vector import Saved, Vector
 
@@ -166,6 +167,10 @@ class Facts(msgspec.Struct, omit_defaults=True):
     paused: bool = False
     cancelling: bool = False
     mend: int = 0
+    alone: bool = False
+    """Whether its last holder ran nothing else."""
+    crashes: Crashes | None = None
+    """The deaths of its holders in a row, since a step last ended."""
     ended: int = 0
     ended_as: Status | None = None
     input: int = 0
@@ -247,7 +252,7 @@ class Fold:
     def are_quiet(self, events: Iterable[tuple[int, e.Event]]) -> bool:
         """Whether events cannot change what the run is found by: nothing waits, and they make nothing wait."""
         facts = self.facts
-        if facts.idle or facts.hosted or facts.status != "running":
+        if facts.idle or facts.hosted or facts.crashes is not None or facts.status != "running":
             return False
         for _, event in events:
             if type(event) not in _QUIET and not (isinstance(event, e.AttemptEnded) and event.outcome == "returned"):
@@ -276,6 +281,13 @@ class Fold:
     @property
     def wake_at(self) -> int | None:
         """When the run is due without anything coming from outside; None: never."""
+        crashes, found = self.facts.crashes, self._wake_at
+        if crashes is None or found is None:
+            return found
+        return None if crashes.quarantined else max(found, crashes.until)
+
+    @property
+    def _wake_at(self) -> int | None:
         facts = self.facts
         if facts.status == "queued" or (facts.cancelling and not facts.ended):
             return facts.changed_at or facts.started_at
@@ -298,7 +310,7 @@ class Fold:
         twin, facts = copy(self), self.facts
         waits = facts.status == "running" and (facts.idle or facts.hosted) and facts.live == 1
         changed = {"status": "waiting", "changed_at": at} if waits else {}
-        twin.facts = replace(facts, live=facts.live - 1, **changed)
+        twin.facts = replace(facts, live=facts.live - 1, crashes=None, **changed)
         return twin
 
     @property
@@ -395,6 +407,7 @@ class Fold:
                 facts.hosted = False
             step.ended, step.ended_at = seq, event.at
             facts.nested -= step.id in facts.pending and step.within is not None
+            facts.crashes = None
             facts.pending.pop(step.id, None)
             facts.waits.pop(step.id, None)
             facts.committed += status == "done"
@@ -442,7 +455,7 @@ def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
     facts = fold.facts
     facts.paused = facts.cancelling = False
     facts.mend = facts.ended = facts.rejected = 0
-    facts.ended_as = None
+    facts.ended_as = facts.crashes = None
 
 
 def _run_resumed(fold: Fold, seq: int, event: e.RunResumed) -> None:
@@ -483,12 +496,25 @@ def _run_rewound(fold: Fold, seq: int, event: e.RunRewound) -> None:
 
 def _run_taken(fold: Fold, seq: int, event: e.RunTaken) -> None:
     facts = fold.facts
-    facts.epoch, facts.build, facts.taken = event.epoch, event.build, True
+    facts.epoch, facts.build, facts.taken, facts.alone = event.epoch, event.build, True, event.alone
     for index in facts.pending.values():
         step = fold.steps[index]
         # The holder before is gone, and whether its open attempt reached the world is not known.
         if step.status == "running" and step.effect == "at_most_once":
             fold.move(fold.steps.changing(index), "in_doubt", event, seq)
+
+
+def _lease_lapsed(fold: Fold, seq: int, event: e.LeaseLapsed) -> None:
+    facts = fold.facts
+    facts.taken = False
+    facts.crashes = counted(facts.crashes, seq, event.holder, event.until, alone=event.alone)
+
+
+def _run_quarantined(fold: Fold, seq: int, event: e.RunQuarantined) -> None:
+    facts = fold.facts
+    facts.mend = seq
+    if facts.crashes is not None:
+        facts.crashes = replace(facts.crashes, quarantined=True)
 
 
 def _run_paused(fold: Fold, seq: int, event: e.RunPaused) -> None:
@@ -513,6 +539,10 @@ def _run_renewed(fold: Fold, seq: int, event: e.RunRenewed) -> None:
 
 
 def _cancel_requested(fold: Fold, seq: int, event: e.CancelRequested) -> None:
+    if fold.facts.crashes is not None:
+        # A person looked at it: a quarantine is over, and deaths are counted anew.
+        fold.facts.mend = 0 if fold.facts.crashes.quarantined else fold.facts.mend
+        fold.facts.crashes = None
     fold.facts.cancelling = True
     if fold.facts.trigger is not None or fold.facts.hook is not None:
         # Nothing has to be unwound: a trigger or a hook is over when somebody wants that.
@@ -787,6 +817,8 @@ _HANDLERS: Final[dict[type[e.Event], Callable[[Fold, int, Any], None]]] = {
     e.RunStarted: _run_started,
     e.RunForked: _run_forked,
     e.RunTaken: _run_taken,
+    e.LeaseLapsed: _lease_lapsed,
+    e.RunQuarantined: _run_quarantined,
     e.RunPaused: _run_paused,
     e.RunResumed: _run_resumed,
     e.RunPrioritized: _run_prioritized,

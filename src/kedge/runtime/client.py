@@ -67,8 +67,8 @@ from kedge.runtime.triggers import TriggerInfo
 from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.runtime.worker import SLICE_SECONDS, Worker
-from kedge.store import Store, open_store
-from kedge.store.base import ENDED, Delivered, RunQuery, is_held, shown_tags
+from kedge.store import MemoryStore, Store, open_store
+from kedge.store.base import ENDED, Delivered, Head, RunQuery, is_held, shown_tags
 
 if TYPE_CHECKING:
     from kedge.history.rejudging import Rejudged
@@ -100,8 +100,11 @@ class Client(Acting):
         behind: bool = True,
         stand_in: StandIn | None = None,
         roles: Callable[[str], Iterable[str]] | None = None,
+        url: str | None = None,
     ) -> None:
         self.store = store
+        self.url = url
+        """Where another process may open the same store; None where that is not known, or not possible."""
         self.clock = clock or SystemClock()
         self.ids = ids or RandomIds()
         self._behind = behind
@@ -714,6 +717,10 @@ class Client(Acting):
         if advanced.diverged is not None:
             step, recorded, found, builds = advanced.diverged
             raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
+        crashes = self.log.state(run).fold.facts.crashes
+        if crashes is not None and crashes.quarantined:
+            told = f"quarantined, for its process died {crashes.deaths} times in a row"
+            raise RunWaiting(run, (), why=f"a person; it is {told}: `kedge show {run}`, then `kedge resume {run}`")
         raise RunWaiting(run, self._waits_below(run))
 
     def _waits_below(self, run: str) -> Sequence[Wait]:
@@ -738,7 +745,8 @@ def open(url: str = "kedge.db", *, clock: Clock | None = None, ids: Ids | None =
     given: Mapping[str, Any] = {"clock": clock} if clock is not None else {}
     ours = ("build", "lease_seconds", "grace_seconds", "behind", "roles")
     own = {name: options.pop(name) for name in ours if name in options}
-    return Client(open_store(str(url), **given, **options), clock=clock, ids=ids, **own)
+    store = open_store(str(url), **given, **options)
+    return Client(store, clock=clock, ids=ids, url=None if isinstance(store, MemoryStore) else str(url), **own)
 
 
 def _lease_seconds(store: Store) -> float:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DIED: Final = Failure.told("kedge.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("kedge.NotConfirmed", "the tool returned, but the world does not show its effect")
 RECONCILED_MAX: Final = 4
-"""Attempts that a reconciler may let go again, before a person is asked."""
+"""Answered attempts that a reconciler may let go again, before a person is asked."""
 
 
 def left(inside: Sequence[e.StepId]) -> Failure:
@@ -73,7 +73,7 @@ async def settle(a: Attempting, work: Work | None) -> Found | None:
     if policy.reconcile is not None and a.step not in a.ex.log.fold.facts.waits:
         found = await reconciled(a, policy.reconcile, effect_of(a))
         allowed = a.allowed if policy.retry is not None else RECONCILED_MAX
-        if isinstance(found, Happened) or (isinstance(found, DidNotHappen) and a.made < allowed):
+        if isinstance(found, Happened) or (isinstance(found, DidNotHappen) and a.counted < allowed):
             return _settled(a, found, by="reconcile")
     return await _ask(a)
 

@@ -35,7 +35,7 @@ from kedge.logger import get_logger
 from kedge.model import events as e
 from kedge.model.fold import BESIDE
 from kedge.model.typed import convert
-from kedge.runtime import ending, machine, observing, undoing, waits
+from kedge.runtime import crash_loop, ending, machine, observing, undoing, waits
 from kedge.runtime.context import recorded_context, through_codec
 from kedge.runtime.execution import Branch, Engine, Execution
 from kedge.runtime.files import Files
@@ -73,14 +73,25 @@ class Start(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A run that is ours: its head, since when and for how long, whether somebody had left it in the middle, and until
-    when they may believe to have it."""
+    """A run that is ours: its head, since when and for how long.
+
+    left           who had it before and left it in the middle; `left_until_us`: until when they may believe to have it
+    patient        a run that crashed rests until its back-off is over, and a suspect is given back, to be run alone
+    alone          this process runs nothing else
+    """
 
     head: Head
     since: float
     seconds: float
-    left: bool = False
+    left: str | None = None
     left_until_us: int | None = None
+    patient: bool = False
+    alone: bool = False
+
+    @property
+    def lapsed(self) -> str | None:
+        """The holder before, where it died or lost the run, and did not let it go."""
+        return None if self.left_until_us == 0 else self.left
 
 
 class _Rewound(Exception):
@@ -248,7 +259,7 @@ class Executor:
             # It may have been taken all the same, and nobody here would be at it.
             engine.leases.release(run, left.epoch + 1, left=left.holder is not None)
             raise
-        return Claim(head, since, engine.lease_seconds, left.holder is not None, left.lease_until_us)
+        return Claim(head, since, engine.lease_seconds, left.holder, left.lease_until_us)
 
     def _warmed(self, run: str, claim: Claim | None, *, hosts: bool) -> Execution | None:
         """A run that waits in memory, if nobody touched it since."""
@@ -263,7 +274,7 @@ class Executor:
             self._drop(ex)
             raise
         head = claim.head
-        if head.seq != ex.log.seq or head.hash != ex.log.hash:
+        if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.patient and claim.lapsed):
             if ours:
                 engine.leases.release(run, head.epoch)
             self._drop(ex)
@@ -295,25 +306,32 @@ class Executor:
         ex: Execution | None = None
         try:
             log = engine.log.open(run, head=claim.head)
-            facts = log.fold.facts
-            stays = self._stays(log)
+            if claim.lapsed not in (None, engine.holder) and not log.fold.facts.ended:
+                crash_loop.record(log, claim.lapsed, engine.clock.now_us(), quarantines=claim.patient)
+            stays = self._stays(log) or self._rests(log, claim)
             if stays is not None:
-                self._hear_nothing(log)
-                engine.leases.release(run, log.epoch)
+                if not stays.suspect:
+                    self._hear_nothing(log)
+                    engine.leases.release(run, log.epoch)
                 return stays
+            facts = log.fold.facts
             agent = agent or AGENTS.get(facts.agent)
             point = machine.resume_point(engine.log, run, log.fold) if agent.is_machine else machine.Resumed()
             ex = self._execution(agent, log, point, hosts=hosts)
             self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
-            ex.was_left = claim.left
+            ex.was_left = claim.left is not None
             ex.input = _input(ex, facts.input)
             now = engine.clock.now_us()
             ex.touch_after_us = _touch_after(ex, claim)
             if facts.mend:
                 ex.diverged_at = ex.engine.log.event(run, facts.mend).step  # type: ignore[attr-defined]
-            taken = e.RunTaken(at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent))
+            taken = e.RunTaken(
+                at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent), alone=claim.alone
+            )
             ex.behind(Entry(observing.taken(ex, taken)))
+            if facts.crashes is not None:
+                log.barrier()  # code that killed its process may do so again, before its first step
             if facts.follows is not None and not facts.taken:
                 waits.bring_along(engine.log, run, facts.follows)
             if facts.cancelling:
@@ -324,7 +342,7 @@ class Executor:
         except BaseException as error:
             observing.let_go(ex, error=error)
             if ours:
-                engine.leases.release(run, claim.head.epoch, left=claim.left)
+                engine.leases.release(run, claim.head.epoch, left=claim.left is not None)
             raise
         return ex
 
@@ -344,6 +362,17 @@ class Executor:
             return Advanced(run=log.run, status="paused")
         if facts.mend and not isinstance(self.engine.log.event(log.run, facts.mend), e.RunDiverged):
             return Advanced(run=log.run, status="waiting")
+        return None
+
+    def _rests(self, log: RunLog, claim: Claim) -> Advanced | None:
+        """How a run stands whose holders died: it rests for a while, or is to be run alone; None: it goes on here."""
+        crashes = log.fold.facts.crashes
+        if not claim.patient or crashes is None:
+            return None
+        if crashes.until > self.engine.clock.now_us():
+            return Advanced(run=log.run, status=log.fold.facts.status, wake_at_us=log.fold.wake_at)
+        if crashes.is_suspect and not crash_loop.clear(self.engine.log, log, self.engine.clock.now_us()):
+            return Advanced(run=log.run, status=log.fold.facts.status, suspect=True)
         return None
 
     def _execution(self, agent: AnyAgent, log: RunLog, point: machine.Resumed, *, hosts: bool) -> Execution:
@@ -496,7 +525,7 @@ class Executor:
             ex = self._execution(AGENTS.get(log.fold.facts.agent), log, machine.Resumed(), hosts=False)
             return await self._undone(ex, claim, step, partial(undoing.undo, by=by, because=because, settled=settled))
         finally:
-            self.engine.leases.release(run, claim.head.epoch, left=claim.left)
+            self.engine.leases.release(run, claim.head.epoch, left=claim.left is not None)
 
     async def _undone(self, ex: Execution, claim: Claim, step: e.StepId, undo: Callable[..., Any]) -> str:
         log = ex.log
@@ -657,6 +686,8 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
     """Run the agent's code to its end, and put that on record."""
     error: BaseException | None = None
     result: Any = None
+    if ex.signal is not None:
+        raise ex.signal  # it is being cancelled: none of its code runs
     if ex.files is not None:
         await _files_opened(ex, ex.files)
     try:
@@ -782,6 +813,6 @@ def _touch_after(ex: Execution, claim: Claim) -> int:
         holder = ex.record.holder_of(started.epoch)
         if holder is not None and holder != ex.engine.holder and store.lives(holder):
             # Leases end by the store's own clock, deadlines by ours.
-            left = 0 if claim.left_until_us is None else claim.left_until_us - store.now_us()
+            left = 0 if not claim.left_until_us else claim.left_until_us - store.now_us()
             latest = max(latest, (started.deadline or ex.now_us() + left) + grace)
     return latest

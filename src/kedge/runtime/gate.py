@@ -182,7 +182,7 @@ class Attempting(Judged):
             self.key = started.key
             ended: e.AttemptEnded | None = record.event(attempt.ended) if attempt.ended else None
             limited = ended is not None and ended.limited
-            self.counted += not limited
+            self.counted += ended is not None and not limited  # a death is not an outcome
             self.limited += limited
             if limited and self.limited_since is None:
                 self.limited_since = attempt.at
@@ -193,9 +193,9 @@ class Attempting(Judged):
             # An outcome in a transaction that is not on record did not happen, and its rows are not there.
             self.is_open = self.intent.effect != "transaction"
             self.until_us = 0  # a delay on record was its last holder's, and is decided anew for this one
-            self.failure = effects.DIED
+            if self.is_open and self.intent.effect not in SAFE:
+                self.failure = effects.DIED
             if self.ex.log.fold.inside(self.step):
-                self.counted -= 1  # it waited for its own steps: whatever came then, they count, and not this
                 self._note_left()
         elif past.status in ("in_doubt", "waiting") and past.attempts and past.attempts[-1].outcome == "unknown":
             self.is_open = True
@@ -330,8 +330,8 @@ class Attempting(Judged):
         return value
 
     async def _give_up(self) -> Any:
-        """No attempt is left, and the last one did not say so itself: its process died."""
-        failure = self.failure or effects.DIED
+        """No attempt is left, or none may be made: the step fails with what is known."""
+        failure = self.failure
         event = e.StepEnded(at=self.ex.now_us(), step=self.step, outcome="failed")
         seq = self.ex.behind(*self.written(), Entry(event, {"failure": failure}))
         await self.ex.recorded(seq)

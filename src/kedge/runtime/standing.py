@@ -30,6 +30,8 @@ class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     renewed_as: str | None = None
     left: bool = False
     """Whether it was left in the middle, for something more urgent or because the process ends; it is due at once."""
+    suspect: bool = False
+    """Whether it is to be run alone, because its processes died; its lease is still held."""
 
     @property
     def has_ended(self) -> bool:

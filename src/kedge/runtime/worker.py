@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ from kedge.logger import get_logger
 from kedge.runtime import firing, hooks
 from kedge.runtime.executor import Claim, Executor
 from kedge.runtime.leases import LEASE_SECONDS
+from kedge.runtime.own_process import OwnProcess
 from kedge.runtime.registry import AGENTS
 from kedge.runtime.standing import Advanced
 from kedge.store.base import FEED_RANG, Claimed
@@ -156,7 +157,7 @@ class Worker:
     async def _drained(self, executor: Executor) -> None:
         while self._slots:
             for slot in self._slots.values():
-                executor.leave(slot.run)
+                slot.leave(executor)
             await asyncio.wait({slot.task for slot in self._slots.values()}, timeout=0.2)
         self._ring_all()
         if self._attending:
@@ -252,7 +253,7 @@ class Worker:
             await asyncio.to_thread(self._give_back, claimed)
             return []
         return [
-            (each, Claim(each.head, since, self._lease_seconds, each.left is not None, each.left_until_us))
+            (each, Claim(each.head, since, self._lease_seconds, each.left, each.left_until_us, patient=True))
             for each in claimed
         ]
 
@@ -313,7 +314,8 @@ class Worker:
                 "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
                 **more,
             )  # fmt: skip
-            advanced = await executor.advance(row.run, claim=claim)
+            found = await executor.advance(row.run, claim=claim)
+            advanced = await self._run_alone(executor, claimed, claim) if found.suspect else found
         except (EpochStale, LeaseLost) as error:
             _tell("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
         except asyncio.CancelledError:
@@ -323,7 +325,25 @@ class Worker:
             self._refused(claimed, error)
         else:
             self._failures.pop(row.run, None)
-            _tell_advanced(row.agent, advanced)
+            if advanced is not None:
+                _tell_advanced(row.agent, advanced)
+
+    async def _run_alone(self, executor: Executor, claimed: Claimed, claim: Claim) -> Advanced | None:
+        """Run a suspect in a process of its own; here, where that cannot be. None: the other process was at it."""
+        row, head, client = claimed.row, claimed.head, self._client
+        with self._kept(claimed):
+            own = await OwnProcess.start(client, head, row.agent, lease_seconds=self._lease_seconds)
+        if own is None:
+            because = "no other process can import its agent, or open its store"
+            _tell("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
+            return await executor.advance(row.run, claim=claim._replace(patient=False))
+        slot = self._slots.get(row.run)
+        if slot is not None:
+            slot.own = own
+        _tell("alone", run=row.run, agent=row.agent)
+        code = await own.wait()
+        _tell("alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code)
+        return None
 
     def _refused(self, claimed: Claimed, error: Exception) -> None:
         """A run could not be driven here: nobody gets it for a while, so that it does not come back at once."""
@@ -343,18 +363,22 @@ class Worker:
     async def _rested(self, claimed: Claimed, seconds: float) -> None:
         """Hold a run that nobody can go on with for a while; then it is due again."""
         client, head = self._client, claimed.head
-        lease = client.engine.leases.hold(
-            head.run,
-            head.epoch,
-            seconds=self._lease_seconds,
-            since=client.clock.monotonic(),
-            lost=lambda _: None,
-        )
         try:
-            await asyncio.sleep(client.clock.nap_seconds(seconds))
+            with self._kept(claimed):
+                await asyncio.sleep(client.clock.nap_seconds(seconds))
         finally:
-            client.engine.leases.drop(lease)
             client.engine.leases.release(head.run, head.epoch, left=True)
+
+    @contextlib.contextmanager
+    def _kept(self, claimed: Claimed) -> Generator[None]:
+        """Keep the lease of a run that no executor has."""
+        leases, head = self._client.engine.leases, claimed.head
+        since = self._client.clock.monotonic()
+        lease = leases.hold(head.run, head.epoch, seconds=self._lease_seconds, since=since, lost=lambda _: None)
+        try:
+            yield
+        finally:
+            leases.drop(lease)
 
     # duties -----------------------------------------------------------------------------------
 
@@ -417,7 +441,7 @@ class Worker:
 class _Slot:
     """A run that a worker has in hand."""
 
-    __slots__ = ("agent", "first_priority", "leaves", "run", "since", "task")
+    __slots__ = ("agent", "first_priority", "leaves", "own", "run", "since", "task")
 
     def __init__(self, run: str, agent: str, priority: int, since: float, task: asyncio.Task[None]) -> None:
         self.run = run
@@ -426,6 +450,14 @@ class _Slot:
         self.since = since
         self.task = task
         self.leaves = False
+        self.own: OwnProcess | None = None
+
+    def leave(self, executor: Executor) -> None:
+        """Let the run go at its next step."""
+        if self.own is not None and not self.leaves:
+            self.leaves = True
+            self.own.leave()
+        executor.leave(self.run)
 
     def priority(self, executor: Executor) -> int:
         """As it is now: somebody may have changed it meanwhile."""

@@ -53,6 +53,13 @@ ASKS: Final = "kedge:asks"
 """The tag of a run that may wait for a person: for an answer, or to say what became of an effect."""
 
 
+CRASHING: Final = "kedge:crashing"
+"""The tag of a run whose holders died since a step of it last ended."""
+
+DIED_ALONE: Final = "kedge:died_alone"
+"""The tag of such a run that died in a process of its own: it explains the deaths that it shared with others."""
+
+
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Those of a run's tags that somebody gave it."""
     return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
@@ -294,7 +301,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """A run that was claimed: its head with the new lease, and how it is found. `left` says who left it in the middle,
-    and `left_until_us` until when they may believe to have it, where that is known."""
+    and `left_until_us` until when they may believe to have it, where that is known; 0: they let it go."""
 
     head: Head
     row: RunRow
@@ -564,10 +571,11 @@ class Store(Protocol):
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         """Take the run, raising its epoch; infinite seconds hold until released or dead.
 
-        RunBusy while a holder lives and its time is not up, RunUnknown if there is no such run.
+        RunBusy while a holder lives and its time is not up, unless that holder handed the run over: `handed` is its
+        epoch. RunUnknown if there is no such run.
         """
         ...
 
@@ -597,7 +605,8 @@ class Store(Protocol):
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
         """Let the run go, if it is still held at that epoch, and by that holder where one is named.
 
-        With `left` it was left in the middle: its time is up now, the holder stays named, and it is due at once.
+        With `left` it was left in the middle: the holder stays named, its time is up (at 0, which tells it from a
+        lease that lapsed), and the run is due at once.
         """
         ...
 

@@ -195,10 +195,10 @@ class MemoryStore(Runs):
         return sorted((place for place in found if before is None or place < before), reverse=True)[:limit]
 
     # leases -----------------------------------------------------------------------------------
-    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         with self._open():
             head = self._known(run)
-            if lease_end_us(head) > self.now_us():
+            if head.epoch != handed and lease_end_us(head) > self.now_us():
                 raise errors.RunBusy(run, holder=str(head.holder))
             return self._take(head, holder, seconds)
 
@@ -239,7 +239,7 @@ class MemoryStore(Runs):
             head, line = kept.head, kept.index
             if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
                 return
-            kept.head = replace(head, lease_until_us=self.now_us()) if left else self._let_go(head)
+            kept.head = replace(head, lease_until_us=0) if left else self._let_go(head)
             if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
                 self._rung.append(run)
 

@@ -271,9 +271,9 @@ class PostgresStore:
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         def write(session: Session) -> Head:
-            found = session.rows(self._q.lease, run, holder, self._clock_us(), _seconds(seconds))
+            found = session.rows(self._q.lease, run, holder, self._clock_us(), _seconds(seconds), handed)
             if not found:
                 raise RunBusy(run, holder=str(self._known(session, run)[7]))
             return head_of(found[0])
@@ -311,7 +311,7 @@ class PostgresStore:
         return dict(self._rows(self._q.keep, holder, self._clock_us(), _seconds(seconds), list(runs)))
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
-        self._rows(self._q.release, run, epoch, holder, left, self._clock_us())
+        self._rows(self._q.release, run, epoch, holder, left)
 
     def lives(self, holder: str) -> bool:
         return True

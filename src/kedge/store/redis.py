@@ -291,8 +291,9 @@ class RedisStore:
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
-        told = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": self._ids.new("asking")}
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+        nonce = self._ids.new("asking")
+        told = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": nonce, "handed": handed}
         what, *rest = self._ask("lease", told)
         if what == b"unknown":
             raise RunUnknown(run)

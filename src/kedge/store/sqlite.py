@@ -267,11 +267,11 @@ class SqliteStore:
 
     # leases -----------------------------------------------------------------------------------
 
-    def lease(self, run: str, holder: str, *, seconds: float) -> Head:
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
         with self._file.writing() as db:
             found = head_found(db, run)
             self._holders.hold(holder)
-            if self._held(found[7], found[8]):
+            if found[4] != handed and self._held(found[7], found[8]):
                 raise RunBusy(run, holder=str(found[7]))
             return head_of(self._take(db, found, holder, seconds))
 
@@ -330,7 +330,7 @@ class SqliteStore:
             found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
             if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
                 return
-            hold(db, leased(found, found[7], self.now_us()) if left else leased(found, None, None))
+            hold(db, leased(found, found[7], 0) if left else leased(found, None, None))
             row = run_row(db, found[0])
         if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
             self._bells.ring([run])

@@ -108,8 +108,10 @@ def resume(run: Standing) -> Will:
     if run.status == "paused":
         return Will(f"{run.run} goes on where it was paused.", (_TWICE,))
     if facts.mend:
-        diverged = isinstance(run.client.log.event(run.run, facts.mend), e.RunDiverged)
-        why = "its code and its record disagreed" if diverged else "its record was repaired"
+        held = run.client.log.event(run.run, facts.mend)
+        why = "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
+        if isinstance(held, e.RunQuarantined):
+            why = f"its process died {held.deaths} times in a row"
         return Will(f"{run.run} is tried again: {why}.", ("If nothing was mended, it stops there again.",))
     if run.status == "running" and run.holder is None:
         told = f"{run.run} is taken from a process that is gone, and goes on at its last step on record."

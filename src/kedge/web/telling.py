@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kedge.history.parts import Entry, Moment
-from kedge.history.prose import counted, entries_of, filed, paged, snapshot
+from kedge.history.prose import counted, entries_of, filed, lapse_told, paged, snapshot
 from kedge.model import events as e
 from kedge.runtime.waits import ANSWER, CHILD, COMMAND, SAID, VOTE
 
@@ -50,6 +50,10 @@ def told(moment: Moment, brief: Brief) -> str:
         case e.RunTaken():
             build = " ".join(filter(None, (event.build.version, event.build.commit)))
             return f"taken up by {process(event.holder)}{f', build {build}' if build else ''}"
+        case e.LeaseLapsed():
+            return f"died: {lapse_told(event)}"
+        case e.RunQuarantined():
+            return f"quarantined: its process died {counted(event.deaths, 'time')} in a row"
         case e.PlanMade():
             return f"plan {' → '.join(event.stages)}"
         case e.PlanReached():

@@ -87,7 +87,7 @@ end
 local h = head_of(told.run)
 if not h then return {'unknown'} end
 if h.holder ~= told.holder or call('HGET', P .. 'run:' .. h.run, 'took') ~= told.nonce then
-  if lease_end(h) > now_us() then return {'busy', h.holder} end
+  if h.epoch ~= told.handed and lease_end(h) > now_us() then return {'busy', h.holder} end
   take(h, told.holder, told.lease_us, told.nonce)
 end
 return {'held', shown(h)}
@@ -126,7 +126,7 @@ return kept
 -- name: release
 local h = head_of(told.run)
 if not h or not h.holder or h.epoch ~= told.epoch or (told.holder and told.holder ~= h.holder) then return 0 end
-if told.left then h.till = int(now_us()) else h.holder, h.till = nil, nil end
+if told.left then h.till = int(0) else h.holder, h.till = nil, nil end
 put_head(h)
 local index = settle(h)
 if told.left or (index.wake and not ENDED[index.status]) then ring({h.run}) end

@@ -115,12 +115,12 @@ class Claiming:
         assert (due(store, clock), claimed(store, clock, "w2")) == ([], [])
         clock.advance(1)
         store.release("a", epoch=1, holder="w1", left=True)
-        up = replace(head, lease_until_us=store.now_us())
+        up = replace(head, lease_until_us=0)
         assert (store.head("a"), store.keep("w1", "abcde", seconds=60)) == (up, {})
         assert due(store, clock) == ["a"]
         [taken] = claim(store, clock, "w2")
         assert (taken.head.epoch, taken.head.holder) == (2, "w2")
-        assert (taken.left, taken.left_until_us) == ("w1", store.now_us())
+        assert (taken.left, taken.left_until_us) == ("w1", 0)
         assert store.inspect() == []
 
     def test_a_run_whose_time_is_up_was_left(self, store: Store, clock: ManualClock) -> None:

@@ -37,6 +37,17 @@ class Rights:
         assert (caught.value.run, caught.value.holder) == ("a", "w1")
         assert store.head("a") == held
 
+    def test_a_holder_hands_a_run_over_by_its_epoch(self, store: Store) -> None:
+        born(store, "a")
+        held = store.lease("a", "w1", seconds=30)
+        with pytest.raises(RunBusy):
+            store.lease("a", "w2", seconds=30, handed=held.epoch - 1)
+        taken = store.lease("a", "w2", seconds=30, handed=held.epoch)
+        assert (taken.epoch, taken.holder) == (2, "w2")
+        assert store.keep("w1", "a", seconds=30) == {}
+        with pytest.raises(RunBusy):
+            store.lease("a", "w3", seconds=30, handed=held.epoch)
+
     def test_who_was_taken_over_can_neither_keep_nor_release(self, store: Store, clock: ManualClock) -> None:
         born(store, "a")
         old = store.lease("a", "w1", seconds=30)

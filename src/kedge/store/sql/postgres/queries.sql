@@ -154,7 +154,7 @@ DELETE FROM kedge.snapshots WHERE number = $1
 -- name: lease
 UPDATE kedge.heads SET epoch = epoch + 1, holder = $2, lease_until_us = kedge.until_us($3, $4),
     checksum = kedge.head_check(number, run, seq, hash, epoch + 1, base, parent, removed)
-WHERE run = $1 AND NOT removed AND (holder IS NULL OR lease_until_us <= kedge.time_us($3))
+WHERE run = $1 AND NOT removed AND (holder IS NULL OR lease_until_us <= kedge.time_us($3) OR epoch = $5)
 RETURNING number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed
 
 -- name: claim
@@ -176,7 +176,7 @@ UPDATE kedge.heads SET lease_until_us = kedge.until_us($2, $3) WHERE number = AN
 -- name: release
 WITH freed AS (
     UPDATE kedge.heads SET holder = CASE WHEN $4 THEN holder END,
-        lease_until_us = CASE WHEN $4 THEN kedge.time_us($5) END
+        lease_until_us = CASE WHEN $4 THEN 0 END
     WHERE run = $1 AND epoch = $2 AND holder IS NOT NULL AND ($3::text IS NULL OR holder = $3) AND NOT removed
     RETURNING run, wake_at_us, status
 )
