@@ -10,11 +10,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kedge.check.crashes import RUN, WRITES, Ended, Story
+from kedge.check.crashes import WRITES, Ended, Story
 from kedge.check.findings import Finding
 from kedge.check.reading import Spot, place_of_step, read_tool
 from kedge.check.stage import TROUBLES, Called, Declared, Stage
-from kedge.log import Log
 from kedge.runtime.here import Stray
 from kedge.runtime.registry import AnyAgent, Tool
 
@@ -92,17 +91,10 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
     if alike == "anyhow":
         return
     if story.status != base.status or (alike == "state" and story.outcome != base.outcome):
-        yield Observed("ends", f"{story.status} {_died_at(story) or ''}", f"{_brief(story)} instead of {_brief(base)}")
+        yield Observed("ends", story.status, f"{_brief(story)} instead of {_brief(base)}")
         return
     if alike == "state" and base.marks != story.marks:
         yield from _states(base, story)
-
-
-def _died_at(story: Story) -> str | None:
-    """The step that failed because its process died, and was allowed no other attempt."""
-    ended = story.outcome if isinstance(story.outcome, Ended) else None
-    cause = ended.failure.cause or ended.failure if ended is not None else None
-    return ended.step if ended is not None and cause is not None and cause.is_a("kedge.Died") else None
 
 
 def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observed]:
@@ -364,18 +356,17 @@ class Judge:
     def _is_fragile(self, story: Story) -> bool:
         trouble = _stage(story).trouble
         passing = trouble is not None and trouble.kind in ("timeout", "limited", "unheard")
-        return story.status == "failed" and (passing or _died_at(story) is not None)
+        return story.status == "failed" and passing
 
     def _fragile(self, story: Story, times: int) -> Finding:
-        stage, died = _stage(story), _died_at(story)
-        step = Log(story.store).state(RUN).fold.step(died) if died is not None else None
-        name = step.name if step is not None else getattr(stage.struck, "name", "it")
+        stage = _stage(story)
+        name = getattr(stage.struck, "name", "it")
         tool = self._used.get(name)
         limited = stage.trouble is not None and stage.trouble.kind == "limited"
-        once = "death of the process" if died is not None else "rate limit" if limited else "timeout"
+        once = "rate limit" if limited else "timeout"
         return Finding(
             kind="fragile",
-            title=f"one {once}{' during' if died is not None else ' of'} {name} fails the run",
+            title=f"one {once} of {name} fails the run",
             where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
             why=f"Then it ends as {_brief(story)}.",
             fix="retry=kedge.Retry(attempts=4), or handle StepFailed in the agent",

@@ -8,11 +8,12 @@ A death is not an outcome: it uses up no attempt, fails no run and compensates n
   preemption, an error of the store) did not die.
 - Deaths are counted in a row. A step that ends is progress and sets the count to zero; so does a person who resumes,
   cancels, rewinds or forks the run. A retry that is due, a wait that opens, a note or a context change is no progress.
-  A run that its own code kills replays the same steps and dies in the same place, so its count only grows.
+  A run that its own code kills replays the same steps and dies in the same place, so its count only grows. A taking
+  after a death writes every step through to the store, so that no step is progress twice.
 - After each death a worker backs off before it takes the run: 1 s, doubling to 5 min. `kd.run` and `kedge run` go on
   at once, and never quarantine a run: the caller is there to see it.
 - After 3 deaths the run is a suspect: a worker runs it alone, in a process of its own. An innocent neighbour of a
-  poison run completes there. Each poison run therefore kills at most 3 workers.
+  poison run completes there. A poison run kills at most 4 workers: 3, and 1 before its steps were on record.
 - When a suspect dies alone, it explains the deaths that it shared. A run all of whose deaths are explained so is
   cleared: its count is zero again, and it runs in company.
 - After 5 more deaths the run is quarantined: it waits for a person, who resumes or cancels it.

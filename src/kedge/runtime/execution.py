@@ -293,6 +293,8 @@ class Execution:
         self.consuming: set[Claim] = set()
         """Rights that attempts of this execution took, of which the store may not know yet."""
         self.transacting = asyncio.Lock()
+        self.after_death = False
+        """Whether the process before died, and the run has made no progress since."""
         self.was_left = False
         """Whether whoever had the run before did not come to rest."""
         workspace = agent.options.workspace
@@ -399,9 +401,12 @@ class Execution:
         return (Entry(e.RunResumed(at=self.now_us(), by="kedge"), {"because": "the code was mended"}), *entries)
 
     def is_first_live(self) -> bool:
-        """True once: the first live step is durable before it begins, so that one that kills its process is counted."""
+        """True once: the first live step is durable before it begins, so that one that kills its process is known.
+
+        After a death all are: what such a process comes to is on record when the next one counts.
+        """
         first, self._is_first = self._is_first, False
-        return first
+        return first or self.after_death
 
     async def still_wanted(self) -> None:
         """Somebody cancelled. Was it the agent's own code, or does the loop end, or whoever drives the run?

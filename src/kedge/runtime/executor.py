@@ -321,6 +321,7 @@ class Executor:
             self._leased(ex, log.epoch, claim.since, claim.seconds)
             ex.first_build = facts.build
             ex.was_left = claim.left is not None
+            ex.after_death = facts.crashes is not None
             ex.input = _input(ex, facts.input)
             now = engine.clock.now_us()
             ex.touch_after_us = _touch_after(ex, claim)
@@ -330,7 +331,7 @@ class Executor:
                 at=now, epoch=log.epoch, holder=engine.holder, build=engine.build(agent), alone=claim.alone
             )
             ex.behind(Entry(observing.taken(ex, taken)))
-            if facts.crashes is not None:
+            if ex.after_death:
                 log.barrier()  # code that killed its process may do so again, before its first step
             if facts.follows is not None and not facts.taken:
                 waits.bring_along(engine.log, run, facts.follows)

@@ -324,6 +324,8 @@ class Attempting(Judged):
         if self.intent.policy.confirm is not None and not await effects.confirmed(self, value):
             await ex.recorded(ex.log.seq)
             raise StepFailed(self.step, self.intent.name, effects.NOT_CONFIRMED)
+        if ex.after_death:
+            await ex.barrier()
         if not ex.is_solo:
             await ex.recorded(seq)
         ex.context.see(seq)
