@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kedge
+import servers
 from kedge.log.handle import Entry
 from kedge.model import events as e
 from kedge.model.crash_loop import SUSPECT_AFTER
@@ -283,8 +284,24 @@ def start(kd: kedge.Client, run: str, agent: str, value: Any = None) -> None:
     log.append(Entry(e.RunStarted(at=at, run=run, agent=agent), {"input": value} if value is not None else None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", ["in_a_tool", "in_its_code", "before_any_step"])
 def test_r13_a_run_that_kills_its_workers_is_quarantined_and_takes_no_neighbour_along(
     tmp_path: Path, poison: str
 ) -> None:
     poisoned(tmp_path, str(tmp_path / "kedge.db"), poison, innocents=9)
+
+
+@pytest.mark.slow
+def test_r13_a_poison_tool_that_may_happen_once_is_reconciled_and_quarantined_all_the_same(tmp_path: Path) -> None:
+    poisoned(tmp_path, str(tmp_path / "kedge.db"), "in_a_tool", innocents=3, effect="at_most_once")
+
+
+@pytest.mark.slow
+def test_r13_fifty_innocent_runs_on_two_workers_outlive_a_poison_one(tmp_path: Path) -> None:
+    poisoned(tmp_path, str(tmp_path / "kedge.db"), "in_its_code", innocents=50, workers=2)
+
+
+@pytest.mark.slow
+def test_r13_on_postgresql_a_poison_run_is_quarantined_and_its_neighbours_complete(tmp_path: Path) -> None:
+    poisoned(tmp_path, servers.postgres_store(), "in_its_code", innocents=3, lease_seconds=3)
