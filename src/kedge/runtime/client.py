@@ -68,7 +68,7 @@ from kedge.runtime.views import Listed, RunInfo, Wait
 from kedge.runtime.waits import Verb
 from kedge.runtime.worker import SLICE_SECONDS, Worker
 from kedge.store import MemoryStore, Store, open_store
-from kedge.store.base import ENDED, Delivered, Head, RunQuery, is_held, shown_tags
+from kedge.store.base import ENDED, Delivered, RunQuery, is_held, shown_tags
 
 if TYPE_CHECKING:
     from kedge.history.rejudging import Rejudged
