@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RunWaiting,
         Skipped,
         StepFailed,
+        StillRunning,
         WaitExpired,
         WebhookRefused,
     )
@@ -135,6 +136,7 @@ __all__ = [
     "State",
     "Step",
     "StepFailed",
+    "StillRunning",
     "SyncRun",
     "SystemClock",
     "Told",
@@ -180,7 +182,7 @@ _MODULES = {
     for module, names in {
         "clock": "Clock LeapingClock ManualClock SystemClock",
         "errors": "ChildFailed ContextStale KedgeError NotDone RateLimited Rejected RunBusy RunCancelled RunDiverged"
-        " RunFailed RunPaused RunWaiting Skipped StepFailed WaitExpired WebhookRefused",
+        " RunFailed RunPaused RunWaiting Skipped StepFailed StillRunning WaitExpired WebhookRefused",
         "history.proof": "verify_proof",
         "log": "Entry Log RunLog repair verify",
         "model": "rules",

@@ -16,6 +16,7 @@ KedgeError
 │   ├── RunUnknown          no run of that id
 │   ├── RunExists           that id is taken
 │   ├── RunBusy             another worker holds the run
+│   ├── StillRunning        a call of this process is not over; the run stays leased
 │   ├── RunBroken           the run's record does not hold; it is quarantined
 │   ├── HeadMoved           somebody else appended first
 │   ├── EpochStale          the lease was taken over
@@ -206,6 +207,16 @@ class RunBusy(LogError):
         super().__init__(f"{run}: held by {holder}; wait for it, or stop that process first")
         self.run = run
         self.holder = holder
+
+
+class StillRunning(LogError):
+    """Calls of a run outlived what was to end them: the run stays leased while they live."""
+
+    def __init__(self, run: str, calls: Iterable[object]) -> None:
+        self.calls = tuple(map(str, calls))
+        told = ", ".join(self.calls)
+        super().__init__(f"{run}: {told} still runs in this process; the run stays leased until that ends, wait for it")
+        self.run = run
 
 
 class RunBroken(LogError):

@@ -20,7 +20,7 @@ import kedge
 from kedge.errors import AnswerRefused, KedgeError, RunBusy, ValueRefused
 from kedge.log import Entry
 from kedge.model import events as e
-from kedge.runtime import effects, gate
+from kedge.runtime import live_calls
 from kedge.store import MemoryStore
 
 SECOND = 1_000_000
@@ -292,8 +292,7 @@ def slow() -> Slow:
 
 
 def abandoned_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gate, effects):
-        monkeypatch.setattr(module, "ABANDON_SECONDS", seconds)
+    monkeypatch.setattr(live_calls, "ABANDON_SECONDS", seconds)
 
 
 @pytest.mark.parametrize("effect", ["at_most_once", "idempotent", "reads"])
@@ -351,6 +350,7 @@ def test_r15_a_step_that_was_given_up_while_its_thread_lives_ends_the_same_on_re
 
     parks(world.kd, agent)
     slow.release.set()
+    assert world.kd.engine.live.wait(10)  # while its thread lived, the run was leased
     parks(world.process(), agent)
     assert seen[0] == seen[1]
 
@@ -527,9 +527,9 @@ def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply
     threads = kd.engine.threads
     start = threads.start
 
-    def late(call: Any, context: Any) -> Any:
+    def late(*args: Any) -> Any:
         manual.advance(61)
-        return start(call, context)
+        return start(*args)
 
     threads.start = late
     with pytest.raises(KedgeError, match="lease"):

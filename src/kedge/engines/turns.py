@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kedge.errors import KedgeError, RunBusy
+from kedge.errors import RunBusy
 from kedge.model.codec import plain
 from kedge.runtime import waits
 from kedge.runtime.client import Client
@@ -104,8 +104,7 @@ class Turn:
         try:
             return await executor.advance(run, claim=claim)
         except BaseException:
-            with contextlib.suppress(KedgeError):
-                client.store.release(run, epoch=head.epoch, holder=holder, left=True)
+            client.engine.let_go(run, head.epoch, left=True)
             raise
 
     def _stands(self, advanced: Advanced) -> Standing:

@@ -200,7 +200,7 @@ async def _adopted(a: Attempting) -> Found | None:
             a.key = effect.key
             lineage.stands_on(done, a.step)
             return None
-        if effect.status != "happened" and (run := lineage.is_at_work(done)) is not None:
+        if effect.status != "happened" and (run := _at_work(ex, done)) is not None:
             await _until_known(a, done, run)
             return await _adopted(a)
         lineage.stands_on(done, a.step)  # from here on no other branch may take it
@@ -212,6 +212,13 @@ async def _adopted(a: Attempting) -> Found | None:
     a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
     a.slot = lineage.slot(intent.name, identity)
     return None
+
+
+def _at_work(ex: Execution, done: Done) -> str | None:
+    """The run in which an action is still under way: in a thread of this process, or held by another worker."""
+    if ex.engine.live.of(done.run, done.effect.step):
+        return done.run
+    return ex.lineage.is_at_work(done)
 
 
 async def allowed(a: Attempting) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kedge.runtime.threads import Work
 
 if TYPE_CHECKING:
     from kedge.runtime.intent import Intent
     from kedge.runtime.registry import Effect, ToolStep
-
-ABANDON_SECONDS: Final = 30.0
-"""How long a blocking tool whose time is up is still waited for, before a person is asked."""
 
 
 class Applied(NamedTuple):
@@ -66,3 +64,15 @@ async def waited_for(work: Work, timeout: float | None) -> Applied:
         except BaseException as raised:
             return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
     return Applied(value)
+
+
+async def outlasted(work: Work, seconds: float) -> Applied:
+    """The outcome of a blocking call that was cancelled: its thread goes on, and is waited for though others cancel."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while not work.future.done() and (left := until - loop.time()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work.future}, timeout=left)
+    if not work.future.done():
+        return Applied(error=asyncio.CancelledError(), work=work)
+    return await waited_for(work, 0)

@@ -46,7 +46,7 @@ from kedge.model.retry import Duration, seconds
 from kedge.model.state import State
 from kedge.model.typed import convert
 from kedge.processes import hears_of_forks, keep_inherited
-from kedge.runtime import approving, asked, firing, waits
+from kedge.runtime import approving, asked, firing, live_calls, waits
 from kedge.runtime.acting import Acting
 from kedge.runtime.applying import StandIn
 from kedge.runtime.build import build_of
@@ -148,19 +148,36 @@ class Client(Acting):
         self.close()
 
     def close(self) -> None:
-        """Park what runs here, commit what waits, and let the store go."""
+        """Park what runs here, commit what waits, and let the store go.
+
+        A blocking tool that is at work is waited for, up to 30 s. One that takes longer keeps its run leased, and the
+        store open, until it ends.
+        """
         if self._closed:
             return
         self._closed = True
         if self._own is None and self.engine.resources:
             self._own = OwnLoop()
+        until = self.clock.monotonic() + live_calls.ABANDON_SECONDS
         if self._own is not None:
             self._own.close(self._finish())
+        self._abandon_closed()
         self.engine.threads.close()
+        if self.engine.live.of():
+            self.engine.live.wait(until - self.clock.monotonic())
+        self.engine.live.then(None, self._let_store_go)
+
+    def _let_store_go(self) -> None:
+        """When nothing that was begun here can act any more: until then this process is known to live."""
         self.engine.folders.close()
         self.engine.leases.close()
         self.log.close()
         self.store.close()
+
+    def _abandon_closed(self) -> None:
+        """What loops that are closed left behind is let go."""
+        for loop in [known for known in self._executors if known.is_closed()]:
+            self._executors.pop(loop).abandon()
 
     async def _finish(self) -> None:
         executor = self._executors.get(asyncio.get_running_loop())
@@ -276,8 +293,7 @@ class Client(Acting):
         loop = asyncio.get_running_loop()
         executor = self._executors.get(loop)
         if executor is None:
-            for gone in [known for known in self._executors if known.is_closed()]:
-                del self._executors[gone]
+            self._abandon_closed()
             executor = self._executors[loop] = Executor(self.engine)
         return executor
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kedge.errors import StepFailed, TimeRefused
-from kedge.log.handle import Entry
+from kedge.errors import StepFailed, TimeRefused, ValueRefused
+from kedge.log.handle import Entry, Rights
 from kedge.model import events as e
 from kedge.model.failure import Failure
 from kedge.model.fold import BESIDE, Step
-from kedge.runtime.applying import ABANDON_SECONDS, waited_for
+from kedge.runtime.applying import waited_for
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
 from kedge.runtime.failures import describe, is_transient
@@ -62,7 +62,7 @@ async def settle(a: Attempting, work: Work | None) -> Found | None:
     None: it did not happen, and may be tried again. Raises when a person says to stop.
     """
     if work is not None and a.step not in a.ex.log.fold.facts.waits:
-        late = await waited_for(work, ABANDON_SECONDS)
+        late = await a.waited_on(work)
         if late.error is None:
             return happened_late(a, late.value)
         if a.says_nothing_happened(late.error):
@@ -81,6 +81,31 @@ async def settle(a: Attempting, work: Work | None) -> Found | None:
 def happened_late(a: Attempting, value: Any) -> Found | None:
     """A thread that was given up came back with a result: that settles it."""
     return _settled(a, Happened(value), by="late result")
+
+
+def late_entries(a: Attempting, past: Step, value: Any, error: BaseException | None) -> tuple[list[Entry], Rights]:
+    """What a thread that outlived its execution came to: the end of its attempt, or the settlement of one in doubt."""
+    refused = error is not None and a.says_nothing_happened(error)
+    if error is None:
+        try:
+            restored(a.intent, through_codec(value), None, a.step)
+        except ValueRefused as misfit:
+            error = misfit
+    if not past.attempts[-1].ended:
+        outcome: e.Outcome = "returned" if error is None else "refused" if refused else "unknown"
+        released = a.intent.claims if a.holds and refused else ()
+        event = e.AttemptEnded(
+            at=a.ex.now_us(), step=a.step, attempt=a.made, outcome=outcome, released=tuple(map(claim_text, released))
+        )
+        told = {"output": value} if error is None else {"failure": describe(error)}
+        return [Entry(event, told)], {"releases": released} if released else {}
+    if past.attempts[-1].outcome != "unknown" or (error is not None and not refused):
+        return [], {}
+    found = Happened(value) if error is None else DidNotHappen()
+    closed = e.WaitClosed(at=a.ex.now_us(), step=a.step, how="voided", by="kedge")
+    waits = [Entry(closed)] if a.step in a.ex.log.fold.facts.waits else []
+    released = _released(a, found)
+    return [*waits, _settlement(a, found, "late result", None)], {"releases": released} if released else {}
 
 
 async def reconciled(a: Attempting, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
@@ -243,7 +268,8 @@ async def _aside(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.
             HERE.reset(token)
     context = copy_context()
     context.run(HERE.set, place)
-    applied = await waited_for(ex.engine.threads.start(lambda: fn(effect), context), None)
+    live = ex.engine.live.begin(ex.run_id, step, getattr(fn, "__name__", "reconcile"))
+    applied = await waited_for(ex.engine.threads.start(lambda: fn(effect), context, live), None)
     if applied.error is not None:
         raise applied.error
     return applied.value

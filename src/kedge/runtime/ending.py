@@ -198,6 +198,6 @@ async def _settle_open(ex: Execution, branch: Branch) -> None:
         attempting = Attempting(ex, branch, past.id, intent, past)
         if attempting.is_open:
             try:
-                await effects.settle(attempting, None)
+                await effects.settle(attempting, ex.engine.live.work_of(ex.run_id, past.id))
             except StepFailed:
                 continue

@@ -10,7 +10,7 @@ import heapq
 import math
 import threading
 import types
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
@@ -19,22 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kedge.clock import Clock
-from kedge.errors import KedgeError, LeaseLost, OutsideBranch
+from kedge.errors import KedgeError, LeaseLost, OutsideBranch, StillRunning
 from kedge.ids import Ids
 from kedge.log.handle import Entry, Hold, RunLog
 from kedge.log.log import Log
 from kedge.logger import get_logger
 from kedge.model import events as e
+from kedge.runtime import live_calls
 from kedge.runtime.applying import StandIn
 from kedge.runtime.files import Files, Folders
 from kedge.runtime.here import HERE
 from kedge.runtime.leases import Lease, Leases
 from kedge.runtime.limits import Buckets
+from kedge.runtime.live_calls import LiveCall, LiveCalls
 from kedge.runtime.registry import AnyAgent, InnerSteps, Resource
 from kedge.runtime.replay import Record
 from kedge.runtime.signals import Interrupted, Signal, Stopped
-from kedge.runtime.threads import Threads, Work
-from kedge.store.base import Claim
+from kedge.runtime.threads import Threads
+from kedge.store.base import Claim, Head
 
 if TYPE_CHECKING:
     from kedge.runtime.approving import Told
@@ -79,8 +81,9 @@ class Engine:
         self.stand_in = stand_in
         self.roles = roles
         """The roles that a person has, where somebody can tell."""
-        self.works: dict[tuple[str, e.StepId], Work] = {}
-        """Blocking calls by run and step, so that no other execution begins one while its thread lives."""
+        self.live = LiveCalls()
+        self._kept: dict[str, Kept] = {}
+        self._mutex = threading.Lock()
         self.buckets = Buckets(clock)
         self.threads = Threads()
         self.resources = Resources()
@@ -90,6 +93,59 @@ class Engine:
     @property
     def secret_key(self) -> bytes:
         return self.log.store.secret_key
+
+    def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
+        """Release a run. While a call of it lives here the lease is kept; what the call comes to is recorded first.
+
+        `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
+        """
+        with self._mutex:
+            if run in self._kept:
+                return
+            kept = self._kept[run] = Kept(epoch, left, dropped, self.live.of(run))
+        if kept.calls:
+            logger.warning("%s", StillRunning(run, kept.calls))
+        self.live.then(run, partial(self._release, run, kept))
+
+    def keeps(self, run: str) -> bool:
+        """Whether a run stays leased only because a call of it lives here."""
+        return run in self._kept
+
+    def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
+        """Go on with a run that is kept here: its head, and whether it was left in the middle. None: it is not."""
+        with self._mutex:
+            kept = self._kept.pop(run, None)
+        if kept is None:
+            return None
+        kept.dropped()
+        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
+            return None
+        return self.log.head(run), kept.left
+
+    def _release(self, run: str, kept: Kept) -> None:
+        with self._mutex:
+            if self._kept.get(run) is not kept:
+                return
+        try:
+            for call in kept.calls:
+                call.record_late()
+        except Exception as error:
+            logger.warning("%s: what a call came to could not be recorded: %s", run, error)
+        finally:
+            with self._mutex:
+                mine = self._kept.pop(run, None) is kept
+            if mine:
+                kept.dropped()
+                self.leases.release(run, kept.epoch, left=kept.left)
+
+
+class Kept(NamedTuple):
+    """A run that was let go while calls of it lived here."""
+
+    epoch: int
+    left: bool
+    dropped: Callable[[], object]
+    calls: Sequence[LiveCall]
 
 
 class Resources:
@@ -302,6 +358,7 @@ class Execution:
         if workspace is not None and engine.stand_in is None:
             self.files = Files(self, engine.folders.of(workspace, log.run, log.ledger))
         self._ahead: tuple[Hold, asyncio.Event] | None = None
+        self._patient_until = 0.0
 
     @property
     def folder(self) -> Path | None:
@@ -382,6 +439,13 @@ class Execution:
         """Whether the run is still ours, by our own clock."""
         return self.lease is None or self.engine.clock.monotonic() < self.lease.until
 
+    @property
+    def may_record(self) -> bool:
+        """Whether outcomes can still be recorded, though the handle may be closed: nothing is wrong with the store."""
+        cause = self.signal.cause if isinstance(self.signal, Interrupted) else None
+        lost = cause is not None and not isinstance(cause, StillRunning)
+        return not lost and self.is_ours and self.log.failure is None
+
     def check_lease(self) -> None:
         """Just before applying: is the run still ours?"""
         if not self.is_ours:
@@ -413,13 +477,18 @@ class Execution:
 
         In the latter case they are told in this turn or the next, and nothing more is written.
         """
+        if await self.is_closing():
+            assert self.signal is not None
+            raise self.signal
+
+    async def is_closing(self) -> bool:
+        """Whether the handle is closed, or is within this turn of the loop or the next."""
         if self.parked:
             self.close(Interrupted())
         for _ in range(3):
             if self.signal is None:
                 await asyncio.sleep(0)
-        if self.signal is not None:
-            raise self.signal
+        return self.signal is not None
 
     # entering and leaving Run methods ----------------------------------------------------------
 
@@ -643,6 +712,8 @@ class Execution:
 
         With `cut` running tools are cancelled; otherwise open attempts finish first.
         """
+        if self.signal is None:
+            self._patient_until = self.loop.time() + live_calls.ABANDON_SECONDS
         if self.signal is None or isinstance(signal, Interrupted):
             self.signal = signal
         for waiter in self.waiters.values():
@@ -662,11 +733,18 @@ class Execution:
                     task.cancel()
         self.stirred.set()
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long threads are still waited for, since the handle was closed."""
+        return max(self._patient_until - self.loop.time(), 0.0)
+
     async def unwind(self) -> None:
         """Let the agent's code leave its blocks. Whatever it does there is refused; whatever it returns is dropped."""
         if self.main is None or self.main.done():
             return
-        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS)
+        # A thread that is at work cannot be cancelled: its attempt waits for it, and records what it comes to.
+        more = self.patience_seconds if self.engine.live.of(self.run_id) else 0.0
+        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
         if not done:
             for branch in self.branches:
                 if branch.task is not None:

@@ -24,6 +24,7 @@ from kedge.errors import (
     MessageGone,
     RunBusy,
     RunExists,
+    StillRunning,
     StoreError,
     TimeRefused,
     ValueRefused,
@@ -37,7 +38,7 @@ from kedge.model.fold import BESIDE
 from kedge.model.typed import convert
 from kedge.runtime import crash_loop, ending, machine, observing, undoing, waits
 from kedge.runtime.context import recorded_context, through_codec
-from kedge.runtime.execution import Branch, Engine, Execution
+from kedge.runtime.execution import UNWIND_SECONDS, Branch, Engine, Execution
 from kedge.runtime.files import Files
 from kedge.runtime.here import HERE
 from kedge.runtime.registry import AGENTS, AnyAgent
@@ -113,6 +114,7 @@ class Executor:
         self._warm: OrderedDict[str, Execution] = OrderedDict()
         self._children: dict[str, asyncio.Task[Any]] = {}
         self._watchers: dict[str, set[Execution]] = {}
+        self._left = asyncio.Event()
 
     # advancing --------------------------------------------------------------------------------
 
@@ -150,6 +152,7 @@ class Executor:
                     raise _cause(interrupted, run) from None
         finally:
             self._live.pop(run, None)
+            self._left.set()
 
     async def _advanced(
         self,
@@ -180,10 +183,13 @@ class Executor:
             return await self._conclude(ex)
         except _Rewound:
             raise
+        except GeneratorExit:
+            self._release(ex, left=True)  # its loop is closed, and nothing can be awaited any more
+            raise
         except BaseException as error:
             if not isinstance(ex.signal, Interrupted):
                 ex.close(Interrupted(), cut=True)
-            await asyncio.shield(ex.unwind())
+            await _whoever_cancels(self._quieted(ex))
             if hosts or isinstance(error, asyncio.CancelledError | Signal | KedgeError):
                 self._release(ex, left=True)
             else:
@@ -219,16 +225,30 @@ class Executor:
                 ex.stirred.set()
 
     async def close(self) -> None:
-        """Let go of everything: what is live here is interrupted, and goes on another time."""
+        """Let go of everything: what is live here is interrupted, and goes on another time.
+
+        A blocking tool is waited for a while, and its outcome recorded; the run of one that lives longer stays leased.
+        """
         for task in self._children.values():
             task.cancel()
-        for ex in [*self._live.values(), *self._warm.values()]:
-            if ex is not None and ex.signal is None:
-                ex.close(Parked() if ex.parked else Interrupted(), cut=not ex.parked)
-                await ex.unwind()
+        closing = [ex for ex in (*self._live.values(), *self._warm.values()) if ex is not None and ex.signal is None]
+        for ex in closing:
+            ex.close(Parked() if ex.parked else Interrupted(), cut=not ex.parked)
+        await asyncio.gather(*(ex.unwind() for ex in closing))
         if self._children:
             await asyncio.wait(set(self._children.values()), timeout=5)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNWIND_SECONDS):
+                while self._live:
+                    self._left.clear()
+                    await self._left.wait()
         self._warm.clear()
+
+    def abandon(self) -> None:
+        """Let go of what a loop left that is closed: nothing of it goes on but its threads."""
+        for ex in [ex for ex in self._live.values() if ex is not None]:
+            self._release(ex, left=True)
+        self._live.clear()
 
     # taking a run -----------------------------------------------------------------------------
 
@@ -251,8 +271,11 @@ class Executor:
         """Take a run for ourselves."""
         engine = self.engine
         engine.leases.await_release(run)
-        left = engine.log.head(run)
         since = engine.clock.monotonic()
+        if (kept := engine.take_over(run, seconds=engine.lease_seconds)) is not None:
+            head, left_open = kept
+            return Claim(head, since, engine.lease_seconds, engine.holder if left_open else None, 0)
+        left = engine.log.head(run)
         try:
             head = engine.log.store.lease(run, engine.holder, seconds=engine.lease_seconds)
         except StoreError:
@@ -276,7 +299,7 @@ class Executor:
         head = claim.head
         if head.seq != ex.log.seq or head.hash != ex.log.hash or (claim.patient and claim.lapsed):
             if ours:
-                engine.leases.release(run, head.epoch)
+                engine.let_go(run, head.epoch, left=False)
             self._drop(ex)
             return None
         ex.parked = False
@@ -312,7 +335,7 @@ class Executor:
             if stays is not None:
                 if not stays.suspect:
                     self._hear_nothing(log)
-                    engine.leases.release(run, log.epoch)
+                    engine.let_go(run, log.epoch, left=False)
                 return stays
             facts = log.fold.facts
             agent = agent or AGENTS.get(facts.agent)
@@ -343,7 +366,7 @@ class Executor:
         except BaseException as error:
             observing.let_go(ex, error=error)
             if ours:
-                engine.leases.release(run, claim.head.epoch, left=claim.left is not None)
+                engine.let_go(run, claim.head.epoch, left=claim.left is not None)
             raise
         return ex
 
@@ -461,11 +484,16 @@ class Executor:
                 await ex.unwind()
                 self._release(ex)
                 return standing(self.engine, ex)
+            if self.engine.live.of(ex.run_id):
+                # What a thread comes to is recorded behind the back of what would be in memory.
+                ex.close(Parked())
+                await ex.unwind()
             # What waits for nothing that is on record would never be woken.
             self._release(ex, left=ex.log.fold.facts.status == "running")
-            self._keep_warm(ex)
+            if ex.signal is None:
+                self._keep_warm(ex)
             return standing(self.engine, ex)
-        await ex.unwind()
+        await self._quieted(ex)
         signal = ex.signal
         if ex.files is not None and not isinstance(signal, Interrupted):
             await ex.files.settle()
@@ -475,6 +503,8 @@ class Executor:
         if isinstance(signal, Rewinding):
             raise _Rewound(await self._taken_back(ex, signal))
         if isinstance(signal, Cancelling):
+            if still := self.engine.live.of(ex.run_id):
+                raise StillRunning(ex.run_id, still)
             ex = await self._cancelled(ex)
             if isinstance(ex.signal, Interrupted):
                 raise _cause(ex.signal, ex.run_id)
@@ -492,6 +522,21 @@ class Executor:
         left = isinstance(signal, Parked)
         self._release(ex, left=left)
         return standing(self.engine, ex, left=left)
+
+    async def _quieted(self, ex: Execution) -> None:
+        """Let the code of a run and what it began come to rest, and record what that came to. Calls that take longer
+        than they are waited for live on, and the run stays leased."""
+        engine, calls = self.engine, self.engine.live.of(ex.run_id)
+        await ex.unwind()
+        if ex.signal is None:
+            return
+        if engine.live.of(ex.run_id):
+            await engine.live.over(ex.run_id, ex.patience_seconds)
+        if ex.may_record:
+            with contextlib.suppress(KedgeError, Signal):
+                for call in calls:
+                    call.record_late()
+                await ex.barrier()
 
     async def _cancelled(self, ex: Execution) -> Execution:
         """Carry a cancellation out, in a fresh execution that runs no agent code."""
@@ -521,12 +566,17 @@ class Executor:
     async def undo(self, run: str, step: e.StepId, *, by: str | None, because: str | None, settled: str | None) -> str:
         """Undo one effect of a run that nobody is at, as a step beside the agent's own; its code does not go on."""
         claim = self._claimed(run)
+        dropped: Callable[[], object] = _nothing
         try:
             log = self.engine.log.open(run, head=claim.head)
             ex = self._execution(AGENTS.get(log.fold.facts.agent), log, machine.Resumed(), hosts=False)
+            dropped = partial(self._drop_lease, ex)
+            self._live[run] = ex
             return await self._undone(ex, claim, step, partial(undoing.undo, by=by, because=because, settled=settled))
         finally:
-            self.engine.leases.release(run, claim.head.epoch, left=claim.left is not None)
+            self.engine.let_go(run, claim.head.epoch, left=claim.left is not None, dropped=dropped)
+            self._live.pop(run, None)
+            self._left.set()
 
     async def _undone(self, ex: Execution, claim: Claim, step: e.StepId, undo: Callable[..., Any]) -> str:
         log = ex.log
@@ -549,16 +599,19 @@ class Executor:
             await self._drive(ex, sit_out=True)
             if not ex.main.done():
                 ex.close(Parked())
-            await ex.unwind()
+            await self._quieted(ex)
             _raise_own(ex.main)
             if isinstance(ex.signal, Interrupted):
                 raise ex.signal
             await ex.barrier()
         except Interrupted as interrupted:
             raise _cause(interrupted, ex.run_id) from None
+        except BaseException:
+            ex.close(ex.signal or Interrupted(), cut=True)
+            await _whoever_cancels(self._quieted(ex))
+            raise
         finally:
             observing.let_go(ex)
-            self._drop_lease(ex)
         return told[0]
 
     async def _taken_back(self, ex: Execution, wanted: Rewinding) -> Claim:
@@ -582,8 +635,7 @@ class Executor:
     # parking ----------------------------------------------------------------------------------
 
     def _release(self, ex: Execution, *, left: bool = False) -> None:
-        self._drop_lease(ex)
-        self.engine.leases.release(ex.run_id, ex.log.epoch, left=left)
+        self.engine.let_go(ex.run_id, ex.log.epoch, left=left, dropped=partial(self._drop_lease, ex))
 
     def _drop_lease(self, ex: Execution) -> None:
         if ex.lease is not None:
@@ -651,6 +703,19 @@ class Executor:
 
 
 # the agent's code -------------------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _whoever_cancels(work: Coroutine[Any, Any, None]) -> None:
+    """Carry something to its end, though the task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    task.result()
 
 
 def _nobody(child: str) -> None:

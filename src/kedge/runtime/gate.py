@@ -6,6 +6,7 @@ What to do when it is in doubt, done before or to be undone is in `effects`.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
@@ -17,6 +18,7 @@ from kedge.errors import (
     NotDone,
     RateLimited,
     StepFailed,
+    StillRunning,
     TransactionEnded,
     ValueRefused,
 )
@@ -26,9 +28,9 @@ from kedge.model.failure import Failure
 from kedge.model.fold import Step
 from kedge.model.keys import action_key, undo_key
 from kedge.model.typed import convert
-from kedge.runtime import adopting, approving, effects, observing
+from kedge.runtime import adopting, approving, effects, live_calls, observing
 from kedge.runtime.agreement import agree, refuse_gap, until_cancelled
-from kedge.runtime.applying import ABANDON_SECONDS, Applied, Untouched, waited_for
+from kedge.runtime.applying import Applied, Untouched, outlasted, waited_for
 from kedge.runtime.commands import given
 from kedge.runtime.context import through_codec
 from kedge.runtime.execution import Branch, Execution
@@ -39,6 +41,7 @@ from kedge.runtime.isolated import run_isolated
 from kedge.runtime.judge import with_paths
 from kedge.runtime.judging import Judged, failed, model_of
 from kedge.runtime.lineage import ACTION
+from kedge.runtime.live_calls import LiveCall
 from kedge.runtime.models import reasoning_of, reply_kind, usage_of, wire
 from kedge.runtime.registry import KEY, STEP, WORKSPACE, Happened, InnerSteps, Key, ToolStep, is_marker
 from kedge.runtime.replay import OVER
@@ -208,9 +211,7 @@ class Attempting(Judged):
 
     def over(self) -> None:
         """Whatever waits for this step goes on, and a thread that has ended is remembered no more."""
-        works, place = self.ex.engine.works, (self.ex.run_id, self.step)
-        if place in works and not works[place].alive:
-            del works[place]
+        self.ex.engine.live.forget(self.ex.run_id, self.step)
         if self.inflight is not None:
             self.ex.inflight.pop(self.inflight).set_result(None)
 
@@ -240,7 +241,9 @@ class Attempting(Judged):
             ex.behind(Entry(e.StepDelayed(at=ex.now_us(), step=self.step, until=until, because=because)))
             await until_time(ex, self.branch, self.step, until)
             self.until_us = 0
-        work = ex.engine.works.get((ex.run_id, self.step))
+        work = ex.engine.live.work_of(ex.run_id, self.step)
+        if self.intent.undoes is not None:
+            await self._until_over(self.intent.undoes[0])
         while True:
             if self.is_open and self.intent.effect not in SAFE:
                 settled = await effects.settle(self, work)
@@ -271,9 +274,11 @@ class Attempting(Judged):
                 await approving.agreed(self)
             applied = await self._attempt()
             work, looked = applied.work, False
+            if isinstance(applied.error, asyncio.CancelledError):
+                await ex.still_wanted()
             if work is not None and self.intent.effect in SAFE and self.counted + 1 < self.allowed:
                 # The next attempt may not begin before the thread of this one ends, which may still bring a result.
-                late_one = await waited_for(work, ABANDON_SECONDS)
+                late_one = await self.waited_on(work)
                 applied = late_one if late_one.error is None else applied
             if self.is_left and not isinstance(applied.error, (asyncio.CancelledError, *self.intent.bubbles)):
                 await self._rest_inside()
@@ -281,6 +286,7 @@ class Attempting(Judged):
                 ended = applied.ended or self._returned(applied.value)
                 if applied.ended is not None:
                     self._files_ended()
+                self._leave()
                 if ended is not None:
                     return await self._ended(*ended)
             else:
@@ -514,8 +520,12 @@ class Attempting(Judged):
         if intent.effect == "transaction":
             return await Transacting(self, place, injected).apply(timeout)
         call = partial(called, intent, injected)
+        live = self.begins_live()
         if intent.policy.isolate == "process":
-            return await run_isolated(intent.fn, intent.arguments, place, timeout)
+            try:
+                return await run_isolated(intent.fn, intent.arguments, place, timeout)
+            finally:
+                _over(live)
         if intent.is_async:
             token = HERE.set(place)
             limit = asyncio.timeout(timeout)
@@ -528,14 +538,24 @@ class Attempting(Judged):
                 return Applied(error=error, timed_out=isinstance(error, TimeoutError) and limit.expired())
             finally:
                 HERE.reset(token)
+                _over(live)
         context = copy_context()
         context.run(HERE.set, place)
-        work = ex.engine.threads.start(partial(self._in_thread, call), context)
-        ex.engine.works[ex.run_id, self.step] = work
+        work = ex.engine.threads.start(partial(self._in_thread, call), context, live)
+        ex.engine.live.remember(ex.run_id, self.step, work)
         applied = await waited_for(work, timeout)
+        if live is not None and isinstance(applied.error, asyncio.CancelledError) and await ex.is_closing():
+            applied = await outlasted(work, ex.patience_seconds)
         if isinstance(applied.error, _TooLate):
             raise ex.interrupted(LeaseLost(ex.run_id))
         return applied
+
+    def begins_live(self) -> LiveCall | None:
+        """The attempt may change the world from now on. What its thread comes to later is recorded, too."""
+        if self.intent.effect in ("reads", None):
+            return None
+        late = None if self.intent.effect in ("transaction", "workspace") else self._came_late
+        return self.ex.engine.live.begin(self.ex.run_id, self.step, self.intent.name, late)
 
     def _in_thread(self, call: Callable[[], Any]) -> Any:
         """A thread may begin a good while after it was asked for: it looks at the lease again."""
@@ -615,7 +635,7 @@ class Attempting(Judged):
         assert error is not None
         if isinstance(error, asyncio.CancelledError | Untouched):
             await ex.still_wanted()
-        if isinstance(ex.signal, Interrupted):
+        if isinstance(ex.signal, Interrupted) and not ex.may_record:
             raise ex.signal
         # From outside of an agent it may be called again, and then goes on from here.
         given_up = ex.now_us() if ex.is_outside else None
@@ -644,6 +664,7 @@ class Attempting(Judged):
             retry_at, stops = self._retry_at(error, limited, outcome, told=told)
         is_free = limited is not None or (cancelled and retry_at is not None)
         seq = self._note_failed(failure, outcome, retry_at, limited=is_free, not_retried=stops)
+        self._leave()
         if cancelled:
             ex.refuse(self.branch)
             self.cancelled = True
@@ -723,11 +744,49 @@ class Attempting(Judged):
         """No further attempt of a blocking tool starts while the thread of the last one lives; it may yet succeed."""
         if work is None or not work.alive:
             return None
-        late = await waited_for(work, ABANDON_SECONDS)
+        late = await self.waited_on(work)
         if late.work is not None:
             self.failure = describe(TimeoutError("the thread of the last attempt is still at it"), kind="timeout")
             await self._give_up()
         return effects.happened_late(self, late.value) if late.error is None else None
+
+    async def waited_on(self, work: Work) -> Applied:
+        """What a thread comes to that was given up; raises the signal when the run is closed meanwhile."""
+        late = await waited_for(work, live_calls.ABANDON_SECONDS)
+        if isinstance(late.error, asyncio.CancelledError):
+            await self.ex.still_wanted()
+        return late
+
+    async def _until_over(self, step: e.StepId) -> None:
+        """Nothing is undone while a thread of ours is still at it."""
+        live = self.ex.engine.live
+        if live.of(self.ex.run_id, step):
+            await live.over(self.ex.run_id, live_calls.ABANDON_SECONDS)
+        if still := live.of(self.ex.run_id, step):
+            raise self.ex.interrupted(StillRunning(self.ex.run_id, still))
+
+    def _leave(self) -> None:
+        """The outcome is on record. Where the run is cancelled or interrupted, nothing more is done with it."""
+        if isinstance(self.ex.signal, Interrupted | Cancelling):
+            raise self.ex.signal
+
+    def _came_late(self, value: Any, error: BaseException | None) -> None:
+        """Record what a thread came to when its execution was gone, in any thread, while the lease is still ours."""
+        ex, log = self.ex, self.ex.log
+        if not ex.may_record:
+            return
+        fold = log.fold
+        past = fold.step(self.step) if fold.facts.generation == ex.generation else None
+        if past is None or past.status in OVER or len(past.attempts) != self.made or inspect.isawaitable(value):
+            return
+        entries, rights = effects.late_entries(self, past, value, error)
+        if entries:
+            log.append(*entries, **rights)
+
+
+def _over(live: LiveCall | None) -> None:
+    if live is not None:
+        live.end()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -183,7 +183,7 @@ class Host:
 
         @functools.wraps(fn)
         async def there(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fn(*args, **kwargs), caller))
+            return await _on_loop(caller, partial(fn, *args, **kwargs))
 
         intent.fn = there
 
@@ -236,6 +236,36 @@ def _inner(run: str) -> InnerSteps | None:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+async def _on_loop(loop: asyncio.AbstractEventLoop, code: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Await a coroutine on another loop. Cancelled, it is cancelled there, and has left when this returns."""
+    ended: Future[T] = Future()
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        begun.append(loop.create_task(code()))
+        begun[0].add_done_callback(partial(_settled, ended))
+
+    loop.call_soon_threadsafe(begin)
+    here = asyncio.wrap_future(ended)
+    while not ended.done():
+        try:
+            await asyncio.shield(here)
+        except asyncio.CancelledError:
+            if ended.done():
+                break
+            loop.call_soon_threadsafe(lambda: begun[0].cancel())
+    return await here
+
+
+def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        ended.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
 
 
 async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any:

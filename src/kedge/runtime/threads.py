@@ -10,6 +10,8 @@ from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, Final
 
+from kedge.runtime.live_calls import LiveCall
+
 _KEPT: Final = 32
 """Idle threads that are kept for the next call."""
 
@@ -17,13 +19,19 @@ _KEPT: Final = 32
 class Work:
     """A blocking call on its way. `future` ends with its outcome; `alive` tells whether its thread is still in it."""
 
-    __slots__ = ("alive", "call", "context", "future", "loop")
+    __slots__ = ("alive", "call", "context", "future", "live", "loop", "outcome")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context, call: Callable[[], Any]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: Context, call: Callable[[], Any], live: LiveCall | None
+    ) -> None:
         self.loop = loop
         self.context = context
         self.call = call
         self.alive = True
+        self.live = live
+        if live is not None:
+            live.work = self
+        self.outcome: tuple[Any, BaseException | None] | None = None
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def run(self) -> None:
@@ -32,8 +40,14 @@ class Work:
         except BaseException as raised:
             result, error = None, raised
         self.call = _nothing
-        with contextlib.suppress(RuntimeError):  # a closed loop has taken whoever waited with it
+        self.outcome = result, error
+        try:
             self.loop.call_soon_threadsafe(self._end, result, error)
+        except RuntimeError:
+            self.alive = False  # a closed loop has taken along the task that waited
+        if self.live is not None:
+            with contextlib.suppress(Exception):
+                self.live.end()
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.alive = False
@@ -55,14 +69,19 @@ class Threads:
         self._idle = 0
         self._closed = False
 
-    def start(self, call: Callable[[], Any], context: Context) -> Work:
-        """Begin a blocking call; its outcome comes to the running loop."""
-        work = Work(asyncio.get_running_loop(), context, call)
+    def start(self, call: Callable[[], Any], context: Context, live: LiveCall | None = None) -> Work:
+        """Begin a blocking call; its outcome comes to the running loop. A live call is over when its thread is."""
+        work = Work(asyncio.get_running_loop(), context, call, live)
         with self._mutex:
             spare = self._idle > 0
             self._idle -= spare
-        if not spare:
-            threading.Thread(target=self._serve, name="kedge-tool", daemon=True).start()
+        try:
+            if not spare:
+                threading.Thread(target=self._serve, name="kedge-tool", daemon=True).start()
+        except BaseException:
+            if live is not None:
+                live.end()  # there is no room for a thread: nothing began
+            raise
         self._queue.put(work)
         return work
 

@@ -77,8 +77,9 @@ class Transacting:
             raise ex.interrupted(error) from None
         context = copy_context()
         context.run(HERE.set, self._place)
-        work = ex.engine.threads.start(lambda: self._work(hold), context)
-        ex.engine.works[ex.run_id, self._place.id] = work
+        live = self._attempting.begins_live()
+        work = ex.engine.threads.start(lambda: self._work(hold), context, live)
+        ex.engine.live.remember(ex.run_id, self._place.id, work)
         applied = await waited_for(work, timeout)
         if not ex.log.give_up(hold):
             # Whatever else came meanwhile, it is committed.

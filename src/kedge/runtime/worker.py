@@ -259,7 +259,7 @@ class Worker:
 
     def _give_back(self, claimed: Sequence[Claimed]) -> None:
         for each in claimed:
-            self._client.engine.leases.release(each.head.run, each.head.epoch, left=True)
+            self._client.engine.let_go(each.head.run, each.head.epoch, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
@@ -356,6 +356,8 @@ class Worker:
             "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
             error=str(error) or type(error).__name__, exc_info=unknown,
         )  # fmt: skip
+        if self._client.engine.keeps(run):
+            return  # a call of it lives here, and it is due again when that ends
         resting = asyncio.get_running_loop().create_task(self._rested(claimed, seconds))
         self._resting.add(resting)
         resting.add_done_callback(self._resting.discard)
@@ -367,7 +369,7 @@ class Worker:
             with self._kept(claimed):
                 await asyncio.sleep(client.clock.nap_seconds(seconds))
         finally:
-            client.engine.leases.release(head.run, head.epoch, left=True)
+            client.engine.let_go(head.run, head.epoch, left=True)
 
     @contextlib.contextmanager
     def _kept(self, claimed: Claimed) -> Generator[None]:
