@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,3 +58,19 @@ def _declared_here(request: pytest.FixtureRequest) -> None:
             AGENTS.add(value)
         elif isinstance(value, kedge.Tool):
             TOOLS[value.name] = value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Iterator[Any]:
+    """A failing test's report may hold half an emoji, which the channel between test processes cannot carry."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_encodable, value)) if type(value) in (list, tuple) else value
+    return value
