@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 import kedge
 from kedge.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
 from kedge.model import events as e
+from kedge.runtime import waits
+from kedge.runtime.steps import delivery
+from kedge.store import SqliteStore, Store
 
 from .conftest import World
 
@@ -694,3 +698,61 @@ def _renamed(act: Act, kd: kedge.Client, run: str) -> None:
         kd.fork(run, "2:after", id=f"f{number}", effects="live", output={"2": "other"}, set={"colour": "red"})
     else:
         kd.undo(run, "3")
+
+
+# a run that ends meanwhile ------------------------------------------------------------------------
+
+
+class Ending:
+    """A store that says when a run's end is about to be committed, and when it is, before its process hears of it."""
+
+    def __init__(self, store: SqliteStore, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._store, self._before, self._after = store, before, after
+        self._over = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def append(self, items: Sequence[Any]) -> Any:
+        ends = not self._over and any(b'"run.completed"' in row.body for item in items for row in item.rows)
+        self._over |= ends
+        if ends:
+            self._before()
+        done = self._store.append(items)
+        if ends:
+            self._after()
+        return done
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(tmp_path: Path, taken: bool) -> None:
+    here: list[Any] = []
+    holders: list[str | None] = []
+    path = tmp_path / "kedge.db"
+
+    @kedge.tool(effect="reads", name="looks_who_holds")
+    def looks_who_holds() -> int:
+        holders.append(other.log.head("r").holder)
+        return len(holders)
+
+    @kedge.agent(name="ends_as_it_is_rewound")
+    async def agent(run: kedge.Run) -> int:
+        here.append(kd.executor())
+        return await run.call(looks_who_holds)
+
+    def rewinds() -> None:
+        command = {"command": "rewind", "to": "1:before", "because": None}
+        [sent] = other.store.deliver([delivery("r", waits.COMMAND, command, id="c", by="ann", at_us=1)])
+        assert not isinstance(sent, kedge.KedgeError)
+
+    def takes() -> None:
+        """The process of the run sees that it is to be rewound; and maybe another has taken it, which is over."""
+        while here[0]._live["r"].signal is None:
+            time.sleep(0.01)
+        if taken:
+            other.store.lease("r", "ann", seconds=300)
+
+    store = cast("Store", Ending(SqliteStore(path), rewinds, takes))
+    with kedge.open(path) as other, kedge.Client(store) as kd:
+        assert kd.run(agent, id="r") == (1 if taken else 2)
+        assert None not in holders, "whoever runs it holds it"

@@ -500,9 +500,11 @@ class Executor:
         if isinstance(signal, Interrupted):
             self._release(ex, left=True)
             raise _cause(signal, ex.run_id)
-        if isinstance(signal, Rewinding):
+        await ex.barrier()
+        over = bool(ex.log.fold.facts.ended)  # the signal came too late: with its end the run was let go
+        if isinstance(signal, Rewinding) and (not over or self._retaken(ex)):
             raise _Rewound(await self._taken_back(ex, signal))
-        if isinstance(signal, Cancelling):
+        if isinstance(signal, Cancelling) and not over:
             if still := self.engine.live.of(ex.run_id):
                 raise StillRunning(ex.run_id, still)
             ex = await self._cancelled(ex)
@@ -613,6 +615,20 @@ class Executor:
         finally:
             observing.let_go(ex)
         return told[0]
+
+    def _retaken(self, ex: Execution) -> bool:
+        """Lease a run again that has just ended here; False: another process was first, and rewinds it itself."""
+        try:
+            claim = self._claimed(ex.run_id)
+        except RunBusy:
+            return False
+        if (claim.head.seq, claim.head.hash) != (ex.log.seq, ex.log.hash):
+            self.engine.let_go(ex.run_id, claim.head.epoch, left=False)
+            return False
+        ex.log.go_on(claim.head)
+        self._drop_lease(ex)
+        self._leased(ex, claim.head.epoch, claim.since, claim.seconds)
+        return True
 
     async def _taken_back(self, ex: Execution, wanted: Rewinding) -> Claim:
         """Put a rewind on record that came through the inbox, with the message; the run stays ours."""
