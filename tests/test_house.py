@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -119,12 +119,15 @@ Rule = Callable[[House], list[str]]
 
 def walk(node: ast.AST, *, typing: bool = False) -> Iterator[ast.AST]:
     """Every node below; what stands under `if TYPE_CHECKING` only when typing is asked for."""
-    yield node
-    children = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If) and not typing and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING":
-        children = iter(node.orelse)
-    for child in children:
-        yield from walk(child, typing=typing)
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        guards = isinstance(node, ast.If) and not typing
+        if guards and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING":
+            left += reversed(node.orelse)
+        else:
+            left += reversed([*ast.iter_child_nodes(node)])
 
 
 def part_of(name: str) -> str:
@@ -134,7 +137,12 @@ def part_of(name: str) -> str:
     return part if package == "kedge" and part != "__main__" else ""
 
 
-def imports(module: Module, *, typing: bool = False) -> Iterator[Import]:
+@cache
+def imports(module: Module, *, typing: bool = False) -> tuple[Import, ...]:
+    return tuple(_imports(module, typing=typing))
+
+
+def _imports(module: Module, *, typing: bool) -> Iterator[Import]:
     for node in walk(module.tree, typing=typing):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -149,8 +157,13 @@ def imports(module: Module, *, typing: bool = False) -> Iterator[Import]:
                 yield Import(node.lineno, alias.asname or alias.name, target, target)
 
 
-def references(module: Module) -> Iterator[tuple[int, str]]:
+@cache
+def references(module: Module) -> tuple[tuple[int, str], ...]:
     """Every import, and every name reached through an import or from the builtins, by its full name."""
+    return tuple(_references(module))
+
+
+def _references(module: Module) -> Iterator[tuple[int, str]]:
     bound: dict[str, str] = {}
     for item in imports(module):
         bound[item.name] = item.stands_for

@@ -274,6 +274,7 @@ def test_a_hundred_stalled_calls_of_a_blocking_tool_are_waited_for_and_not_repea
     assert set(far.world.requests.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_hundred_stalled_calls_under_a_key_are_asked_for_again_and_are_a_hundred_effects(
     tmp_path: Path, far: CountingServer
 ) -> None:
@@ -355,6 +356,7 @@ def test_an_outcome_is_committed_by_itself_while_the_agent_takes_no_further_step
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holding", [0, 1])
 def test_an_effect_is_in_doubt_for_some_milliseconds_whatever_the_agent_does_meanwhile(
     tmp_path: Path, holding: int

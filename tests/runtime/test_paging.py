@@ -597,6 +597,7 @@ def test_a_renewed_run_begins_with_an_empty_window(processes: Processes, far: Fa
     assert [as_bytes(each) for each in asker.requests[:half]] == [as_bytes(each) for each in asker.requests[half:]]
 
 
+@pytest.mark.slow
 def test_check_finds_nothing_wrong_with_a_loop_that_pages(far: Far) -> None:
     asker = Asker(script=[*LONG[:4], (Call("recall", {"handle": "m2"}), read(0)), WRITE])
     agent = asker.agent(tools=TOOLS[:4], budget=1_500)

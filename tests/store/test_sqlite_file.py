@@ -85,6 +85,7 @@ log.close(); store.close()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_hammer_the_same_runs_are_refused_cleanly_and_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "kedge.db"
     children = [python(HAMMER, path, who, 60) for who in range(3)]
@@ -288,6 +289,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at_once(tmp_path: Path) -> None:
     path = tmp_path / "kedge.db"
     store = SqliteStore(path)
