@@ -15,6 +15,8 @@ import pytest
 import kedge
 from kedge.check.checker import check
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -21,6 +21,8 @@ from kedge.cli.main import main
 from kedge.model.events import AttemptSettled, AttemptStarted, RunTaken
 from kedge.runtime.client import open as open_client
 
+pytestmark = pytest.mark.slow
+
 ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 PROCESS = re.compile(r"Process (\d+)")
 Shown = tuple[Path, subprocess.CompletedProcess[str]]

@@ -25,6 +25,8 @@ from proxy.agents import KEY, Loop
 from proxy.provider import Desk, Says, desk
 from proxy.test_paging import asks_back, each_form, only_run, reading, refused
 
+pytestmark = pytest.mark.slow
+
 
 class Process:
     """The command, as somebody would run it."""

@@ -79,12 +79,14 @@ def run(command: list[str]) -> str:
     return outcome.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_the_examples_of_section_13_pass_a_strict_checker(checker: str, tmp_path: Path) -> None:
     found = checked(checker, SURFACE, tmp_path)
     assert not found, "\n".join(f"{SURFACE.name}:{line}: {told}" for line, told in sorted(found.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_what_cannot_work_is_refused_by_a_strict_checker(checker: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong" / "refused.py"

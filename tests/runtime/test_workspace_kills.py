@@ -20,7 +20,10 @@ from seeds import draw_seed
 TESTS = Path(__file__).parents[1]
 KILLS = 100
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a tool left running is found by /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="what a tool left running is found by /proc"),
+]
 
 
 def test_killed_100_times_in_the_shell_the_folder_is_the_same_and_nobody_is_asked(tmp_path: Path) -> None:

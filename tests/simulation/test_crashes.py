@@ -86,26 +86,31 @@ def test_killed_at_any_point_it_goes_on_with_nothing_lost_and_nothing_done_twice
     assert check(scenario, undisturbed(name), killed_everywhere(scenario, seed=SEED)) > 15
 
 
+@pytest.mark.slow
 @every_agent
 def test_killed_again_while_it_recovers_it_still_goes_on(name: str) -> None:
     sampled(name, 2)
 
 
+@pytest.mark.slow
 @every_agent
 def test_killed_over_and_over_it_still_goes_on(name: str) -> None:
     sampled(name, 5)
 
 
+@pytest.mark.slow
 @every_agent
 def test_it_goes_on_in_another_process_whenever_somebody_answered(name: str) -> None:
     sampled(name, 1, warm=False)
 
 
+@pytest.mark.slow
 @every_agent
 def test_what_was_written_behind_and_is_lost_was_not_needed(name: str) -> None:
     sampled(name, 1, behind=True)
 
 
+@pytest.mark.slow
 @every_agent
 def test_it_goes_on_when_the_lease_of_the_dead_has_run_out(name: str) -> None:
     sampled(name, 1, takeover="expiry")

@@ -98,6 +98,7 @@ def test_killed_at_any_point_it_sends_the_same_bytes_and_does_nothing_twice() ->
     assert not told, "\n".join(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("number", range(4))
 def test_killed_over_and_over_it_still_sends_the_same_bytes(number: int, behind: bool) -> None:

@@ -17,6 +17,8 @@ from kedge.runtime.registry import AGENTS as DECLARED
 from kedge.testing import Scenario, Story, World, differences, simulate, tick, world
 from seeds import draw_seed
 
+pytestmark = pytest.mark.slow
+
 SEED = 7
 PEOPLE = {"managers": ["mia", "max", "moe"], "directors": ["dan", "dora"]}
 

@@ -19,6 +19,8 @@ from kedge.store.base import RunQuery
 from kedge.testing import Story, simulate
 from simulation.agents import SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 SEED = 11
 SAMPLE = 3
 

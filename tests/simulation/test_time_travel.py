@@ -70,6 +70,7 @@ def told(
             journey.close()
 
 
+@pytest.mark.slow
 @given(agents(), kills, behinds, st.lists(st.tuples(leaps, kills), max_size=3))
 @drawn
 def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_twice_or_lost(
@@ -79,6 +80,7 @@ def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_tw
     told(MemoryStore(clock=clock), clock, *drawn_agent, first=first, then=then, behind=behind)
 
 
+@pytest.mark.slow
 @given(agents(), kills, st.lists(st.tuples(leaps, kills), min_size=1, max_size=2))
 @settings(drawn, max_examples=max(STORIES // 8, 3))
 def test_it_is_so_on_a_disk_too(

@@ -13,6 +13,8 @@ import pytest
 from kedge.workspace import Workspace, reading
 from kedge.workspace.reading import Cloning
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 1 << 20
 
 
