@@ -24,7 +24,7 @@ from attack import bank, payer
 Task = Callable[[kedge.Client], Any]
 """What a process does with a store; what it returns is told."""
 
-HANG_SECONDS: Final = 300
+HANG_SECONDS: Final = 300.0
 """How long a process may take; most take some hundredths of a second."""
 
 Process = tuple[int, int]

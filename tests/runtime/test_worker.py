@@ -445,6 +445,8 @@ def mark(path: str, word: str, key: kedge.Key = kedge.KEY) -> str:
     with open(path, "a") as file:
         file.write(word + "\\n")
     time.sleep(float(os.environ.get("SLOW", "0")))
+    while word == os.environ.get("STUCK"):
+        time.sleep(1)
     return word
 
 @kedge.agent
@@ -463,9 +465,9 @@ def start_worker(folder: Path) -> Iterator[Start]:
     """Starts workers as processes, and sees to it that none outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*flags: str, slow: float = 0.0) -> subprocess.Popen[str]:
+    def start(*flags: str, slow: float = 0.0, stuck: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "kedge", "worker", "app.py", "--store", "kedge.db", "--json", *flags]
-        env = {**os.environ, "SLOW": str(slow)}
+        env = {**os.environ, "SLOW": str(slow), "STUCK": stuck}
         started.append(subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, bufsize=1))
         return started[-1]
 
@@ -529,13 +531,13 @@ def test_sigterm_finishes_the_step_and_leaves_the_run_and_another_worker_goes_on
 def test_a_killed_workers_run_is_taken_over_after_a_moment_and_goes_on_at_its_step(
     folder: Path, start_worker: Start
 ) -> None:
-    words = [*"abcdefghijklmnop"]  # enough of them for the second to be there before the first is done
+    words = [*"abcd"]
     start_marks(folder, *words)
-    first = start_worker(slow=0.5)
+    first = start_worker("--lease", "1h", stuck="b")
     lines_until(first, "claimed")
     while not (folder / "marks").exists() or "b" not in (folder / "marks").read_text():
         time.sleep(0.01)
-    second = start_worker(slow=0.0)
+    second = start_worker()
     lines_until(second, "started")
     first.kill()
     first.wait(300)

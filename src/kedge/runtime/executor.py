@@ -779,8 +779,8 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
     except Signal:
         raise
     except BaseException as raised:
-        if isinstance(raised, GeneratorExit) and not _is_on_a_loop():
-            raise  # nobody raised it: this code is being collected, after its loop
+        if isinstance(raised, GeneratorExit) and not _is_running(ex):
+            raise  # the agent did not raise it: its coroutine is being collected
         error = raised
     finally:
         ex.computing -= 1
@@ -797,9 +797,9 @@ async def _main(ex: Execution, branch: Branch, point: machine.Resumed) -> None:
     await ending.finish(ex, branch, result, error)
 
 
-def _is_on_a_loop() -> bool:
-    with contextlib.suppress(RuntimeError):
-        return asyncio.get_running_loop() is not None
+def _is_running(ex: Execution) -> bool:
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        return asyncio.current_task() is ex.main
     return False
 
 
