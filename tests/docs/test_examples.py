@@ -64,6 +64,7 @@ class Endpoint(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
 
 
+@pytest.mark.slow
 def test_the_tool_loop_goes_the_same_way_with_a_model_behind_an_endpoint(tmp_path: Path) -> None:
     file = EXAMPLES / "tool_loop.py"
     Endpoint.chat = staticmethod(imported(file).chat)

@@ -272,6 +272,7 @@ def test_a_search_looks_in_names_arguments_outputs_and_errors(kd: kedge.Client) 
     assert "1" in found("dear ada")
 
 
+@pytest.mark.slow
 def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: kedge.Client) -> None:
     kd.run(long, 1_300, id="r")
     seen, cursor, asked = list[str](), "", 0
