@@ -258,7 +258,7 @@ def test_the_run_tries_again_and_every_attempt_is_on_record(world: World, provid
     assert world.kd.run(asks, id="r") == "at last"
     ended = world.told("r", e.AttemptEnded)
     assert [(each.outcome, each.limited) for each in ended] == [
-        ("refused", True),
+        ("unknown", True),
         ("unknown", False),
         ("returned", False),
     ]

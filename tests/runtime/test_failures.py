@@ -287,7 +287,7 @@ def test_odd_errors_are_recorded_too() -> None:
     strange: Any = OSError([], "a list for a number")
     assert "errno" not in describe(strange).details
     assert not is_transient(strange)
-    assert describe(ValueError("\udcff")).message == "\udcff"
+    assert describe(ValueError("\udcff")).message == "\\udcff"
 
 
 def test_notes_that_are_no_texts_are_told_and_many_are_cut() -> None:

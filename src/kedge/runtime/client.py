@@ -130,9 +130,11 @@ class Client(Acting):
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
         self._mutex = threading.Lock()
 
-    def before_fork(self) -> None: ...
+    def before_fork(self) -> None:
+        """Nothing to do: the store closes what must not be inherited."""
 
-    def after_fork_in_parent(self) -> None: ...
+    def after_fork_in_parent(self) -> None:
+        """Nothing to do: the parent goes on as it was."""
 
     def after_fork_in_child(self) -> None:
         """A child has its own of everything. What runs in the parent is the parent's, and is let alone."""

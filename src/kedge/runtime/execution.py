@@ -654,6 +654,8 @@ class Execution:
         branch.awaited_by.append(inner)
         inner.running += 1
         if inner.running == 1:
+            if inner.live is not None:
+                inner.live.rest()
             self.rests()
 
     def awaits_no_more(self, inner: InnerSteps, branch: Branch) -> None:
@@ -661,6 +663,8 @@ class Execution:
             branch.awaited_by.remove(inner)
             inner.running -= 1
             if not inner.running and inner.is_open:
+                if inner.live is not None:
+                    inner.live.stir()
                 self.wakes()
 
     def attempt_over(self, inner: InnerSteps) -> None:

@@ -521,6 +521,8 @@ class Attempting(Judged):
             return await Transacting(self, place, injected).apply(timeout)
         call = partial(called, intent, injected)
         live = self.begins_live()
+        if place.inner is not None:
+            place.inner.live = live
         if intent.policy.isolate == "process":
             try:
                 return await run_isolated(intent.fn, intent.arguments, place, timeout)

@@ -26,7 +26,7 @@ Late = Callable[[Any, BaseException | None], object]
 class LiveCall:
     """One call, from before it begins until nothing of it can act any more."""
 
-    __slots__ = ("_calls", "is_over", "late", "run", "step", "tool", "work")
+    __slots__ = ("_calls", "is_over", "is_resting", "late", "run", "step", "tool", "work")
 
     def __init__(self, calls: LiveCalls, run: str, step: StepId, tool: str, late: Late | None) -> None:
         self._calls = calls
@@ -36,6 +36,7 @@ class LiveCall:
         self.late = late
         self.work: Work | None = None
         self.is_over = False
+        self.is_resting = False
 
     def __str__(self) -> str:
         return f"{self.tool} at step {self.step}"
@@ -43,6 +44,14 @@ class LiveCall:
     def end(self) -> None:
         """It is over. From any thread."""
         self._calls.end(self)
+
+    def rest(self) -> None:
+        """Its code awaits steps of the same run, and touches nothing until one of them is over."""
+        self._calls.rest(self)
+
+    def stir(self) -> None:
+        """Its code goes on."""
+        self._calls.stir(self)
 
     def record_late(self) -> None:
         """Record its outcome, where its thread ended after its execution."""
@@ -74,6 +83,27 @@ class LiveCalls:
             if call.is_over:
                 return
             call.is_over = True
+            if call.is_resting:
+                return
+        self._leave(call)
+
+    def rest(self, call: LiveCall) -> None:
+        """A call does nothing to the world for a while: it lives again when it stirs."""
+        with self._changed:
+            if call.is_over or call.is_resting:
+                return
+            call.is_resting = True
+        self._leave(call)
+
+    def stir(self, call: LiveCall) -> None:
+        """A call that rested goes on."""
+        with self._changed:
+            if call.is_resting and not call.is_over:
+                call.is_resting = False
+                self._calls.setdefault(call.run, []).append(call)
+
+    def _leave(self, call: LiveCall) -> None:
+        with self._changed:
             calls = self._calls[call.run]
             calls.remove(call)
             if not calls:

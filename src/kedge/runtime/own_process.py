@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
-import logging
 import os
 import signal
 import sys
@@ -22,13 +21,14 @@ import msgspec
 
 from kedge.clock import SystemClock
 from kedge.errors import KedgeError
+from kedge.logger import get_logger
 from kedge.runtime.registry import AGENTS
 from kedge.store.base import Head
 
 if TYPE_CHECKING:
     from kedge.runtime.client import Client
 
-logger: Final = logging.getLogger("kedge")
+logger: Final = get_logger("kedge")
 
 ORPHAN_SECONDS: Final = 5.0
 """How long the other process may still be at its step when the worker is gone."""

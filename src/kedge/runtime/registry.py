@@ -25,6 +25,7 @@ from kedge.model.retry import ExceptionTypes, Retry, exception_types, retry_of, 
 from kedge.model.typed import convert
 from kedge.runtime.here import HERE, in_agent
 from kedge.runtime.limits import Limit
+from kedge.runtime.live_calls import LiveCall
 from kedge.workspace.workspace import Workspace
 
 P = ParamSpec("P")
@@ -62,6 +63,7 @@ class InnerSteps:
         "inflight",
         "is_open",
         "is_refused",
+        "live",
         "nth",
         "outer",
         "running",
@@ -79,6 +81,8 @@ class InnerSteps:
         """The action that this attempt is, where the same action elsewhere waits for it."""
         self.hosted: Any = None
         """Where they are taken, also while the run is being let go."""
+        self.live: LiveCall | None = None
+        """The attempt among the calls that may touch the world. It rests while it awaits these steps."""
         self.running = 0
         self.is_open = True
         self.is_refused = False
