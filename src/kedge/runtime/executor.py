@@ -534,11 +534,12 @@ class Executor:
             return
         if engine.live.of(ex.run_id):
             await engine.live.over(ex.run_id, ex.patience_seconds)
-        if ex.may_record:
-            with contextlib.suppress(KedgeError, Signal):
+        with contextlib.suppress(KedgeError, Signal):
+            if ex.may_record:
                 for call in calls:
                     call.record_late()
-                await ex.barrier()
+            # A run that is released before its last append is committed would be held by nobody, and busy.
+            await ex.log.barrier_soon()
 
     async def _cancelled(self, ex: Execution) -> Execution:
         """Carry a cancellation out, in a fresh execution that runs no agent code."""
