@@ -99,6 +99,7 @@ class RunLog:
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.run = head.run
+        self.parent = head.parent
         self.base = head.base
         """The last event that a fork shares with its parent; 0 in every other run."""
         self.seen = 0

@@ -57,7 +57,10 @@ class Lineage:
         self._members: dict[str, Member] = {}
         self._heads: dict[str, Head] = {}
         self._numbers: dict[tuple[str, e.Digest], int] = {}
-        self.own = self._head(ex.run_id)
+        log = ex.log
+        # Not from the store: the run's first events may not be committed yet.
+        self.own = Head(run=log.run, seq=log.seq, hash=log.hash, epoch=log.epoch, base=log.base, parent=log.parent)
+        self._heads[ex.run_id] = self.own
         fold, found = ex.log.fold, ex.log.ledger
         places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
         places |= {step.output: step.id for step in fold.steps if step.output}
