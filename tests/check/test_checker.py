@@ -188,6 +188,7 @@ def test_other_answers_lead_to_paths_that_are_interrupted_everywhere_too() -> No
     assert "another way" in finding.seen
 
 
+@pytest.mark.slow
 def test_children_are_rehearsed_with_their_parent() -> None:
     report = check(family, input=["a", "b"])
     assert not report.findings, str(report)
@@ -218,6 +219,7 @@ def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
     assert report.sampled == ()
 
 
+@pytest.mark.slow
 def test_sleeps_in_memory_take_no_time_in_a_rehearsal() -> None:
     @kedge.agent
     async def patient(run: kedge.Run, order: str) -> str:

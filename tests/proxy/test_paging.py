@@ -82,6 +82,7 @@ def reading(count: int) -> list[Says]:
     return [Says(f"Now {number}. ", [("read_file", {"path": f"f{number}.py"})]) for number in range(count)]
 
 
+@pytest.mark.slow
 @each_form
 def test_over_many_turns_every_request_is_valid_and_within_the_budget(here: Desk, shape: str, streams: bool) -> None:
     here.provider.replies(*reading(30), Says("All read."))
@@ -100,6 +101,7 @@ def test_over_many_turns_every_request_is_valid_and_within_the_budget(here: Desk
         assert not kd.verify(run).problems
 
 
+@pytest.mark.slow
 def test_many_agents_at_once_keep_their_own_conversations(here: Desk) -> None:
     def script(body: Any) -> Says:
         said = next(message["content"] for message in body["messages"] if message["role"] == "user")

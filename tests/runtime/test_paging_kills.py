@@ -9,11 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runtime.paged_process import TURNS
 
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_killed_at_every_append_the_next_process_sends_the_same_bytes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "runtime.paged_process", str(tmp_path)]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300, check=False)

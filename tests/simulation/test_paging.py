@@ -83,6 +83,7 @@ def wrong(expected: Story, story: Story, deaths: int) -> list[str]:
     return [f"{story}: {each[:200]}" for each in found]
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_it_sends_the_same_bytes_and_does_nothing_twice() -> None:
     saving: list[Saved] = []
     expected = simulate(SAILING, seed=SEED, saving=saving)

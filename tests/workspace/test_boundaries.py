@@ -154,6 +154,7 @@ def _watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(Watch, "begin", lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_watched")
 @pytest.mark.parametrize("_", range(2))
 def test_every_boundary_brings_back_what_was_there(tmp_path: Path, _: int) -> None:

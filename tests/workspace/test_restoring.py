@@ -618,6 +618,7 @@ def scramble(place: Place, chance: random.Random) -> None:
                 file.write(chance.randbytes(chance.choice([0, 1, 1000, BLOCK_BYTES + 5])))
 
 
+@pytest.mark.slow
 def test_any_tree_becomes_any_other_and_a_plan_may_be_done_twice(place: Place) -> None:
     seed = draw_seed()
     chance = random.Random(seed)
@@ -637,6 +638,7 @@ def test_any_tree_becomes_any_other_and_a_plan_may_be_done_twice(place: Place) -
         assert differing(told(place.folder), expected) == [], (seed, number)
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_cut_off_anywhere_is_finished_by_doing_it_again(place: Place) -> None:
     """Dies before the nth change of a file, for every n, and is done again, by the same plan or a fresh one."""
     seed = draw_seed()

@@ -431,6 +431,7 @@ for _ in range(int(sys.argv[4])):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_missed_while_processes_move_everything_about(root: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
