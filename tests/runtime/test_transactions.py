@@ -661,7 +661,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_
     async def whole() -> None:
         await kd.start.soon(entering, id="a")
         advancing = asyncio.ensure_future(kd.advance.soon("a"))
-        assert await asyncio.to_thread(in_tool.wait, 10)
+        assert await asyncio.to_thread(in_tool.wait, 300)
         assert kd.executor().leave("a")
         told.set()
         assert (await asyncio.wait_for(advancing, 300)).left
@@ -681,7 +681,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_anothe
     @kedge.tool(effect="transaction")
     def enters(who: str, tx: kedge.Tx = kedge.TX) -> int:
         in_tool.set()
-        assert told.wait(300)
+        assert told.wait(10)  # it comes when the loop is gone, or not at all
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
         return 1
 
@@ -691,7 +691,7 @@ def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_anothe
 
     async def whole() -> None:
         running = asyncio.ensure_future(kd.run.soon(entering, id="a"))
-        assert await asyncio.to_thread(in_tool.wait, 10)
+        assert await asyncio.to_thread(in_tool.wait, 300)
         # As a loop does that ends: all are cancelled at once, and who drives the run may well be the last to hear it.
         for task in sorted(asyncio.all_tasks() - {asyncio.current_task()}, key=lambda task: task is running):
             task.cancel()
