@@ -74,7 +74,7 @@ def test_tasks_of_one_turn_share_a_commit() -> None:
 
 def test_a_single_run_commits_in_line_without_waiting_for_company() -> None:
     store = Watched()
-    log = Log(store)
+    log = Log(store, clock=ManualClock())  # by which every commit is quick
     handle = begin(log, "run_1")
 
     async def main() -> list[bool]:
