@@ -6,6 +6,7 @@ Everything that must know asks here: tools called directly, logging while replay
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -167,10 +168,9 @@ def _place() -> tuple[str, int] | None:
 
 def _awaiting(here: Place | None) -> tuple[str, int]:
     """Where agent code awaits what a task of a library's does right now, whose own stack does not show that."""
-    try:
+    tasks: set[asyncio.Task[Any]] = set()
+    with contextlib.suppress(RuntimeError):  # no loop runs here
         tasks = asyncio.all_tasks()
-    except RuntimeError:  # no loop runs here
-        tasks = set()
     for task in tasks:
         coroutine: Any = task.get_coro()
         within, found = False, None
