@@ -12,6 +12,7 @@ import pytest
 
 import kedge
 from kedge.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
+from kedge.log.committer import Committer
 from kedge.model import events as e
 from kedge.runtime import waits
 from kedge.runtime.steps import delivery
@@ -725,7 +726,11 @@ class Ending:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(tmp_path: Path, taken: bool) -> None:
+def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
+    tmp_path: Path, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A commit in line would hold up the loop that is to see the rewind before the commit returns.
+    monkeypatch.setattr(Committer, "_is_slow", True)
     here: list[Any] = []
     holders: list[str | None] = []
     path = tmp_path / "kedge.db"
