@@ -123,7 +123,7 @@ def answering(policy: Policy) -> Outside:
         for wait in sorted(client.inbox(), key=lambda wait: wait.id):
             verb, value, by = policy(wait)
             if verb == "edit" and _was_rejected(client, wait):
-                verb = "approve"
+                verb, value = "approve", None
             if verb == SILENCE:
                 clock, until = client.clock, wait.deadline_us
                 assert isinstance(clock, kedge.LeapingClock)

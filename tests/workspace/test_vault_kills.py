@@ -64,11 +64,20 @@ def ghost(vault: Vault, files: dict[bytes, bytes]) -> None:
     processes share in memory still says that it is not there, and whoever has to recover the index will find it."""
     shared = vault.path / "index.db-shm"
     before = shared.read_bytes()
-    child = os.fork()
-    if child == 0:
-        publish(vault, files, "ghost")
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    # Not by a fork, before which this process would close its connections.
+    program = (
+        "import os, signal, sys; from pathlib import Path; from kedge.workspace.vault import Vault; "
+        "from workspace.vaults import publish; "
+        "publish(Vault(Path(sys.argv[1])), {bytes.fromhex(sys.argv[2]): bytes.fromhex(sys.argv[3])}, 'ghost'); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    [(name, content)] = files.items()
+    died = subprocess.run(
+        [sys.executable, "-c", program, str(vault.path), name.hex(), content.hex()],
+        env={"PYTHONPATH": str(PROGRAM.parent.parent), "PATH": ""},
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
     with shared.open("r+b") as file:
         file.write(before)
 
