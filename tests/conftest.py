@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 import kedge
 from kedge.log import Log
@@ -22,15 +22,19 @@ from seeds import FIXED
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A slow example is no failure: neither `deadline` nor `too_slow` may decide what a busy machine is told.
-for profile, derandomize in (("gate", True), ("soak", False)):
-    settings.register_profile(
-        profile,
-        deadline=None,
-        derandomize=derandomize,
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-settings.load_profile("gate" if FIXED else "soak")
+# Adapters are tested in environments that have no Hypothesis.
+with contextlib.suppress(ModuleNotFoundError):
+    from hypothesis import HealthCheck, settings
+
+    for profile, derandomize in (("gate", True), ("soak", False)):
+        settings.register_profile(
+            profile,
+            deadline=None,
+            derandomize=derandomize,
+            print_blob=True,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+    settings.load_profile("gate" if FIXED else "soak")
 
 
 def pytest_collection_finish() -> None:

@@ -65,7 +65,7 @@ def told(
                 happened.append(journey.travel(leap))
                 journey.go_on(more)
                 check(journey, happened)
-            assert ended(journey), [journey.kd.info(run) for run in journey.runs()]
+            assert ended(journey), [(run, journey.kd.info(run).status) for run in journey.runs()]
         finally:
             journey.close()
 

@@ -270,7 +270,8 @@ class Journey:
             self._settle(client, wait)
         elif wait.waits_for == "answer":
             verb = "respond" if "respond" in wait.verbs else "approve" if zlib.crc32(wait.id.encode()) % 4 else "reject"
-            client.answer(wait.id, cast("Any", verb), value=f"yes, {wait.step}", by="person")
+            value = f"yes, {wait.step}" if verb == "respond" else None
+            client.answer(wait.id, cast("Any", verb), value=value, by="person")
         elif wait.waits_for == "event" and not self.store.inbox(wait.run, name=wait.name):
             client.send(wait.run, wait.name, f"heard {self.clock.now_us()}", by="program")
         else:

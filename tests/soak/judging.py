@@ -39,7 +39,11 @@ def _judged(setting: Setting, played: Played) -> dict[str, Any]:
         wrong = [*_runs(kd, setting, world, counts), *map(str, kd.verify().problems)]
     wrong += _requests(played, world["requests"], counts)
     wrong += _frozen(played, counts)
-    wrong += [f"{each['run']}: let go of while it was {each['what']}" for each in played.told if each["what"] in GOING]
+    wrong += [
+        f"{each['run']}: let go of while it was {each['what']}"
+        for each in played.told
+        if each["what"] in GOING and each.get("wake_at_us") is None  # one that backs off after a death is woken
+    ]
     wrong += [played.errors[-3_000:]] if played.errors else []
     said = Counter(each["what"] for each in played.told)
     return {
