@@ -68,6 +68,7 @@ def sampled(name: str, deaths: int, **how: Any) -> None:
     check(scenario, expected, (simulate(scenario, *each, seed=SEED) for each in kills))
 
 
+@pytest.mark.slow
 @every_agent
 @pytest.mark.parametrize("how", [{}, {"warm": False}, {"behind": True}, {"takeover": "expiry"}], ids=str)
 def test_left_alone_it_comes_to_its_end(name: str, how: dict[str, Any]) -> None:

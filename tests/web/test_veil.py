@@ -190,6 +190,7 @@ def guessable(kd: kedge.Client) -> set[str]:
     return found | {from_text(each).hex() for each in found} | digits
 
 
+@pytest.mark.slow
 def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: kedge.Client) -> None:
     _, text = issue(kd, "root", "admin")
     told = guessable(kd)

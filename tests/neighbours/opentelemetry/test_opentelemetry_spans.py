@@ -186,7 +186,7 @@ def test_every_attempt_is_a_span_and_those_that_failed_are_errors(seen: Seen, kd
     first, second, third = seen.all("execute_tool look")
     assert [told(span)["kedge.attempt.number"] for span in (first, second, third)] == [1, 2, 3]
     assert told(first)["error.type"] == "ConnectionRefusedError"
-    assert told(first)["kedge.attempt.outcome"] == "refused"
+    assert told(first)["kedge.attempt.outcome"] == "unknown"
     assert told(first)["kedge.attempt.retry_in_seconds"] >= 0
     assert first.status.status_code is StatusCode.ERROR
     assert first.status.description == "ConnectionRefusedError", "the words of an error may tell of people"
@@ -441,7 +441,7 @@ def test_metrics_count_tokens_durations_attempts_and_runs(seen: Seen, kd: kedge.
         for point in seen.metric("kedge.attempts")
     }
     assert attempts == {
-        ("look", "refused"): 2, ("look", "returned"): 1, ("write", "returned"): 1, (None, "returned"): 1
+        ("look", "unknown"): 2, ("look", "returned"): 1, ("write", "returned"): 1, (None, "returned"): 1
     }  # fmt: skip
     [agent] = seen.metric("gen_ai.invoke_agent.duration")
     span = seen.one("invoke_agent morning")

@@ -80,7 +80,7 @@ def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: ked
     seen = read("\n".join(meters.lines()) + "\n")
     knocks = {"agent": "visitor", "sort": "tool", "name": "knock"}
     assert of(seen, "kedge_attempts_total", **knocks, outcome="returned") == 1
-    assert of(seen, "kedge_attempts_total", **knocks, outcome="refused") == 2
+    assert of(seen, "kedge_attempts_total", **knocks, outcome="unknown") == 2
     assert of(seen, "kedge_attempt_seconds_count", **knocks) == 3
     assert of(seen, "kedge_attempt_seconds_bucket", **knocks, le="+Inf") == 3
     assert of(seen, "kedge_waits_opened_total", agent="visitor", for_="answer") == 1
