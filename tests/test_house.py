@@ -512,7 +512,7 @@ def test_the_door_and_the_command_line_import_little(code: str, at_most: int) ->
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     ours = [name for name in loaded if name.startswith("kedge.")]
     assert len(loaded) <= at_most
-    assert set(ours) <= {"kedge.cli", "kedge.cli.exits", "kedge.cli.main", "kedge.errors"}
+    assert set(ours) <= {"kedge.cli", "kedge.cli.exits", "kedge.cli.main", "kedge.errors", "kedge.text"}
 
 
 def test_every_module_opens_with_a_docstring(house: House) -> None:

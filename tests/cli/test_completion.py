@@ -53,7 +53,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, shell
         ("kedge show claim_1", ["claim_16", "claim_19", "claim_18", "claim_17"]),
         ("kedge answer claim_17", ["claim_17:9"]),
         ("kedge answer claim_17:", ["claim_17:9"]),
-        ("kedge answer c1 ", ["approve", "reject", "edit", "respond"]),
+        ("kedge answer c1 ", ["reject", "respond"]),
         ("kedge answer c1:1 re", ["reject", "respond"]),
         ("kedge run app.py:re", ["app.py:review"]),
         ("kedge run", ["run"]),

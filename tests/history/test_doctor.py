@@ -246,7 +246,7 @@ def test_a_sqlite_store_on_a_local_disk_says_what_it_rests_on(tmp_path: Path) ->
     assert said["size"].value.endswith("in the write-ahead log")
     assert not [each for each in said.values() if each.wrong]
     (tmp_path / "kedge.db").chmod(0o666)
-    assert "everybody on this machine may change it" in str(conditions(tmp_path / "kedge.db")["permissions"].wrong)
+    assert "other users may read or change it" in str(conditions(tmp_path / "kedge.db")["permissions"].wrong)
 
 
 def test_a_damaged_file_is_told_by_a_quick_check(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from enum import IntEnum
 from typing import Final
 
@@ -54,3 +57,13 @@ _CODES: Final[tuple[tuple[type[errors.KedgeError], Exit], ...]] = (
 def code_of(error: errors.KedgeError) -> Exit:
     """The exit code that stands for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.MISTYPED)
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere, so that neither we nor Python at its end try a closed pipe again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -17,8 +17,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-from kedge.cli.exits import Exit, Told, code_of
-from kedge.cli.shell import drop_output
+from kedge.cli.exits import Exit, Told, code_of, drop_output
 from kedge.errors import KedgeError
 
 GROUPS: Final[dict[str, dict[str, str]]] = {

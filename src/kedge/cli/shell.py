@@ -59,16 +59,6 @@ def console(*, stderr: bool = False) -> Console:
     return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
-def drop_output() -> None:
-    """Send what is still to be printed nowhere, so that neither we nor Python at its end try a closed pipe again."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 class Shell:
     """One invocation of the command line."""
 

@@ -13,8 +13,8 @@ import click
 from rich.text import Text
 
 from kedge.cli import apps, paint
-from kedge.cli.exits import Exit, Told
-from kedge.cli.shell import Shell, command, drop_output
+from kedge.cli.exits import Exit, Told, drop_output
+from kedge.cli.shell import Shell, command
 from kedge.errors import AccessRefused, AgentUnknown, DurationRefused
 from kedge.logger import get_logger
 from kedge.model.retry import seconds

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from weakref import WeakMethod
 
 import msgspec
 
@@ -85,6 +86,25 @@ logger: Final = get_logger("kedge")
 _FOLLOW_SECONDS: Final = 0.1
 
 
+class _Forked:
+    """Gives a client its own of everything in a forked child."""
+
+    def __init__(self, client: Client) -> None:
+        self._begin_in_child = WeakMethod(client._begin_in_child)  # pyright: ignore[reportPrivateUsage]
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        """The store closes what must not be inherited."""
+
+    def after_fork_in_parent(self) -> None:
+        """The parent goes on as it was."""
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew."""
+        if (begin := self._begin_in_child()) is not None:
+            begin()
+
+
 class Client(Acting):
     """A store with its runs. Close it, or use it in a `with` block."""
 
@@ -118,7 +138,7 @@ class Client(Acting):
         self._closed = False
         self._begin()
         mark_log_records()
-        hears_of_forks(self)
+        self._forked = _Forked(self)
 
     def _begin(self) -> None:
         """What belongs to one process: its name as a holder, its log, its loops and threads."""
@@ -130,13 +150,7 @@ class Client(Acting):
         self._executors: dict[asyncio.AbstractEventLoop, Executor] = {}
         self._mutex = threading.Lock()
 
-    def before_fork(self) -> None:
-        """Nothing to do: the store closes what must not be inherited."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing to do: the parent goes on as it was."""
-
-    def after_fork_in_child(self) -> None:
+    def _begin_in_child(self) -> None:
         """A child has its own of everything. What runs in the parent is the parent's, and is let alone."""
         keep_inherited(self.log, self.engine, self._own, self.desks, self._executors)
         self._begin()
