@@ -54,7 +54,7 @@ def note(number: int) -> Entry:
 
 def test_tasks_of_one_turn_share_a_commit() -> None:
     store = Watched()
-    log = Log(store)
+    log = Log(store, clock=ManualClock())
     handles = [begin(log, f"run_{number}") for number in range(32)]
     store.groups.clear()
 
@@ -125,7 +125,7 @@ def test_threads_that_wait_share_the_next_commit() -> None:
 
 def test_an_error_reaches_exactly_the_appends_it_concerns() -> None:
     store = Watched()
-    log = Log(store)
+    log = Log(store, clock=ManualClock())
     handles = {run: begin(log, run) for run in ("good_1", "bad", "good_2", "moved")}
     log.open("moved").append(note(0))
     store.poison = "bad"
@@ -174,7 +174,7 @@ def test_what_nobody_waits_for_is_committed_all_the_same() -> None:
 def test_what_waits_behind_shares_the_next_commit() -> None:
     store = Watched()
     store.gate.clear()
-    log = Log(store)
+    log = Log(store, clock=ManualClock())
     store.gate.set()
     handle = begin(log, "run_1")
     store.groups.clear()
@@ -230,6 +230,35 @@ def test_many_tasks_wait_for_one_append_and_who_is_cancelled_takes_nobody_along(
     asyncio.run(main())
     assert log.head("run_1").seq == 2
     log.close()
+
+
+def test_a_barrier_ends_though_another_task_appends_while_it_waits() -> None:
+    store = Watched()
+    log = Log(store, clock=SlowClock())  # commits seem slow, so that they happen in a thread
+    handle = begin(log, "run_1")
+
+    async def main() -> None:
+        await handle.append_soon(note(1))
+        store.gate.clear()
+        begun = handle.append_begun(note(2))
+        assert begun.future is not None
+        await asyncio.to_thread(_until_leading, log)
+        handle.append_behind(note(3))
+        barrier = asyncio.ensure_future(handle.barrier_soon())
+        await asyncio.sleep(0)
+        appended = asyncio.ensure_future(handle.append_soon(note(4)))
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.wait_for(asyncio.gather(barrier, appended), 60)
+
+    asyncio.run(main())
+    assert log.head("run_1").seq == 5
+    log.close()
+
+
+def _until_leading(log: Log) -> None:
+    while log.committer._queue or not log.committer._leading:
+        pass
 
 
 def test_closing_commits_what_waits_and_then_refuses() -> None:

@@ -237,7 +237,7 @@ class RunLog:
 
     def barrier(self) -> None:
         """Return when everything submitted so far is committed, also what others began and wait for."""
-        for ticket in self._under_way():
+        if (ticket := self._newest()) is not None:
             self._committer.wait(ticket)
             self._told(ticket)
         if self._last is not None:
@@ -245,14 +245,19 @@ class RunLog:
 
     async def barrier_soon(self) -> None:
         """As `barrier`, from a loop."""
-        for ticket in self._under_way():
+        if (ticket := self._newest()) is not None:
             await self._committer.wait_soon(ticket)
             self._told(ticket)
         if self._last is not None:
             self._check()
 
-    def _under_way(self) -> list[Ticket]:
-        return [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
+    def _newest(self) -> Ticket | None:
+        """The newest append that is not committed. A log commits as a prefix, so it stands for all that came before.
+
+        Waiting for an older one first would let another branch withdraw this one meanwhile, and nobody would end it.
+        """
+        pending = [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
+        return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
 
     def _told(self, ticket: Ticket) -> None:
         """What was refused closes the handle."""
