@@ -20,7 +20,7 @@ help:  ## print these lines
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/has-package  ## watch an agent die at step 6 and go on
-	@$(PY) -m kedge demo
+	@$(PY) -m killick demo
 
 test: $(VENV)/has-test  ## run the gate, in minutes: every test but those marked slow
 	@$(PYTEST)
@@ -41,7 +41,7 @@ programs:
 	  fi; \
 	done
 
-test-neighbours: $(VENV)/has-neighbours  ## try Kedge in real frameworks, stores and engines, each in its own environment
+test-neighbours: $(VENV)/has-neighbours  ## try Killick in real frameworks, stores and engines, each in its own environment
 	@$(PY) tests/neighbours/__main__.py $(NEIGHBOURS)
 
 lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engines, each beside its own package
@@ -49,12 +49,12 @@ lint-neighbours: $(VENV)/has-neighbours  ## check the types of adapters and engi
 
 soak: $(VENV)/has-test  ## kill and freeze workers for minutes, then run every random test with a new seed
 	@PYTHONPATH=tests $(PY) -m soak
-	@KEDGE_SEED=random $(PYTEST) -m ''
+	@KILLICK_SEED=random $(PYTEST) -m ''
 
 bench: $(VENV)/has-bench  ## measure, side by side with raw stores and peers, in one run
 	@$(PY) -m bench
 
-# The test group is here too, because what src/kedge/testing imports has to be found to be checked.
+# The test group is here too, because what src/killick/testing imports has to be found to be checked.
 # pyright's own question to npm, whether it is the newest, is left out: nothing here needs the network.
 lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
 	@failed=0; \
@@ -65,18 +65,18 @@ lint: $(VENV)/has-test $(VENV)/has-lint  ## check style, format and types
 	exit $$failed
 
 clean:  ## remove everything that make made, .venv included
-	rm -rf .venv .venv-* .neighbours .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist kedge-demo
+	rm -rf .venv .venv-* .neighbours .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist killick-demo
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. Each has-… file is a stamp: it says what was installed after which pyproject.toml.
 
 $(VENV)/has-package: $(VENV)/made pyproject.toml
-	@echo "installing kedge"
+	@echo "installing killick"
 	@$(PY) -m pip install --quiet --editable '.[web]'
 	@touch $@
 
 $(VENV)/has-%: $(VENV)/made pyproject.toml
-	@echo "installing kedge, with what '$*' needs"
+	@echo "installing killick, with what '$*' needs"
 	@$(PY) -m pip install --quiet --editable . --group $*
 	@touch $@
 
@@ -99,6 +99,6 @@ $(VENV)/made: $(PY)
 	if [ -n "$$without_venv" ]; then \
 	  echo "$$without_venv cannot make virtual environments; on Debian or Ubuntu: apt install $$without_venv-venv" >&2; \
 	else \
-	  echo "Kedge needs Python 3.11 or newer, and none of $(PYTHONS) is; on Debian or Ubuntu: apt install python3 python3-venv" >&2; \
+	  echo "Killick needs Python 3.11 or newer, and none of $(PYTHONS) is; on Debian or Ubuntu: apt install python3 python3-venv" >&2; \
 	fi; \
 	exit 1

@@ -1,1 +1,1 @@
-"""Measures Kedge side by side with raw stores and peers, in one run: `make bench`, or `python -m bench NAME…`."""
+"""Measures Killick side by side with raw stores and peers, in one run: `make bench`, or `python -m bench NAME…`."""

@@ -1,4 +1,4 @@
-"""`kedge check`: how many rehearsals a second, for agents of ten steps."""
+"""`killick check`: how many rehearsals a second, for agents of ten steps."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import kedge
+import killick
 from bench.measure import Measure, seconds
-from kedge.check.checker import check
-from kedge.check.findings import Report
+from killick.check.checker import check
+from killick.check.findings import Report
 
 STEPS: Final = 8
 ROUNDS: Final = 3
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look(at: int) -> int:
     return at
 
 
-@kedge.tool(effect="idempotent")
-async def act(at: int, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(effect="idempotent")
+async def act(at: int, key: killick.Key = killick.KEY) -> int:
     return at
 
 
-@kedge.agent
-async def plain(run: kedge.Run, first: int) -> int:
+@killick.agent
+async def plain(run: killick.Run, first: int) -> int:
     for number in range(STEPS // 2 + 1):
         await run.call(act, await run.call(look, first + number))
     return first
 
 
-@kedge.agent
-async def asking(run: kedge.Run, first: int) -> int:
+@killick.agent
+async def asking(run: killick.Run, first: int) -> int:
     for number in range(STEPS // 2):
         await run.call(act, await run.call(look, first + number))
     answer = await run.ask("Once more?", timeout="72h", default="reject")
     return await run.call(act, 0) if answer.approved else first
 
 
-@kedge.agent
-def blocking(run: kedge.SyncRun, first: int) -> int:
+@killick.agent
+def blocking(run: killick.SyncRun, first: int) -> int:
     for number in range(STEPS // 2 + 1):
         run.call(act, run.call(look, first + number))
     return first
@@ -50,8 +50,8 @@ def blocking(run: kedge.SyncRun, first: int) -> int:
 
 def measure(folder: Path) -> Iterator[Measure]:
     """Each agent's rehearsals, the best of some rounds."""
-    logging.getLogger("kedge").setLevel(logging.CRITICAL)
-    agents: list[tuple[str, kedge.Agent[Any, Any]]] = [
+    logging.getLogger("killick").setLevel(logging.CRITICAL)
+    agents: list[tuple[str, killick.Agent[Any, Any]]] = [
         ("ten calls", plain), ("nine calls and a question", asking), ("ten calls, blocking code", blocking),
     ]  # fmt: skip
     for told, agent in agents:
@@ -60,7 +60,7 @@ def measure(folder: Path) -> Iterator[Measure]:
         assert not reports[0].findings, str(reports[0])
         yield Measure(
             name="check",
-            what=f"rehearsals/s of `kedge check`, {told}",
+            what=f"rehearsals/s of `killick check`, {told}",
             figure=reports[0].stories / best,
             form="{:,.0f}/s",
             at_least=200,

@@ -29,13 +29,13 @@ def measure(folder: Path) -> Iterator[Measure]:
     """200 turns of 2.2 KB."""
     from langgraph.checkpoint.sqlite import SqliteSaver
 
-    import kedge
-    from kedge.adapters.langgraph import KedgeSaver
+    import killick
+    from killick.adapters.langgraph import KillickSaver
 
     text = " ".join(" ".join(page.read_text().split()) for page in sorted(DOCS.glob("*.md")))
     ours, theirs = folder / "checkpoints.db", folder / "theirs.db"
-    with kedge.open(str(ours)) as client:
-        own = converse(KedgeSaver(client), text)
+    with killick.open(str(ours)) as client:
+        own = converse(KillickSaver(client), text)
     with closing(sqlite3.connect(theirs, check_same_thread=False)) as connection:
         other = converse(SqliteSaver(connection), text)
     size, beside = ours.stat().st_size, theirs.stat().st_size

@@ -8,21 +8,21 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import kedge
+import killick
 from bench.machine import sync_us
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.steps import BARE_ROUNDS, STEPS, WARM_STEPS
 from bench.workload import BareTable
-from kedge import rules
-from kedge.history.rejudging import rejudge
-from kedge.model.contract import Intention, Standing
-from kedge.model.ledger import Counts
-from kedge.store import SqliteStore
+from killick import rules
+from killick.history.rejudging import rejudge
+from killick.model.contract import Intention, Standing
+from killick.model.ledger import Counts
+from killick.store import SqliteStore
 
 JUDGED: Final = 2_000
 JUDGE_ROUNDS: Final = 15
 
-TWENTY: Final = kedge.Contract(
+TWENTY: Final = killick.Contract(
     "twenty",
     [
         rules.allow("transfer", "look_up", "send_letter", "spawn:*"),
@@ -49,7 +49,7 @@ TWENTY: Final = kedge.Contract(
     people={"managers": ["mia", "max"]},
 )
 
-DENSE: Final = kedge.Contract(
+DENSE: Final = killick.Contract(
     "dense",
     [
         rules.arguments(
@@ -67,30 +67,30 @@ DENSE: Final = kedge.Contract(
 noted: list[int] = []
 
 
-@kedge.tool
+@killick.tool
 async def transfer(number: int, to: str, currency: str, subject: str) -> int:
     """An effect that nobody may repeat."""
     noted.append(number)
     return number
 
 
-async def _transfers(run: kedge.Run, count: int) -> int:
+async def _transfers(run: killick.Run, count: int) -> int:
     for number in range(count):
         await run.call(transfer, number, f"customer-{number}", "EUR", "Your claim")
     return count
 
 
-judged: Final = kedge.agent(name="judged_steps", contract=TWENTY)(_transfers)
-free: Final = kedge.agent(name="free_steps")(_transfers)
+judged: Final = killick.agent(name="judged_steps", contract=TWENTY)(_transfers)
+free: Final = killick.agent(name="free_steps")(_transfers)
 
 
 def measure(folder: Path) -> Iterator[Measure]:
     """One verdict, then steps that wait for theirs, then all of them again."""
     yield _one_verdict()
     ids = count()
-    with kedge.open(str(folder / "contracts.db")) as kd:
+    with killick.open(str(folder / "contracts.db")) as kd:
 
-        def rate(agent: kedge.Agent[int, int], steps: int = STEPS) -> float:
+        def rate(agent: killick.Agent[int, int], steps: int = STEPS) -> float:
             run = f"contracts-{next(ids)}"
             return steps / seconds(lambda: kd.run(agent, steps, id=run))
 
@@ -148,7 +148,7 @@ def _one_verdict() -> Measure:
     assert TWENTY.judge(intention, standing, frozenset()).ruling == "accept"
     assert DENSE.judge(intention, standing, frozenset()).ruling == "accept"
 
-    def judging(contract: kedge.Contract) -> float:
+    def judging(contract: killick.Contract) -> float:
         def judge() -> None:
             for _ in range(JUDGED):
                 contract.judge(intention, standing, frozenset())

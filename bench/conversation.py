@@ -18,9 +18,9 @@ import msgspec
 
 from bench.measure import Measure, seconds
 from bench.workload import Agent, file_bytes
-from kedge.log import Entry, Log
-from kedge.model.events import AttemptEnded, AttemptStarted, Event, StepIntended, Usage, to_text
-from kedge.store import SqliteStore
+from killick.log import Entry, Log
+from killick.model.events import AttemptEnded, AttemptStarted, Event, StepIntended, Usage, to_text
+from killick.store import SqliteStore
 
 SEED: Final = 20_250_616
 FIRST_MESSAGES: Final = 40

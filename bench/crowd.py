@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import kedge
+import killick
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.postgres import server, store_url, version
 from bench.serving import asks, hears
-from kedge.clock import SystemClock
-from kedge.runtime.client import Client
-from kedge.store.base import Append, Birth, Delivery, Row, RunIndex, RunQuery, Store
+from killick.clock import SystemClock
+from killick.runtime.client import Client
+from killick.store.base import Append, Birth, Delivery, Row, RunIndex, RunQuery, Store
 
 _now_us: Final = SystemClock().now_us
 
@@ -47,7 +47,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 
 def _on(urls: list[str], where: str) -> Iterator[Measure]:
-    with kedge.open(urls[0]) as few, kedge.open(urls[1]) as many:
+    with killick.open(urls[0]) as few, killick.open(urls[1]) as many:
         for kd, size in ((few, FEW), (many, MANY)):
             crowd(kd, size)
         kinds: dict[str, Callable[[Store, int], None]] = {

@@ -90,7 +90,7 @@ class Results:
 
 
 README: Final = """\
-| {machine} | Kedge | DBOS 3.3 | LangGraph 1.2 with SqliteSaver |
+| {machine} | Killick | DBOS 3.3 | LangGraph 1.2 with SqliteSaver |
 |---|---|---|---|
 | durable steps a second, one run | {one}; {one_pg} on PostgreSQL | {one_dbos}; {one_wal} with its file set to WAL; \
 {one_pg_dbos} on PostgreSQL | {one_langgraph} |
@@ -102,7 +102,7 @@ README: Final = """\
 **{recover_langgraph} ms**: it loads a snapshot |"""
 
 COMPARISON: Final = """\
-| {machine} | Kedge | DBOS | LangGraph | Restate |
+| {machine} | Killick | DBOS | LangGraph | Restate |
 |---|---|---|---|---|
 | durable steps/s of one run (device flushes a step) | {one} on SQLite, {one_pg} on PostgreSQL (1; 2 when the next \
 step does not follow at once) | {one_dbos} on SQLite as it comes ({flushes_dbos}), {one_wal} with WAL ({flushes_wal}), \

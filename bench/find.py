@@ -11,12 +11,12 @@ from typing import Final
 
 from bench.measure import Measure, seconds
 from bench.workload import file_bytes, steps
-from kedge.history.find import Finder
-from kedge.history.marking import Scan
-from kedge.history.marks import Wanted, term, value_wanted
-from kedge.log import Entry, Log
-from kedge.model.events import DecisionMade, RunStarted
-from kedge.store import SqliteStore
+from killick.history.find import Finder
+from killick.history.marking import Scan
+from killick.history.marks import Wanted, term, value_wanted
+from killick.log import Entry, Log
+from killick.model.events import DecisionMade, RunStarted
+from killick.store import SqliteStore
 
 RUNS: Final = 10_000
 STEPS: Final = 3

@@ -14,9 +14,9 @@ from typing import Final
 
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.workload import LONG, long_run
-from kedge.log import Log
-from kedge.model.events import decode
-from kedge.store import SqliteStore
+from killick.log import Log
+from killick.model.events import decode
+from killick.store import SqliteStore
 
 ROUNDS: Final = 5
 SEED: Final = 20_250_615

@@ -22,7 +22,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 
-import kedge
+import killick
 from bench.measure import Measure, ratio
 from bench.serving import ROOT
 
@@ -48,39 +48,39 @@ _LOOKED_AT: Final = ("slow-0", "slow-1", *(f"asking-{number}" for number in rang
 _done: int = 0
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def stamp(number: int) -> int:
-    """Something that takes no time at all, so that only Kedge counts."""
+    """Something that takes no time at all, so that only Killick counts."""
     global _done
     _done += 1
     return number
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def ponder(number: int) -> dict[str, Any]:
     """Something that takes as long as a quick call over the network."""
     await asyncio.sleep(SLOW_SECONDS)
     return {"number": number, "said": "a sentence or two, as tools say them, of about this length"}
 
 
-@kedge.agent
-async def brisk(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def brisk(run: killick.Run, count: int) -> int:
     """One step after the other."""
     for number in range(count):
         await run.call(stamp, number)
     return count
 
 
-@kedge.agent
-async def slow(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def slow(run: killick.Run, count: int) -> int:
     """What people follow."""
     for number in range(count):
         await run.call(ponder, number)
     return count
 
 
-@kedge.agent
-async def asking(run: kedge.Run, number: int) -> str:
+@killick.agent
+async def asking(run: killick.Run, number: int) -> str:
     """What waits in the inbox."""
     return str(await run.ask(f"Is {number} enough?", to="clerks"))
 
@@ -137,7 +137,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 def _filled(url: str) -> None:
     """Runs for the worker to be busy with, some that go slowly, and some that wait for people."""
-    with kedge.open(url, durability="process") as kd:
+    with killick.open(url, durability="process") as kd:
         for number in range(30):
             kd.start(asking, number, id=f"asking-{number}")
         for number in range(SLOW_RUNS):
@@ -216,18 +216,18 @@ async def _lines() -> str:
 
 
 async def _work(url: str) -> None:
-    async with kedge.open(url) as kd, kd.worker(concurrency=CONCURRENCY) as worker:
+    async with killick.open(url) as kd, kd.worker(concurrency=CONCURRENCY) as worker:
         while await _lines():
             print(_done, flush=True)
         worker.stop()
 
 
 async def _serve(url: str) -> None:
-    from kedge.web.guard import Limits
-    from kedge.web.server import serve
-    from kedge.web.server_keys import owner_key
+    from killick.web.guard import Limits
+    from killick.web.server import serve
+    from killick.web.server_keys import owner_key
 
-    with kedge.open(url) as kd:
+    with killick.open(url) as kd:
         # All of it comes from one address here, and from many elsewhere.
         limits = Limits(rate=100_000, burst=100_000)
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from bench.measure import Measure, interleaved, ratio
 from bench.workload import LONG, Agent, long_run
-from kedge.log import Log
-from kedge.log.handle import SNAPSHOT_EVERY
-from kedge.store import SqliteStore
+from killick.log import Log
+from killick.log.handle import SNAPSHOT_EVERY
+from killick.store import SqliteStore
 
 SHORT: Final = 1_000
 BLOCK: Final = 30

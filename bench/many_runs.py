@@ -12,8 +12,8 @@ from typing import Final
 from bench.machine import sync_us
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.workload import Agent, BareTable
-from kedge.log import Entry, Log, RunLog
-from kedge.store import SqliteStore
+from killick.log import Entry, Log, RunLog
+from killick.store import SqliteStore
 
 RUNS: Final = 64
 ROUNDS: Final = 9

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-import kedge
+import killick
 from bench.machine import Flushes
 from bench.measure import Measure
 from bench.peers import DBOS, ROUNDS, Took, ask, fresh, in_turn, release, set_to_wal, timed
@@ -22,7 +22,7 @@ WARM_ROUNDS: Final = 5
 def measure(folder: Path) -> Iterator[Measure]:
     """Fifty and fifty, in turn."""
     flushes, ids = Flushes(folder), count()
-    with kedge.open(str(folder / "many-steps.db")) as kd, asyncio.Runner() as runner:
+    with killick.open(str(folder / "many-steps.db")) as kd, asyncio.Runner() as runner:
 
         async def all_at_once() -> None:
             await asyncio.gather(*(kd.run.soon(steps, STEPS, id=f"run-{next(ids)}") for _ in range(RUNS)))
@@ -32,7 +32,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
         for _ in range(WARM_ROUNDS):
             ours()
-        kedge_took, as_it_comes, in_wal = in_turn(
+        killick_took, as_it_comes, in_wal = in_turn(
             ours,
             lambda: _dbos(fresh(folder / "many-dbos.db")),
             lambda: _dbos(set_to_wal(fresh(folder / "many-dbos-wal.db"))),
@@ -42,10 +42,10 @@ def measure(folder: Path) -> Iterator[Measure]:
         yield Measure(
             name="many_steps",
             what=f"effectful steps/s of {RUNS} runs at once, {STEPS} steps each, to {peer}, best of {ROUNDS} rounds",
-            figure=kedge_took.rate / took.rate,
+            figure=killick_took.rate / took.rate,
             form="{:.1f} ×",
             at_least=bar,
-            beside=f"{kedge_took.rate:,.0f}/s to {took.rate:,.0f}/s",
+            beside=f"{killick_took.rate:,.0f}/s to {took.rate:,.0f}/s",
         )
 
 

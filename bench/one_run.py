@@ -14,8 +14,8 @@ from typing import Final
 from bench.machine import Flushes, sync_us
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.workload import Agent, BareTable
-from kedge.log import Log
-from kedge.store import SqliteStore
+from killick.log import Log
+from killick.store import SqliteStore
 
 ROUNDS: Final = 9
 EVENTS: Final = 2_000

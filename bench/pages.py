@@ -14,10 +14,10 @@ from statistics import median
 from typing import Final
 from urllib.parse import urlsplit
 
-import kedge
+import killick
 from bench.measure import Measure, seconds
 from bench.population import LONG_RUN, fill
-from kedge.store.base import RunQuery
+from killick.store.base import RunQuery
 
 RUNS: Final = 100_000
 STEPS: Final = 20_000
@@ -42,7 +42,7 @@ PAGES: Final[dict[str, str]] = {
 def measure(folder: Path) -> Iterator[Measure]:
     """Each page as the one who asks waits for it: the median, and the first time beside it."""
     url = f"sqlite:///{folder}/pages.db"
-    with kedge.open(url, durability="process") as client:
+    with killick.open(url, durability="process") as client:
         fill(client, runs=RUNS, steps=STEPS)
         counting = median(seconds(partial(client.store.counts, RunQuery())) for _ in range(TIMES))
         finding = median(seconds(partial(client.store.runs, RunQuery(contains="nobody"))) for _ in range(TIMES))
@@ -79,7 +79,7 @@ def _ask(connection: HTTPConnection, path: str) -> None:
 @contextmanager
 def serving(url: str) -> Iterator[HTTPConnection]:
     """A server of its own over a store, and a connection to it."""
-    command = [sys.executable, "-m", "kedge", "serve", "--store", url, "--port", "0"]
+    command = [sys.executable, "-m", "killick", "serve", "--store", url, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:

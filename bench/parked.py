@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
-import kedge
+import killick
 from bench.measure import Measure, seconds
 from bench.peers import ask, say
 from bench.steps import note
-from kedge.errors import RunWaiting
+from killick.errors import RunWaiting
 
 RUNS: Final = 10_000
 WOKEN: Final = 1_000
@@ -41,8 +41,8 @@ class Parked(msgspec.Struct, frozen=True):
     peak_mb: float | None
 
 
-@kedge.agent
-async def parks(run: kedge.Run, number: int) -> int:
+@killick.agent
+async def parks(run: killick.Run, number: int) -> int:
     """A step, a wait, and an end."""
     await run.call(note, number)
     await run.wait("go")
@@ -87,7 +87,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 # the process --------------------------------------------------------------------------------------
 
 
-async def play(kd: kedge.Client) -> Parked:
+async def play(kd: killick.Client) -> Parked:
     """Park them all, then wake some, picked by chance."""
     await _park(kd, range(RUNS, RUNS + WARM_RUNS))
     before_mb, began = _memory_mb("VmRSS"), time.perf_counter()
@@ -116,7 +116,7 @@ async def play(kd: kedge.Client) -> Parked:
     )
 
 
-async def _park(kd: kedge.Client, numbers: range) -> None:
+async def _park(kd: killick.Client, numbers: range) -> None:
     for first in range(0, len(numbers), AT_ONCE):
         batch = numbers[first : first + AT_ONCE]
         runs = (kd.run.soon(parks, number, id=_id(number)) for number in batch)
@@ -125,11 +125,11 @@ async def _park(kd: kedge.Client, numbers: range) -> None:
                 sys.exit(f"a run was to park, and there was {outcome!r}")
 
 
-async def _send(kd: kedge.Client, numbers: list[int]) -> None:
+async def _send(kd: killick.Client, numbers: list[int]) -> None:
     await asyncio.gather(*(kd.send.soon(_id(number), "go", {"by": "bench"}) for number in numbers))
 
 
-def _looking(kd: kedge.Client) -> float:
+def _looking(kd: killick.Client) -> float:
     """The seconds of what a worker asks between two runs: who is next, and when."""
 
     def look() -> None:
@@ -157,5 +157,5 @@ def _grown(before_mb: float | None, after_mb: float | None) -> float | None:
 
 
 if __name__ == "__main__":
-    with kedge.open(sys.argv[1]) as client:
+    with killick.open(sys.argv[1]) as client:
         say(asyncio.run(play(client)))

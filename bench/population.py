@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-import kedge
-from kedge.log import Entry, Log
-from kedge.log.handle import RunLog
-from kedge.model import events as e
-from kedge.model.codec import canonical
-from kedge.runtime.client import Client
-from kedge.store.base import Append
+import killick
+from killick.log import Entry, Log
+from killick.log.handle import RunLog
+from killick.model import events as e
+from killick.model.codec import canonical
+from killick.runtime.client import Client
+from killick.store.base import Append
 
 SEED: Final = 20_261_115
 BATCH: Final = 500
@@ -234,7 +234,7 @@ class Story:
             self.at += 60 * SECOND
         name = failure["type"].rpartition(".")[2]
         message = f"step {number} ({tool}): {name}: {failure['message']}"
-        whole = {**failure, "type": "kedge.errors.StepFailed", "types": ("kedge.errors.StepFailed", "Exception"),
+        whole = {**failure, "type": "killick.errors.StepFailed", "types": ("killick.errors.StepFailed", "Exception"),
                  "message": message, "cause": failure}  # fmt: skip
         self.say(e.RunFailed(at=self.at, step=number), failure=whole)
 
@@ -453,7 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if done % 10_000 < BATCH:
             print(f"{done:,} runs, {time.monotonic() - began:.0f} s", flush=True)
 
-    with kedge.open(given.store, durability="process") as client:
+    with killick.open(given.store, durability="process") as client:
         fill(client, runs=given.runs, steps=given.steps, seed=given.seed, told=told)
     print(f"{given.store}: {given.runs:,} runs and one of {given.steps:,} steps, {time.monotonic() - began:.0f} s")
     return 0

@@ -15,7 +15,7 @@ from typing import Final
 
 import psycopg
 
-import kedge
+import killick
 from bench.machine import sync_us
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import ROUNDS, Took, ask, in_turn, release
@@ -39,7 +39,7 @@ def measure(folder: Path) -> Iterator[Measure]:
     with server(folder) as started:
         url, named = started.url, version(started.url)
         store = store_url(url)
-        with kedge.open(store) as kd, asyncio.Runner() as runner, Bare(url) as bare:
+        with killick.open(store) as kd, asyncio.Runner() as runner, Bare(url) as bare:
 
             def one() -> Took:
                 run = f"steps-{next(ids)}"
@@ -104,10 +104,10 @@ def _beside(who: str, peer: str, ours: Took, theirs: Took, bar: float) -> Measur
 def _flushes(url: str) -> Measure:
     """Backends tell of their flushes when they end, so each count is of a client that came and went."""
     store, taken = store_url(url), list[int]()
-    kedge.open(store).close()
+    killick.open(store).close()
     for number in COUNTED_STEPS:
         before = flushes(url)
-        with kedge.open(store) as kd:
+        with killick.open(store) as kd:
             kd.run(steps, number, id=f"flushed-{number}")
         taken.append(flushes(url) - before)
     return Measure(
@@ -124,10 +124,10 @@ def _trips(url: str) -> Measure:
     """Through a wire that counts, which makes it slower: nothing else is measured there."""
     wire, taken = Wire(url), list[int]()
     store = store_url(wire.url)
-    kedge.open(store).close()
+    killick.open(store).close()
     for number in COUNTED_STEPS:
         before = wire.trips
-        with kedge.open(store) as kd:
+        with killick.open(store) as kd:
             kd.run(steps, number, id=f"tripped-{number}")
         taken.append(wire.trips - before)
     wire.close()

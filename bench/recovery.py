@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import kedge
+import killick
 from bench.measure import Measure, interleaved
 from bench.peers import DBOS, LANGGRAPH, ROUNDS, Recovered, ask, fresh, let_die, release, say
 from bench.steps import note, noted
@@ -28,7 +28,7 @@ again: list[float] = []
 past: list[float] = []
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def edge() -> None:
     """The first step that is not on record: one process dies in it, the next one has recovered when it gets here."""
     if DOOMED:
@@ -38,8 +38,8 @@ async def edge() -> None:
     past.append(time.perf_counter())
 
 
-@kedge.agent
-async def long(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def long(run: killick.Run, count: int) -> int:
     """Many effectful steps, and the one that is not on record."""
     again.append(time.perf_counter())
     for number in range(count):
@@ -82,14 +82,14 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 def die(path: Path, count: int) -> None:
     """Take the steps, and be killed in the one after them."""
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         kd.run(long, count, id=RUN)
 
 
 def recover(path: Path) -> None:
     """Open the store, and go on with what is found there."""
     began = time.perf_counter()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         kd.run(long, STEPS, id=RUN)
     say(Recovered(again[0] - began, past[0] - began, len(noted)))
 

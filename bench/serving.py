@@ -12,42 +12,42 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-import kedge
+import killick
 
 ROOT: Final = Path(__file__).parents[1]
 WAIT_SECONDS: Final = 0.02
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def linger(number: int) -> int:
     """What a far side takes."""
     await asyncio.sleep(WAIT_SECONDS)
     return number
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def clock() -> int:
     """The time by the clock that all processes of a machine share."""
     return time.monotonic_ns()
 
 
-@kedge.agent
-async def lingers(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def lingers(run: killick.Run, count: int) -> int:
     """One waiting tool after the other."""
     for number in range(count):
         await run.call(linger, number)
     return count
 
 
-@kedge.agent
-async def asks(run: kedge.Run) -> int:
+@killick.agent
+async def asks(run: killick.Run) -> int:
     """A question, and the time of the step after its answer."""
     await run.ask("Go on?")
     return await run.call(clock)
 
 
-@kedge.agent
-async def hears(run: kedge.Run) -> int:
+@killick.agent
+async def hears(run: killick.Run) -> int:
     """The same with a message."""
     await run.wait("go")
     return await run.call(clock)
@@ -91,7 +91,7 @@ def _end(of: IO[str] | None) -> IO[str]:
 
 
 async def _serve(url: str, concurrency: int) -> None:
-    async with kedge.open(url) as kd, kd.worker(concurrency=concurrency) as worker:
+    async with killick.open(url) as kd, kd.worker(concurrency=concurrency) as worker:
         await worker.until_idle()
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)

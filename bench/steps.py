@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import kedge
+import killick
 from bench.machine import Flushes, sync_us
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import DBOS, LANGGRAPH, ROUNDS, Took, ask, fresh, in_turn, release, set_to_wal, timed
 from bench.workload import BareTable
-from kedge.store import SqliteStore
+from killick.store import SqliteStore
 
 STEPS: Final = 1_000
 BARE_ROUNDS: Final = 9
@@ -27,15 +27,15 @@ FLUSH_STEPS: Final = 200
 noted: list[int] = []
 
 
-@kedge.tool
+@killick.tool
 async def note(number: int) -> int:
     """An effect that nobody may repeat."""
     noted.append(number)
     return number
 
 
-@kedge.agent
-async def steps(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def steps(run: killick.Run, count: int) -> int:
     """One effectful step after the other."""
     for number in range(count):
         await run.call(note, number)
@@ -45,7 +45,7 @@ async def steps(run: kedge.Run, count: int) -> int:
 def measure(folder: Path) -> Iterator[Measure]:
     """Beside bare commits, then beside the peers."""
     flushes, ids = Flushes(folder), count()
-    with kedge.open(str(folder / "steps.db")) as kd:
+    with killick.open(str(folder / "steps.db")) as kd:
 
         def ours(steps_taken: int = STEPS) -> Took:
             run = f"steps-{next(ids)}"
@@ -73,7 +73,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 
 def _beside_peers(folder: Path, ours: Callable[[], Took], our_flushes: float | None) -> Iterator[Measure]:
-    kedge_took, as_it_comes, in_wal, langgraph = in_turn(
+    killick_took, as_it_comes, in_wal, langgraph = in_turn(
         ours,
         lambda: _dbos(fresh(folder / "steps-dbos.db")),
         lambda: _dbos(set_to_wal(fresh(folder / "steps-dbos-wal.db"))),
@@ -97,19 +97,19 @@ def _beside_peers(folder: Path, ours: Callable[[], Took], our_flushes: float | N
         yield Measure(
             name="steps",
             what=f"effectful steps/s of one run, to {peer}, best of {ROUNDS} rounds",
-            figure=kedge_took.rate / took.rate,
+            figure=killick_took.rate / took.rate,
             form="{:.1f} ×",
             at_least=bar,
-            beside=f"{kedge_took.rate:,.0f}/s to {took.rate:,.0f}/s",
+            beside=f"{killick_took.rate:,.0f}/s to {took.rate:,.0f}/s",
         )
     for peer, took, _ in peers:
         yield Measure(
             name="steps",
             what=f"processor time of a step, to {peer}, best of {ROUNDS} rounds",
-            figure=kedge_took.cpu_seconds / took.cpu_seconds,
+            figure=killick_took.cpu_seconds / took.cpu_seconds,
             form="{:.3f} ×",
             at_most=0.1 if took is as_it_comes else None,
-            beside=f"{kedge_took.cpu_seconds * 1e6:,.0f} µs to {took.cpu_seconds * 1e6:,.0f} µs",
+            beside=f"{killick_took.cpu_seconds * 1e6:,.0f} µs to {took.cpu_seconds * 1e6:,.0f} µs",
         )
 
 

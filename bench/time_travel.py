@@ -17,15 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import kedge
+import killick
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.postgres import server, store_url, version
 from bench.workload import LONG, PRELUDE, Agent, file_bytes, long_run
-from kedge.history.checkpoint import new_key
-from kedge.history.proof import verify_proof
-from kedge.log import Entry, Log
-from kedge.model.events import NoteMade
-from kedge.runtime.client import Client
+from killick.history.checkpoint import new_key
+from killick.history.proof import verify_proof
+from killick.log import Entry, Log
+from killick.model.events import NoteMade
+from killick.runtime.client import Client
 
 FORKS: Final = 60
 REWINDS: Final = 30
@@ -45,14 +45,14 @@ def measure(folder: Path) -> Iterator[Measure]:
     path, run, _ = long_run(folder, snapshots=True)
     copy = folder / "travel.db"
     shutil.copy(path, copy)
-    with kedge.open(f"sqlite:///{copy}") as kd:
+    with killick.open(f"sqlite:///{copy}") as kd:
         _end_step(kd, run)
         yield from _travels(kd, run, "SQLite", copy)
     yield from _verified(path)
     yield from _sealed(folder)
     with server(folder) as started:
         url = store_url(started.url)
-        with kedge.open(url) as kd:
+        with killick.open(url) as kd:
             Agent.started(kd.log, run).grow(LONG)
             _end_step(kd, run)
             yield from _travels(kd, run, version(started.url), None)
@@ -155,7 +155,7 @@ def _rewinds(kd: Client, run: str, where: str, path: Path | None) -> Iterator[Me
 
 def _verified(path: Path) -> Iterator[Measure]:
     """All that verification does, beside reading every row and hashing its body and its values."""
-    with kedge.open(f"sqlite:///{path}") as kd, closing(sqlite3.connect(path)) as db:
+    with killick.open(f"sqlite:///{path}") as kd, closing(sqlite3.connect(path)) as db:
 
         def prove() -> None:
             report = kd.verify()
@@ -180,7 +180,7 @@ def _hash_bare(db: sqlite3.Connection) -> None:
 def _sealed(folder: Path) -> Iterator[Measure]:
     """A seal over many runs, one after a single event, and one event's proof."""
     private, public = new_key()
-    with kedge.open(f"sqlite:///{folder}/sealed.db") as kd:
+    with killick.open(f"sqlite:///{folder}/sealed.db") as kd:
         for number in range(SEALED):
             Agent.started(kd.log, f"run-{number}").grow(SEALED_EVENTS)
         first = seconds(lambda: kd.seal(private))

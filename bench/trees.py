@@ -35,7 +35,7 @@ def environment(to: Path) -> Path:
 
 def source() -> Path | None:
     """The source of Linux, to be copied; None where there is no Debian to have it from."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kedge-bench"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "killick-bench"
     if found := next(iter(sorted(home.glob("linux-source-*"))), None):
         return found
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
 
-import kedge
+import killick
 from bench.measure import Measure
 from bench.postgres import server, store_url, version
 from bench.serving import Worker, asks, hears, workers
-from kedge.runtime.client import Client
+from killick.runtime.client import Client
 
 ANSWERS: Final = 100
 IDLE_SECONDS: Final = 10.0
@@ -28,7 +28,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 
 def _on(url: str, where: str) -> Iterator[Measure]:
-    with kedge.open(url) as kd, workers(url, 1, concurrency=10) as [worker]:
+    with killick.open(url) as kd, workers(url, 1, concurrency=10) as [worker]:
         for what, took in (("an answer", _answered(kd)), ("a message", _heard(kd))):
             yield Measure(
                 name="waking",

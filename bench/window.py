@@ -26,8 +26,8 @@ from bench.session.oracle import floor, played
 from bench.session.play import Outcome, Player
 from bench.session.recording import recorded
 from bench.session.script import Session
-from bench.session.strategies import Everything, Kedge, MaskingInBatches, masked
-from kedge.window import Rates, Shape, Window
+from bench.session.strategies import Everything, Killick, MaskingInBatches, masked
+from killick.window import Rates, Shape, Window
 
 SEEDS: Final = (11, 12, 13, 14, 111)
 """The first work on this project, those from a hundred on on Python's library. None of them was looked at while the
@@ -46,7 +46,7 @@ class Compared(msgspec.Struct, frozen=True):
     everything: Outcome
     masking: Outcome
     batches: Outcome
-    kedge: Outcome
+    killick: Outcome
     whole: Outcome
     oracle: Outcome
     floor: float
@@ -76,7 +76,7 @@ def measure(folder: Path) -> Iterator[Measure]:
             if found:
                 yield from _told(what, at(found, budget))
             else:
-                yield Measure(name="window", what=f"{what}: not at hand; KEDGE_DATA names their folder", figure=None)
+                yield Measure(name="window", what=f"{what}: not at hand; KILLICK_DATA names their folder", figure=None)
 
 
 def _compared_all(pool: ProcessPoolExecutor, sessions: Sequence[Session], budget: int) -> list[Compared]:
@@ -89,8 +89,8 @@ def compared(session: Session, budget: int) -> Compared:
         everything=Player(session, Everything()).play(),
         masking=masked(session, budget),
         batches=masked(session, budget, lambda keep: MaskingInBatches(keep, budget)),
-        kedge=Player(session, Kedge(budget), budget).play(),
-        whole=Player(session, Kedge(budget, schemas=False, name="without schemas on demand"), budget).play(),
+        killick=Player(session, Killick(budget), budget).play(),
+        whole=Player(session, Killick(budget, schemas=False, name="without schemas on demand"), budget).play(),
         oracle=played(session, budget),
         floor=floor(session),
     )
@@ -112,33 +112,33 @@ def _judged(all_of: list[Compared]) -> Iterator[Measure]:
     fewer = {name: median(each.fewer(name) for each in all_of) for name in ("masking", "batches", "whole", "oracle")}
     beside = ", ".join(f"{name} {figure:.1f} %" for name, figure in fewer.items())
     yield row(
-        "tokens sent, fewer than everything", [each.fewer("kedge") for each in all_of],
+        "tokens sent, fewer than everything", [each.fewer("killick") for each in all_of],
         beside.replace("batches", "masking in batches").replace("whole", "all schemas whole"),
         form="{:.1f} %", at_least=45,
     )  # fmt: skip
     yield row(
         "faults for each distinct page that left, schemas among both",
-        [100 * each.kedge.fault_rate for each in all_of],
+        [100 * each.killick.fault_rate for each in all_of],
         others(lambda outcome: 100 * outcome.fault_rate, "{:.1f} %")
-        + f"; results alone {median(100 * each.kedge.content_fault_rate for each in all_of):.1f} %",
+        + f"; results alone {median(100 * each.killick.content_fault_rate for each in all_of):.1f} %",
         form="{:.1f} %", at_most=5,
     )  # fmt: skip
     above = {name: median(each.above(name) for each in all_of) for name in ("masking", "batches", "everything")}
     yield row(
-        "token-equivalents above the oracle's", [each.above("kedge") for each in all_of],
-        f"at OpenAI's prices {median(each.above('kedge', OPENAI) for each in all_of):.1f} %; masking "
+        "token-equivalents above the oracle's", [each.above("killick") for each in all_of],
+        f"at OpenAI's prices {median(each.above('killick', OPENAI) for each in all_of):.1f} %; masking "
         f"{above['masking']:.0f} %, in batches {above['batches']:.0f} %, everything {above['everything']:.0f} %",
         form="{:.1f} %", at_most=15,
     )  # fmt: skip
     yield row(
-        "tokens sent, to masking", [each.kedge.bill.sent / each.masking.bill.sent for each in all_of],
-        f"to masking in batches {median(each.kedge.bill.sent / each.batches.bill.sent for each in all_of):.2f}",
+        "tokens sent, to masking", [each.killick.bill.sent / each.masking.bill.sent for each in all_of],
+        f"to masking in batches {median(each.killick.bill.sent / each.batches.bill.sent for each in all_of):.2f}",
         form="{:.2f} ×", at_most=1,
     )  # fmt: skip
     yield row(
         "faults, to masking",
-        [(len(each.kedge.faults) + each.kedge.schema_faults) / max(1, len(each.masking.faults)) for each in all_of],
-        f"{median(len(each.kedge.faults) + each.kedge.schema_faults for each in all_of):.0f} to "
+        [(len(each.killick.faults) + each.killick.schema_faults) / max(1, len(each.masking.faults)) for each in all_of],
+        f"{median(len(each.killick.faults) + each.killick.schema_faults for each in all_of):.0f} to "
         f"{median(len(each.masking.faults) for each in all_of):.0f}, in batches "
         f"{median(len(each.batches.faults) for each in all_of):.0f}",
         form="{:.2f} ×", at_most=1,
@@ -148,7 +148,7 @@ def _judged(all_of: list[Compared]) -> Iterator[Measure]:
 
 def _told(where: str, all_of: list[Compared]) -> Iterator[Measure]:
     """Every strategy in a row of its own, no goal."""
-    for name in ("everything", "masking", "batches", "kedge", "whole", "oracle"):
+    for name in ("everything", "masking", "batches", "killick", "whole", "oracle"):
         outcomes: list[Outcome] = [getattr(each, name) for each in all_of]
         bills = [outcome.bill for outcome in outcomes]
 
@@ -170,7 +170,7 @@ def _told(where: str, all_of: list[Compared]) -> Iterator[Measure]:
             beside += f", {over / sum(bill.calls for bill in bills):.0%} of requests over the budget"
         if lost := sum(outcome.lost for outcome in outcomes):
             beside += f", {lost} needs never met"
-        told = {"whole": "kedge without schemas on demand"}.get(
+        told = {"whole": "killick without schemas on demand"}.get(
             name, outcomes[0].strategy if len(all_of) == 1 else name
         )
         told = told.replace("batches", "masking in batches") if name == "batches" and len(all_of) > 1 else told

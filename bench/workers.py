@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import kedge
+import killick
 from bench.measure import Measure, interleaved, ratio
 from bench.postgres import server, store_url, version
 from bench.serving import WAIT_SECONDS, lingers, workers
-from kedge.store.base import RunQuery
+from killick.store.base import RunQuery
 
 ROUNDS: Final = 5
 CONCURRENCY: Final = 10
@@ -33,7 +33,7 @@ def measure(folder: Path) -> Iterator[Measure]:
 
 
 def _beside_one(url: str, where: str) -> Measure:
-    kedge.open(url).close()
+    killick.open(url).close()
     two, one = interleaved(ROUNDS, partial(_rate, url, 2), partial(_rate, url, 1))
     least = RUNS * STEPS / (RUNS * STEPS * WAIT_SECONDS / CONCURRENCY)
     return Measure(
@@ -53,7 +53,7 @@ def _rate(url: str, number: int) -> float:
 async def _played(url: str) -> float:
     """From the first start to the last end; the clock is looked at by whoever waits."""
     loop, name = asyncio.get_running_loop(), next(_ids)
-    async with kedge.open(url) as kd:
+    async with killick.open(url) as kd:
         began = loop.time()
         await asyncio.gather(*(kd.start.soon(lingers, STEPS, id=f"{name}-{number}") for number in range(RUNS)))
         while kd.store.runs(RunQuery(status=("queued", "running", "waiting")), limit=1):

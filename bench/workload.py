@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.measure import seconds
-from kedge.log import Entry, Log, RunLog
-from kedge.model.events import (
+from killick.log import Entry, Log, RunLog
+from killick.model.events import (
     AttemptEnded,
     AttemptStarted,
     RunStarted,
@@ -23,8 +23,8 @@ from kedge.model.events import (
     Verdict,
     to_text,
 )
-from kedge.store import SqliteStore
-from kedge.store.sqlite_file import WAL_PAGES_MAX
+from killick.store import SqliteStore
+from killick.store.sqlite_file import WAL_PAGES_MAX
 
 LONG: Final = 100_000
 """Events of a long run."""

@@ -30,8 +30,8 @@ import msgspec
 from bench import trees
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import ask, say
-from kedge.workspace.vault import Vault
-from kedge.workspace.workspace import Workspace
+from killick.workspace.vault import Vault
+from killick.workspace.workspace import Workspace
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -20,17 +20,17 @@ from typing import Final
 
 import msgspec
 
-import kedge
+import killick
 from bench import trees
 from bench.measure import Measure
 from bench.peers import ROOT, say
-from kedge.model.events import WorkspaceCaptured
-from kedge.workspace.workspace import Workspace
+from killick.model.events import WorkspaceCaptured
+from killick.workspace.workspace import Workspace
 
 MODEL_SECONDS: Final = 2.0
 SESSION: Final = 300
 """So many turns make a session."""
-TURNS: Final = int(os.environ.get("KEDGE_BENCH_TURNS") or 60)
+TURNS: Final = int(os.environ.get("KILLICK_BENCH_TURNS") or 60)
 """So many are held: what `make bench` has time for."""
 LATER_SECONDS: Final = 15
 CHANGES_EVERY: Final = 4
@@ -115,13 +115,13 @@ async def _sh(command: str, folder: Path) -> str:
     return said.decode(errors="replace")
 
 
-@kedge.tool(effect="workspace")
-async def shell(command: str, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+async def shell(command: str, folder: Path = killick.WORKSPACE) -> str:
     """Any command, in the run's own folder."""
     return await _sh(command, folder)
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def bare_shell(command: str, folder: str) -> str:
     """Any command, in a folder of which nobody keeps anything."""
     return await _sh(command, Path(folder))
@@ -139,7 +139,7 @@ def play(mode: str, tree: Path, turns: int) -> Session:
     paths = [str(path.relative_to(tree)) for path in trees.files(tree) if path.suffix in {".c", ".h", ".py"}]
     commands, ends = list[float](), list[float]()
 
-    async def call(run: kedge.Run, command: str) -> None:
+    async def call(run: killick.Run, command: str) -> None:
         began = time.perf_counter()
         if mode == "none":
             await run.call(bare_shell, command, str(tree))
@@ -150,15 +150,15 @@ def play(mode: str, tree: Path, turns: int) -> Session:
         ends.append(time.perf_counter())
         commands.append(ends[-1] - began)
 
-    async def session(run: kedge.Run) -> int:
+    async def session(run: killick.Run) -> int:
         if mode == "in line":
             await _settled(run)
         for turn in range(turns):
             await call(run, await run.model(think, turn, paths[turn * 7 % len(paths)]))
         return turns
 
-    agent = kedge.agent(name=RUN, workspace=None if mode == "none" else Workspace(tree))(session)
-    with kedge.open(str(tree.parent / "kedge.db")) as kd:
+    agent = killick.agent(name=RUN, workspace=None if mode == "none" else Workspace(tree))(session)
+    with killick.open(str(tree.parent / "killick.db")) as kd:
         began = time.perf_counter()
         kd.run(agent, id=RUN)
         ended = time.perf_counter()
@@ -167,7 +167,7 @@ def play(mode: str, tree: Path, turns: int) -> Session:
     return Session(ends[0] - began, ended - ends[0], sum(commands[1:]), snapshots)
 
 
-async def _settled(run: kedge.Run) -> None:
+async def _settled(run: killick.Run) -> None:
     """Until what is being taken beside the run is published and on record."""
     files = run._execution.files
     assert files is not None

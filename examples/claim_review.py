@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import kedge
+import killick
 
 
 @dataclass
@@ -30,36 +30,36 @@ class Assessment:
 # The model, played by a script, and two tools.
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def assess(claim: Claim) -> Assessment:
     storm = "storm" in claim.story
     return Assessment(storm, "the storm is on record" if storm else "there was no storm that week")
 
 
-@kedge.tool(effect="idempotent")  # the bank honours the key: the same payment twice is one payment
-def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")  # the bank honours the key: the same payment twice is one payment
+def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     return f"paid {amount} to {to}"
 
 
 POSTED: set[str] = set()  # the post office's own book
 
 
-def look_in_the_book(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
-    return kedge.Happened() if effect.key in POSTED else kedge.DidNotHappen()
+def look_in_the_book(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
+    return killick.Happened() if effect.key in POSTED else killick.DidNotHappen()
 
 
-@kedge.tool(effect="at_most_once", reconcile=look_in_the_book)  # a letter in the post cannot be taken back
-def send_letter(to: str, text: str, key: kedge.Key = kedge.KEY) -> None:
+@killick.tool(effect="at_most_once", reconcile=look_in_the_book)  # a letter in the post cannot be taken back
+def send_letter(to: str, text: str, key: killick.Key = killick.KEY) -> None:
     POSTED.add(key)
     print(f"        letter to {to}: {text}")
 
 
-@kedge.agent(contract="claim_review.toml")
-async def review(run: kedge.Run, claim: Claim) -> str:
+@killick.agent(contract="claim_review.toml")
+async def review(run: killick.Run, claim: Claim) -> str:
     found = await run.model(assess, claim)
     try:
         receipt = await run.call(pay.options(because=found.why), claim.name, claim.amount)
-    except kedge.Rejected as no:  # by a rule, by a person, or because nobody had the time
+    except killick.Rejected as no:  # by a rule, by a person, or because nobody had the time
         await run.call(send_letter, claim.name, f"We are sorry: {no.message}.")
         return f"not paid: {no.message}"
     told = run.told  # what a person changed, if one was asked
@@ -82,14 +82,14 @@ ANSWERS = {
 
 
 def main() -> None:
-    clock = kedge.LeapingClock()  # in a real program, leave the clock out
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        store = str(Path(folder) / "kedge.db")
-        with kedge.open(store, clock=clock) as kd:
+    clock = killick.LeapingClock()  # in a real program, leave the clock out
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
+        store = str(Path(folder) / "killick.db")
+        with killick.open(store, clock=clock) as kd:
             for claim in CLAIMS:
                 kd.start(review, claim, id=f"claim_{claim.number}")
         for day in range(12):
-            with kedge.open(store, clock=clock) as kd:  # another day, another process
+            with killick.open(store, clock=clock) as kd:  # another day, another process
                 if day in ANSWERS:
                     run, verb, by, value, comment = ANSWERS[day]
                     kd.answer(run, verb, value=value, by=by, comment=comment)
@@ -98,7 +98,7 @@ def main() -> None:
                     waits = [f"asks {', '.join(wait.to)} about {wait.prompt}" for wait in kd.info(due.run).waits]
                     print(f"day {day:<2}  {due.run}: {due.result or ' '.join(waits)}")
             clock.advance(24 * 3600)
-        with kedge.open(store, clock=clock) as kd:
+        with killick.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed"] * len(CLAIMS)
             assert kd.verify().holds
             assert all(kd.rejudge(listed.run).agrees for listed in kd.list())  # the same rules, the same verdicts

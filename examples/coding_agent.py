@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge import rules
-from kedge.model.events import WorkspaceRestored
+import killick
+from killick import rules
+from killick.model.events import WorkspaceRestored
 
 TASK = "Of every three things the cheapest is free, and we charge for it. Mend that, and call the module checkout."
 FILES = {
@@ -30,7 +30,7 @@ FILES = {
 
 # The contract, and the one tool. It changes nothing but files of its folder: that is what its effect says.
 
-contract = kedge.Contract(
+contract = killick.Contract(
     "local",
     [
         rules.allow("shell"),
@@ -44,8 +44,8 @@ contract = kedge.Contract(
 )
 
 
-@kedge.tool(effect="workspace")
-def shell(command: str, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+def shell(command: str, folder: Path = killick.WORKSPACE) -> str:
     """Run a command in the checkout, and see how what it prints ends."""
     done = subprocess.run(["sh", "-c", f"({command}) 2>&1"], cwd=folder, stdout=subprocess.PIPE, text=True)
     return "\n".join([*filter(None, done.stdout.splitlines()), f"exit {done.returncode}"][-3:])
@@ -76,9 +76,9 @@ def chat(*, messages: list[Any], tools: list[Any]) -> Any:
     return {"choices": [{"message": {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})}]}
 
 
-@kedge.agent(workspace="shop", contract=contract)
-async def mend(run: kedge.Run, task: str) -> str:
-    result = await kedge.loop(run, chat, [shell], messages=task, system="You mend code.")
+@killick.agent(workspace="shop", contract=contract)
+async def mend(run: killick.Run, task: str) -> str:
+    result = await killick.loop(run, chat, [shell], messages=task, system="You mend code.")
     return result.text
 
 
@@ -96,9 +96,9 @@ def tell(what: str, *lines: str) -> None:
 
 def main() -> None:
     if "--work" in sys.argv:
-        kedge.open("kedge.db").run(mend, TASK, id="mend_17")
+        killick.open("killick.db").run(mend, TASK, id="mend_17")
         return
-    with tempfile.TemporaryDirectory(prefix="kedge-") as place:
+    with tempfile.TemporaryDirectory(prefix="killick-") as place:
         os.chdir(place)
         make_checkout(folder := Path("shop"))
         worker = subprocess.Popen([sys.executable, __file__, "--work"])
@@ -107,7 +107,7 @@ def main() -> None:
         worker.kill()
         tell(f"Killed in the middle of a patch, with {worker.wait()}:", shell("git status --short", folder))
 
-        with kedge.open("kedge.db") as kd:
+        with killick.open("killick.db") as kd:
             result = kd.run(mend, TASK, id="mend_17")
             for back in (each for each in kd.events("mend_17") if isinstance(each.event, WorkspaceRestored)):
                 told = kd.log.data("mend_17", back.seq)

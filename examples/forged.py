@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import kedge
+import killick
 
 
 @dataclass
@@ -17,18 +17,18 @@ class Claim:
     amount: int
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def limit_of(number: int) -> int:
     return 2000
 
 
-@kedge.tool(effect="idempotent")
-def pay(number: int, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+def pay(number: int, amount: int, key: killick.Key = killick.KEY) -> str:
     return f"receipt for {amount}"
 
 
-@kedge.agent
-async def settle(run: kedge.Run, claim: Claim) -> str:
+@killick.agent
+async def settle(run: killick.Run, claim: Claim) -> str:
     limit = await run.call(limit_of, claim.number)
     side = "below" if claim.amount < limit else "above"
     route = await run.decided(
@@ -43,7 +43,7 @@ async def settle(run: kedge.Run, claim: Claim) -> str:
 
 
 def holds(path: Path) -> bool:
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         report = kd.verify()
         print(
             f"{path.name}: {report.runs} runs, {report.events} events, {'holds' if report.holds else 'does not hold'}"
@@ -54,9 +54,9 @@ def holds(path: Path) -> bool:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        path, forged = Path(folder) / "kedge.db", Path(folder) / "forged.db"
-        with kedge.open(str(path)) as kd:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
+        path, forged = Path(folder) / "killick.db", Path(folder) / "forged.db"
+        with killick.open(str(path)) as kd:
             kd.run(settle, Claim(17, 1250), id="claim_17")
             kd.run(settle, Claim(18, 400), id="claim_18")
         assert holds(path)
@@ -66,7 +66,7 @@ def main() -> None:
         forged.write_bytes(record.replace(b"1250 is below the limit", b"1250 is above the limit"))
         print("\nin a copy, somebody turns `below` into `above`: why the claim was paid\n")
         assert not holds(forged)
-        with kedge.open(str(forged)) as kd:
+        with killick.open(str(forged)) as kd:
             print(f"  claim_18 is untouched: {kd.state('claim_18').result}")
 
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge import rules
+import killick
+from killick import rules
 
 SERVERS = {"web": 0}  # how many hosts run the new version
 
@@ -26,9 +26,9 @@ def freeze(intention: rules.Intention, standing: rules.Standing) -> str | None:
     return "nothing is changed on a weekend; try again on Monday" if day >= 5 else None
 
 
-TWO = kedge.Approval("operators", need=2, timeout="1h", escalate=[("leads", "8h")])
+TWO = killick.Approval("operators", need=2, timeout="1h", escalate=[("leads", "8h")])
 
-change = kedge.Contract(
+change = killick.Contract(
     "change",
     [
         rules.allow("plan", "apply", "notify"),
@@ -46,11 +46,11 @@ change = kedge.Contract(
 # The tools.
 
 
-def rollback(effect: kedge.Effect) -> None:
+def rollback(effect: killick.Effect) -> None:
     SERVERS["web"] -= effect.arguments["hosts"]
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 def plan(service: str, version: str, file: str) -> str:
     """Write down what is to be changed."""
     Path(file).parent.mkdir(exist_ok=True)
@@ -58,14 +58,14 @@ def plan(service: str, version: str, file: str) -> str:
     return f"planned {service} {version}"
 
 
-@kedge.tool(effect="at_most_once", compensate=rollback)
+@killick.tool(effect="at_most_once", compensate=rollback)
 def apply(file: str, hosts: int) -> str:
     """Carry a plan out on so many hosts."""
     SERVERS["web"] += hosts
     return f"{hosts} hosts changed"
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 def notify(channel: str, text: str) -> None:
     """Tell people."""
 
@@ -93,13 +93,13 @@ def chat(*, messages: list[Any], tools: list[Any]) -> Any:
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
 
-@kedge.agent(contract=change)
-async def rollout(run: kedge.Run, wish: str) -> str:
-    result = await kedge.loop(run, chat, kedge.Toolset(plan, apply, notify), messages=wish, turns_max=20)
+@killick.agent(contract=change)
+async def rollout(run: killick.Run, wish: str) -> str:
+    result = await killick.loop(run, chat, killick.Toolset(plan, apply, notify), messages=wish, turns_max=20)
     return result.text
 
 
-def tell(kd: kedge.Client, run: str) -> None:
+def tell(kd: killick.Client, run: str) -> None:
     """What the model said and was told, from the record alone."""
     print(f"\n{run}: {kd.state(run).result}")
     for message in kd.state(run).trace[-1].input["messages"][1:]:
@@ -107,8 +107,8 @@ def tell(kd: kedge.Client, run: str) -> None:
 
 
 def main() -> None:
-    clock = kedge.LeapingClock()  # it begins on a Sunday; in a real program, leave the clock out
-    with tempfile.TemporaryDirectory() as here, contextlib.chdir(here), kedge.open("kedge.db", clock=clock) as kd:
+    clock = killick.LeapingClock()  # it begins on a Sunday; in a real program, leave the clock out
+    with tempfile.TemporaryDirectory() as here, contextlib.chdir(here), killick.open("killick.db", clock=clock) as kd:
         kd.run(rollout, "Bring web to 2.1.", id="on_sunday")
         tell(kd, "on_sunday")
         clock.advance(24 * 3600)

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import kedge
+import killick
 
 TABLES = """
 CREATE TABLE orders (number INTEGER PRIMARY KEY, item TEXT NOT NULL, count INTEGER NOT NULL);
@@ -31,33 +31,33 @@ class Order:
     count: int
 
 
-# Tools that write in a transaction are given it. Kedge commits it, together with what they return, or takes it back.
+# Tools that write in a transaction are given it. Killick commits it, together with what they return, or takes it back.
 
 
-@kedge.tool(effect="transaction")
-def take_from_stock(item: str, count: int, tx: kedge.Tx = kedge.TX) -> int:
+@killick.tool(effect="transaction")
+def take_from_stock(item: str, count: int, tx: killick.Tx = killick.TX) -> int:
     tx.execute("UPDATE stock SET count = count - ? WHERE item = ?", (count, item))
     return int(tx.execute("SELECT count FROM stock WHERE item = ?", (item,)).fetchone()[0])
 
 
-@kedge.tool(effect="transaction")
-def book(number: int, euros: int, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> None:
+@killick.tool(effect="transaction")
+def book(number: int, euros: int, tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> None:
     tx.execute("INSERT INTO ledger VALUES (?, ?, ?)", (number, euros, step.attempt))
     if os.environ.get("DIES") and step.attempt == 1:
         os._exit(9)  # the row is written, and nothing is committed
 
 
-@kedge.agent
-async def fulfil(run: kedge.Run, order: Order) -> str:
+@killick.agent
+async def fulfil(run: killick.Run, order: Order) -> str:
     try:
         left = await run.call(take_from_stock, order.item, order.count)
-    except kedge.StepFailed:
+    except killick.StepFailed:
         return f"not enough of {order.item}"
     await run.call(book, order.number, order.count * 20)
     return f"{order.count} {order.item} sold, {left} left"
 
 
-def place(kd: kedge.Client, shop: sqlite3.Connection, order: Order) -> None:
+def place(kd: killick.Client, shop: sqlite3.Connection, order: Order) -> None:
     """An order and its run, or neither: `tx=` joins the transaction that is open on the shop's own connection."""
     shop.execute("BEGIN IMMEDIATE")
     try:
@@ -75,9 +75,9 @@ ORDERS = [Order(1, "lamp", 2), Order(2, "rug", 3), Order(3, "lamp", 1000), Order
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
         store = str(Path(folder) / "shop.db")
-        with kedge.open(store) as kd:  # first the store, then the shop's tables in its file
+        with killick.open(store) as kd:  # first the store, then the shop's tables in its file
             shop = sqlite3.connect(store, isolation_level=None)
             shop.executescript(TABLES)
             for order in ORDERS:
@@ -97,7 +97,7 @@ def main() -> None:
         subprocess.run(worker, check=True)
         print("ledger:", rows(shop, "ledger"))
         print("stock: ", rows(shop, "stock"))
-        with kedge.open(store) as kd:
+        with killick.open(store) as kd:
             for number, sold in ((1, 40), (4, 60)):
                 assert shop.execute("SELECT euros FROM ledger WHERE number = ?", (number,)).fetchall() == [(sold,)]
                 assert kd.info(f"order_{number}").status == "completed"
@@ -111,7 +111,7 @@ def rows(shop: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
 
 
 def work(store: str) -> None:
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         while due := kd.advance_due():
             for run in due:
                 print(f"  {run.run}: {run.result}")

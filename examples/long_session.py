@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge.history.windows import windows
+import killick
+from killick.history.windows import windows
 
 BUDGET = 16_000
 MODULES = [f"shop/part_{number:02}.py" for number in range(12)]
@@ -35,20 +35,20 @@ def make_files() -> None:
 # What the model can do. Only this agent writes to the folder, so what it reads changes by its own effects alone.
 
 
-@kedge.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads", changes="by effects")
 def read_file(path: str) -> str:
     """Read a file."""
     return Path(path).read_text()
 
 
-@kedge.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads", changes="by effects")
 def search(text: str, path: str) -> list[str]:
     """Lines of a file that have a text in them."""
     lines = enumerate(Path(path).read_text().splitlines(), 1)
     return [f"{path}:{number}: {line.strip()}" for number, line in lines if text in line]
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 def replace(path: str, old: str, new: str) -> str:
     """Replace a word in a file, wherever it stands."""
     text, count = re.subn(rf"\b{re.escape(old)}\b", new, Path(path).read_text())
@@ -56,7 +56,7 @@ def replace(path: str, old: str, new: str) -> str:
     return f"{count} places in {path}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def check(path: str) -> str:
     """Compile a module and call what is in it."""
     exec(compile(Path(path).read_text(), path, "exec"), {})
@@ -98,22 +98,22 @@ def chat(*, messages: list[dict[str, Any]], tools: list[Any]) -> Any:
     return {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [call]}}]}
 
 
-@kedge.agent
-async def rename(run: kedge.Run, task: str) -> str:
+@killick.agent
+async def rename(run: killick.Run, task: str) -> str:
     tools = [read_file, search, replace, check]
-    result = await kedge.loop(run, chat, tools, messages=task, system="You mend code.", budget=BUDGET, turns_max=100)
+    result = await killick.loop(run, chat, tools, messages=task, system="You mend code.", budget=BUDGET, turns_max=100)
     return result.text
 
 
 def main() -> None:
     if os.environ.get("DIES"):
-        kedge.open("kedge.db").run(rename, TASK, id="session")
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+        killick.open("killick.db").run(rename, TASK, id="session")
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
         os.chdir(folder)
         make_files()
         died = subprocess.run([sys.executable, __file__], env={**os.environ, "DIES": "1"}, check=False)
         print(f"the first process died at turn 30, with {died.returncode}")
-        with kedge.open("kedge.db") as kd:
+        with killick.open("killick.db") as kd:
             print(f"{kd.run(rename, TASK, id='session')}\n")
             told = windows(kd.log, "session")
         os.chdir("/")

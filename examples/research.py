@@ -8,11 +8,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import kedge
+import killick
 
 LIBRARY = {
     "tides": ["The moon pulls twice a day.", "Spring tides come with a full or a new moon."],
-    "anchors": ["A kedge is rowed ahead and dropped.", "The ship hauls itself up to it."],
+    "anchors": ["A killick is rowed ahead and dropped.", "The ship hauls itself up to it."],
     "currents": ["Warm water goes north.", "Cold water comes back below."],
 }
 
@@ -30,31 +30,31 @@ class Finding:
 # Two tools, and two calls of a model that is played by scripts.
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def search(topic: str) -> list[str]:
     if topic not in LIBRARY:
         raise NoSuchShelf(f"nothing on {topic!r}; there is {', '.join(LIBRARY)}")
     return [f"{topic}/{page}" for page in range(len(LIBRARY[topic]))]
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def read_page(page: str) -> str:
     topic, _, number = page.partition("/")
     return LIBRARY[topic][int(number)]
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def condense(topic: str, pages: list[str]) -> str:
     return " ".join(pages)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def sum_up(question: str, findings: list[Finding]) -> str:
     return "\n".join([f"On {question}:", *(f"  {found.topic}: {found.text}" for found in findings)])
 
 
-@kedge.agent
-async def research(run: kedge.Run, topic: str) -> Finding:
+@killick.agent
+async def research(run: killick.Run, topic: str) -> Finding:
     pages = await run.call(search, topic)
     texts = await run.gather(run.call(read_page, page) for page in pages)
     return Finding(topic, await run.model(condense, topic, list(texts)))
@@ -66,14 +66,14 @@ class Question:
     topics: list[str]
 
 
-@kedge.agent
-async def report(run: kedge.Run, question: Question) -> str:
+@killick.agent
+async def report(run: killick.Run, question: Question) -> str:
     async def one(number: int, topic: str) -> Finding:
         """A branch: a child, and what to do when it fails."""
         child = await run.spawn(research, topic, id=f"{run.id}.{number}")
         try:
             return await child.result()
-        except kedge.ChildFailed as failed:
+        except killick.ChildFailed as failed:
             await run.note(f"{topic} was left out: {failed.failure.message}")
             return Finding(topic, "(nothing found)")
 
@@ -83,7 +83,7 @@ async def report(run: kedge.Run, question: Question) -> str:
 
 def main() -> None:
     question = Question("how ships move", ["tides", "anchors", "sails", "currents"])
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder, kedge.open(str(Path(folder) / "kedge.db")) as kd:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder, killick.open(str(Path(folder) / "killick.db")) as kd:
         print(kd.run(report, question, id="report"))
         print("\nThe runs, each with a record of its own:")
         runs = sorted(kd.list(), key=lambda listed: listed.run)

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import kedge
+import killick
 
 BANK: dict[str, str] = {}  # what the bank did, by the id of the request
 SAID: list[str] = []  # what the clerk wrote
@@ -25,7 +25,7 @@ def clerk(messages: list[dict[str, Any]]) -> dict[str, str]:
     return {"text": SAID[-1], "request": str(uuid.uuid4())}
 
 
-def refund(paid: kedge.Effect) -> str:
+def refund(paid: killick.Effect) -> str:
     BANK[f"refund of {paid.key}"] = f"{paid.arguments['amount']} back"
     return f"{paid.result} is paid back"
 
@@ -37,32 +37,32 @@ class Invoice:
     disputed: bool = False
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def invoice(number: int) -> Invoice:
     return Invoice("Ada", 1250)
 
 
-def find_payment(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def find_payment(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     """Looks into the bank's books, for when a process dies while it pays."""
     request = effect.arguments["order"]["request"]
     if request not in BANK:
-        return kedge.DidNotHappen()
-    return kedge.Happened(f"R-{effect.arguments['number']}00{list(BANK).index(request) + 1}")
+        return killick.DidNotHappen()
+    return killick.Happened(f"R-{effect.arguments['number']}00{list(BANK).index(request) + 1}")
 
 
-@kedge.tool(effect="at_most_once", reconcile=find_payment, identity=("payee", "number"), compensate=refund)
+@killick.tool(effect="at_most_once", reconcile=find_payment, identity=("payee", "number"), compensate=refund)
 def pay(payee: str, number: int, amount: int, order: dict[str, str]) -> str:
     BANK[order["request"]] = f"{amount} to {payee}"
     return f"R-{number}00{len(BANK)}"
 
 
-@kedge.tool(effect="idempotent", identity=("to",))
-def mail(to: str, text: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", identity=("to",))
+def mail(to: str, text: str, key: killick.Key = killick.KEY) -> str:
     return f"mail to {to}"
 
 
-@kedge.agent
-def payer(run: kedge.SyncRun, number: int) -> str:
+@killick.agent
+def payer(run: killick.SyncRun, number: int) -> str:
     due = run.call(invoice, number)
     if due.disputed:
         return "not paid: it is disputed"
@@ -77,7 +77,7 @@ def tell(what: str, *lines: object) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder, kedge.open(str(Path(folder) / "kedge.db")) as kd:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder, killick.open(str(Path(folder) / "killick.db")) as kd:
         first = kd.run(payer, 7, id="invoice_7")
         tell(f"Paid: {first}", f"the clerk: {SAID[-1]}")
 

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import kedge
+import killick
 
 
 @dataclass
@@ -25,56 +25,56 @@ class NotRefundable(Exception): ...
 # What undoes a booking is given what was done: its arguments, its key, and what it returned. It is a tool itself.
 
 
-@kedge.tool(effect="idempotent")
-def cancel_flight(booked: kedge.Effect) -> None:
+@killick.tool(effect="idempotent")
+def cancel_flight(booked: killick.Effect) -> None:
     print(f"  cancel_flight    {booked.result}")
 
 
-@kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=3, first="10ms"))
-def cancel_hotel(booked: kedge.Effect, step: kedge.ToolStep = kedge.STEP) -> None:
+@killick.tool(effect="idempotent", retry=killick.Retry(attempts=3, first="10ms"))
+def cancel_hotel(booked: killick.Effect, step: killick.ToolStep = killick.STEP) -> None:
     if step.attempt == 1:
         print("  cancel_hotel     nobody picks up the phone")
         raise ConnectionError("nobody picks up the phone")
     print(f"  cancel_hotel     {booked.result}, {booked.arguments['nights']} nights")
 
 
-@kedge.tool(effect="idempotent")
-def return_policy(bought: kedge.Effect) -> None:
+@killick.tool(effect="idempotent")
+def return_policy(bought: killick.Effect) -> None:
     print(f"  return_policy    {bought.result}: they do not take it back")
     raise NotRefundable("they do not take it back")  # nothing that passes by itself: it is not tried again
 
 
-@kedge.tool(effect="idempotent")
-def return_car(rented: kedge.Effect) -> None:
+@killick.tool(effect="idempotent")
+def return_car(rented: killick.Effect) -> None:
     print(f"  return_car       {rented.result}")
 
 
-@kedge.tool(effect="idempotent", compensate=cancel_flight)
-def book_flight(to: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=cancel_flight)
+def book_flight(to: str, key: killick.Key = killick.KEY) -> str:
     print(f"  book_flight      {to}")
     return f"flight to {to}"
 
 
-@kedge.tool(effect="idempotent", compensate=return_policy)
-def buy_insurance(to: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=return_policy)
+def buy_insurance(to: str, key: killick.Key = killick.KEY) -> str:
     print("  buy_insurance    policy 77")
     return "policy 77"
 
 
-@kedge.tool(effect="idempotent", compensate=cancel_hotel)
-def book_hotel(to: str, nights: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=cancel_hotel)
+def book_hotel(to: str, nights: int, key: killick.Key = killick.KEY) -> str:
     print(f"  book_hotel       {to}, {nights} nights")
     return f"hotel in {to}"
 
 
-@kedge.tool(effect="idempotent", compensate=return_car, retry=kedge.Retry(attempts=3, first="10ms"))
-def rent_car(to: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=return_car, retry=killick.Retry(attempts=3, first="10ms"))
+def rent_car(to: str, key: killick.Key = killick.KEY) -> str:
     print("  rent_car         no car left")
-    raise kedge.NotDone(f"there is no car left in {to}")  # says for certain that nothing happened
+    raise killick.NotDone(f"there is no car left in {to}")  # says for certain that nothing happened
 
 
-@kedge.agent(on_failure="compensate")
-async def travel(run: kedge.Run, trip: Trip) -> list[str]:
+@killick.agent(on_failure="compensate")
+async def travel(run: killick.Run, trip: Trip) -> list[str]:
     flight = await run.call(book_flight, trip.to)
     insurance = await run.call(buy_insurance, trip.to)
     hotel = await run.call(book_hotel, trip.to, trip.nights)
@@ -84,18 +84,18 @@ async def travel(run: kedge.Run, trip: Trip) -> list[str]:
 
 async def main() -> None:
     trip = Trip("Oslo", 3)
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        async with kedge.open(str(Path(folder) / "kedge.db")) as kd:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
+        async with killick.open(str(Path(folder) / "killick.db")) as kd:
             print("What was done, as it was done:")
             try:
                 await kd.run.soon(travel, trip, id="trip_1")
-            except kedge.RunWaiting as waiting:
+            except killick.RunWaiting as waiting:
                 [wait] = waiting.waits
                 print(f"\nA person is asked:\n  {wait.prompt}\n  mia leaves it: it is only 12 euros\n")
                 kd.answer(wait.id, "stop", by="mia", comment="it is only 12 euros")
             try:
                 await kd.run.soon(travel, trip, id="trip_1")
-            except kedge.RunFailed as failed:
+            except killick.RunFailed as failed:
                 print(f"\nWhy it failed:\n  {failed.failure.message}")
                 print(f"\nWhat could not be undone:\n  {', '.join(failed.not_undone)}")
             print("\nWhat is on record:")

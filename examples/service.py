@@ -23,8 +23,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Body, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-import kedge
-from kedge.errors import RunUnknown
+import killick
+from killick.errors import RunUnknown
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Claim:
     amount: int
 
 
-@kedge.tool(effect="idempotent")
-async def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     return f"paid {amount} to {to}"
 
 
-@kedge.agent
-async def review(run: kedge.Run, claim: Claim) -> str:
+@killick.agent
+async def review(run: killick.Run, claim: Claim) -> str:
     if claim.amount > 500:
         answer = await run.ask(f"Pay {claim.amount} to {claim.name}?", to="managers", timeout="72h", default="reject")
         if not answer.approved:
@@ -51,7 +51,7 @@ async def review(run: kedge.Run, claim: Claim) -> str:
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """A worker moves the runs for as long as the service is up; a run that is left goes on when it is back."""
-    async with kedge.open(os.environ.get("CLAIMS_STORE", "claims.db")) as kd, kd.worker():
+    async with killick.open(os.environ.get("CLAIMS_STORE", "claims.db")) as kd, kd.worker():
         app.state.kd = kd
         yield
 
@@ -67,7 +67,7 @@ async def start(claim: Claim, request: Request) -> dict[str, str]:
 
 @app.get("/claims/{run}")
 async def look(run: str, request: Request) -> dict[str, Any]:
-    kd: kedge.Client = request.app.state.kd
+    kd: killick.Client = request.app.state.kd
     info, state = await kd.info.soon(run), await kd.state.soon(run)
     return {"status": info.status, "waits_for": [wait.prompt for wait in info.waits], "result": state.result}
 
@@ -79,8 +79,8 @@ async def answer(
     await request.app.state.kd.answer.soon(run, verb, by=by)
 
 
-@app.exception_handler(kedge.KedgeError)
-async def tell(request: Request, error: kedge.KedgeError) -> JSONResponse:
+@app.exception_handler(killick.KillickError)
+async def tell(request: Request, error: killick.KillickError) -> JSONResponse:
     return JSONResponse({"error": str(error)}, 404 if isinstance(error, RunUnknown) else 409)
 
 
@@ -108,6 +108,6 @@ async def try_it() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
         os.environ["CLAIMS_STORE"] = str(Path(folder) / "claims.db")
         asyncio.run(try_it())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import kedge
+import killick
 
 DAY_SECONDS = 24 * 3600
 
@@ -37,56 +37,56 @@ TRIES = Counter[str]()
 SEEN: list[str] = []
 
 
-@kedge.tool(effect="idempotent")  # under one key the bank charges once
-def charge(customer: str, cents: int, key: kedge.Key = kedge.KEY) -> Charge:
+@killick.tool(effect="idempotent")  # under one key the bank charges once
+def charge(customer: str, cents: int, key: killick.Key = killick.KEY) -> Charge:
     TRIES[customer] += 1
     paid = TRIES[customer] not in BROKE.get(customer, ())
     SEEN.append(f"{customer}  {'pays' if paid else 'cannot pay'}")
     return Charge(paid, "paid" if paid else "your card was refused")
 
 
-@kedge.tool(effect="idempotent")  # the post office drops a mail whose key it has seen
-def send_mail(to: str, text: str, key: kedge.Key = kedge.KEY) -> None:
+@killick.tool(effect="idempotent")  # the post office drops a mail whose key it has seen
+def send_mail(to: str, text: str, key: killick.Key = killick.KEY) -> None:
     SEEN.append(f"{to}  gets a mail: {text}")
 
 
-@kedge.machine
-async def subscription(run: kedge.Run, now: Subscription) -> kedge.WaitFor[Subscription] | kedge.Done:
+@killick.machine
+async def subscription(run: killick.Run, now: Subscription) -> killick.WaitFor[Subscription] | killick.Done:
     """Every wait is for the word `cancel`; when it does not come in time, `run.received` is None and life goes on."""
     who = now.customer
     if run.received is not None:
         await run.call(send_mail, who, f"goodbye, after {now.months_paid} months")
-        return kedge.Done(f"{who}  has cancelled: {run.received}")
+        return killick.Done(f"{who}  has cancelled: {run.received}")
 
     if now.phase == "new":
         await run.call(send_mail, who, "welcome, the first 14 days are free")
-        return kedge.WaitFor("cancel", replace(now, phase="trial"), timeout="12d")
+        return killick.WaitFor("cancel", replace(now, phase="trial"), timeout="12d")
     if now.phase == "trial":
         await run.call(send_mail, who, "two days left")
-        return kedge.WaitFor("cancel", replace(now, phase="paying"), timeout="2d")
+        return killick.WaitFor("cancel", replace(now, phase="paying"), timeout="2d")
 
     if now.months_paid == 12:
-        return kedge.Done(f"{who}  has had a year")
+        return killick.Done(f"{who}  has had a year")
     bill = await run.call(charge, who, 900)
     if bill.paid:
         paid = replace(now, phase="paying", months_paid=now.months_paid + 1, refusals=0)
-        return kedge.WaitFor("cancel", paid, timeout="30d")
+        return killick.WaitFor("cancel", paid, timeout="30d")
     if now.refusals == 3:
         await run.call(send_mail, who, "we could not charge you four times, and have stopped")
-        return kedge.Done(f"{who}  is let go: {bill.note}")
+        return killick.Done(f"{who}  is let go: {bill.note}")
     await run.call(send_mail, who, f"{bill.note}; we try again in three days")
-    return kedge.WaitFor("cancel", replace(now, phase="overdue", refusals=now.refusals + 1), timeout="3d")
+    return killick.WaitFor("cancel", replace(now, phase="overdue", refusals=now.refusals + 1), timeout="3d")
 
 
 def main() -> None:
-    clock = kedge.LeapingClock()  # in a real program, leave the clock out
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder:
-        store = str(Path(folder) / "kedge.db")
-        with kedge.open(store, clock=clock) as kd:
+    clock = killick.LeapingClock()  # in a real program, leave the clock out
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder:
+        store = str(Path(folder) / "killick.db")
+        with killick.open(store, clock=clock) as kd:
             for customer in ("ann", "bob"):
                 kd.start(subscription, Subscription(customer), id=f"sub_{customer}")
         for day in range(150):
-            with kedge.open(store, clock=clock) as kd:  # every day another process
+            with killick.open(store, clock=clock) as kd:  # every day another process
                 if day == 120:
                     kd.send("sub_ann", "cancel", "I moved to the sea", id="form_815")  # a form on a web page
                 ended = [run.result for run in kd.advance_due() if run.result]
@@ -94,7 +94,7 @@ def main() -> None:
                 print(f"day {day:<4} {line}")
             SEEN.clear()
             clock.advance(DAY_SECONDS)
-        with kedge.open(store, clock=clock) as kd:
+        with killick.open(store, clock=clock) as kd:
             assert [listed.status for listed in kd.list()] == ["completed", "completed"]
             events = sum(len(kd.events(listed.run)) for listed in kd.list())
             print(f"{events} events tell it all")

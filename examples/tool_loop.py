@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import kedge
+import killick
 
 RATES = {"EUR": 1.0, "NOK": 11.7, "DKK": 7.5}
 WISH = "A ferry to Oslo for at most 2000 Norwegian kroner, please. Look up the rate, book, then say what you did."
@@ -22,7 +22,7 @@ WISH = "A ferry to Oslo for at most 2000 Norwegian kroner, please. Look up the r
 # Two tools. What the model is told of them comes from their annotations and docstrings.
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def exchange_rate(currency: str) -> float:
     """How many of a currency one euro buys.
 
@@ -34,8 +34,8 @@ def exchange_rate(currency: str) -> float:
     return RATES[currency]
 
 
-@kedge.tool(effect="idempotent", identity=("to",), repeat="recorded")  # models repeat themselves: one ferry is enough
-def book_ferry(to: str, euros: int, key: kedge.Key = kedge.KEY) -> dict[str, str]:
+@killick.tool(effect="idempotent", identity=("to",), repeat="recorded")  # models repeat themselves: one ferry is enough
+def book_ferry(to: str, euros: int, key: killick.Key = killick.KEY) -> dict[str, str]:
     """Book a ferry, at most for so many euros."""
     return {"to": to, "ticket": f"F-{euros}", "booked_under": key}
 
@@ -64,14 +64,14 @@ def chat(*, messages: list[Any], tools: list[Any]) -> Any:
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message}], "usage": usage}
 
 
-@kedge.agent
-async def travel(run: kedge.Run, wish: str) -> str:
-    tools = kedge.Toolset(exchange_rate, book_ferry)
-    result = await kedge.loop(run, chat, tools, messages=wish, system="You book trips. Use your tools.", turns_max=20)
+@killick.agent
+async def travel(run: killick.Run, wish: str) -> str:
+    tools = killick.Toolset(exchange_rate, book_ferry)
+    result = await killick.loop(run, chat, tools, messages=wish, system="You book trips. Use your tools.", turns_max=20)
     return result.text
 
 
-def tell(kd: kedge.Client) -> None:
+def tell(kd: killick.Client) -> None:
     """What happened, from the record alone."""
     state = kd.state("trip")
     said = state.trace[-1].input["messages"]  # what the model was sent last: everything so far
@@ -97,7 +97,7 @@ def main() -> None:
             given.model,
             openai.OpenAI(base_url=given.base_url, api_key=os.environ.get("OPENAI_API_KEY", "none")),
         )
-    with tempfile.TemporaryDirectory(prefix="kedge-") as folder, kedge.open(str(Path(folder) / "kedge.db")) as kd:
+    with tempfile.TemporaryDirectory(prefix="killick-") as folder, killick.open(str(Path(folder) / "killick.db")) as kd:
         print(f"{WISH}\n")
         kd.run(travel, WISH, id="trip")
         tell(kd)

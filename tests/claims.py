@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kedge.cli.main import main
+from killick.cli.main import main
 
 APP: Final = '''
 """Agents of an office that handles claims."""
@@ -29,8 +29,8 @@ from pathlib import Path
 
 import msgspec
 
-import kedge
-from kedge import rules
+import killick
+from killick import rules
 
 
 class Claim(msgspec.Struct):
@@ -40,25 +40,25 @@ class Claim(msgspec.Struct):
     on: datetime.date | None = None
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def fetch_docs(claim: int) -> list[str]:
     return ["a.pdf", "b.pdf"]
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def note(text: str) -> str:
     return text
 
 
-@kedge.tool
+@killick.tool
 async def pay(claim: int, to: str, amount: int) -> str:
     if Path("bank-closed").exists():
-        raise kedge.NotDone("the bank is closed")
+        raise killick.NotDone("the bank is closed")
     return f"paid {amount} to {to}"
 
 
-@kedge.agent
-async def review(run: kedge.Run, claim: Claim) -> str:
+@killick.agent
+async def review(run: killick.Run, claim: Claim) -> str:
     """Eight steps, then a question, then money."""
     for number in range(1, 8):
         await run.call(note, f"page {number}")
@@ -69,82 +69,84 @@ async def review(run: kedge.Run, claim: Claim) -> str:
     return await run.call(pay, claim.id, claim.name, claim.amount)
 
 
-@kedge.agent
-async def pay_out(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def pay_out(run: killick.Run, amount: int) -> str:
     """Fails while there is a file bank-closed."""
     return await run.call(pay, 0, "Ann", amount)
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def refund(to: str, amount: int, note: str | None = None) -> str:
     return f"gave {amount} back to {to}"
 
 
-refunds = kedge.Contract(
+refunds = killick.Contract(
     "refunds",
     [
         rules.arguments("refund", amount={"max": 5000}),
         rules.arguments(
             "refund", amount={"max": 100}, name="large sums",
-            ask=kedge.Approval("managers", need=2, timeout="72h", escalate=[("directors", "72h")]),
+            ask=killick.Approval("managers", need=2, timeout="72h", escalate=[("directors", "72h")]),
         ),
     ],
     people={"managers": ["mia", "max", "moe"], "directors": ["dan", "dora"]},
 )  # fmt: skip
 
 
-@kedge.agent(contract=refunds)
-async def give_back(run: kedge.Run, amount: int) -> str:
+@killick.agent(contract=refunds)
+async def give_back(run: killick.Run, amount: int) -> str:
     """Money back, to which two managers have to agree where it is much."""
     try:
         return await run.call(refund, "Ann", amount)
-    except kedge.Rejected as rejected:
+    except killick.Rejected as rejected:
         return str(rejected)
 
 
-@kedge.agent
-async def greet(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def greet(run: killick.Run, name: str) -> str:
     return f"hello {name}"
 
 
-@kedge.agent
-async def choose(run: kedge.Run) -> str:
+@killick.agent
+async def choose(run: killick.Run) -> str:
     first = await run.ask("Which way?", options=["left", "right"])
     second = await run.ask("How far?", returns=int)
     return f"{first.value} {second.value}"
 
 
-@kedge.agent
-async def listen(run: kedge.Run) -> object:
+@killick.agent
+async def listen(run: killick.Run) -> object:
     return await run.wait("paid")
 
 
-@kedge.tool
+@killick.tool
 async def lose() -> None:
     raise OSError("the line went dead")
 
 
-@kedge.agent
-async def doubt(run: kedge.Run) -> str:
+@killick.agent
+async def doubt(run: killick.Run) -> str:
     await run.call(lose)
     return "known"
 
 
-kedge.cron("0 9 * * *", greet, name="report", input="Ann")
-kedge.on_event("order.created", greet, name="order", input="Bob")
+killick.cron("0 9 * * *", greet, name="report", input="Ann")
+killick.on_event("order.created", greet, name="order", input="Bob")
 '''
 
 
 def plain_environment(**more: str) -> dict[str, str]:
-    """An environment that says nothing about Kedge, in which `kedge` is this interpreter's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEDGE", "_KEDGE", "COLUMNS"))}
+    """An environment that says nothing about Killick, in which `killick` is this interpreter's."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("KILLICK", "_KILLICK", "COLUMNS"))
+    }
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"} | more
 
 
-def run_kedge(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def run_killick(*args: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "kedge", *args],
+        [sys.executable, "-m", "killick", *args],
         cwd=cwd, env=plain_environment(**more), capture_output=True, text=True, timeout=300, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -192,7 +194,7 @@ def move_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "app", raising=False)
-    for name in ("KEDGE_STORE", "KEDGE_DEBUG", "NO_COLOR", "COLUMNS", "_KEDGE_COMPLETE"):
+    for name in ("KILLICK_STORE", "KILLICK_DEBUG", "NO_COLOR", "COLUMNS", "_KILLICK_COMPLETE"):
         monkeypatch.delenv(name, raising=False)
     furnish(folder)
     return folder
@@ -214,7 +216,7 @@ def call(capsys: pytest.CaptureFixture[str], *args: str) -> Called:
 
 
 def open_office() -> None:
-    """Runs of every kind, in kedge.db of the current folder."""
+    """Runs of every kind, in killick.db of the current folder."""
     for number in (17, 18, 19):
         assert main(["run", "app.py:review", "-q", "-i", f'{{"id": {number}}}', "--id", f"claim_{number}"]) == 3
     closed = Path("bank-closed")

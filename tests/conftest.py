@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.log import Log
-from kedge.runtime.registry import AGENTS, TOOLS
-from kedge.store import MemoryStore, SqliteStore, Store
+import killick
+from killick.log import Log
+from killick.runtime.registry import AGENTS, TOOLS
+from killick.store import MemoryStore, SqliteStore, Store
 from seeds import FIXED
 
 # Processes that tests start read the package from bytecode, and write it the first time.
@@ -45,8 +45,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store of each kind that comes with Kedge."""
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "kedge.db")
+    """An empty store of each kind that comes with Killick."""
+    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "killick.db")
     yield made
     made.close()
 
@@ -65,9 +65,9 @@ def _declared_here(request: pytest.FixtureRequest) -> None:
     beside = [module for name, module in list(sys.modules.items()) if name.startswith("simulation.")]
     mine = [request.module] if "simulation" not in request.module.__name__ else [*beside, request.module]
     for value in [value for module in mine for value in vars(module).values()]:
-        if isinstance(value, kedge.Agent):
+        if isinstance(value, killick.Agent):
             AGENTS.add(value)
-        elif isinstance(value, kedge.Tool):
+        elif isinstance(value, killick.Tool):
             TOOLS[value.name] = value
 
 

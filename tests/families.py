@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.store import MemoryStore
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.store import MemoryStore
 
 START_US = 1_790_000_000_000_000
 

@@ -10,7 +10,7 @@ On a page, in its own folder and in order:
     ```… no-run         is only there to be read
 
 What differs from one time to the next (times, durations, processes, ids) is not compared, and neither is white space.
-With KEDGE_DOCS=write in the environment, output that differs is written into the page, unless it has a line `…`.
+With KILLICK_DOCS=write in the environment, output that differs is written into the page, unless it has a line `…`.
 """
 
 from __future__ import annotations
@@ -121,17 +121,17 @@ def typed(block: Block) -> list[Command]:
 
 
 def run(command: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run something as a reader would: with Kedge installed, and nobody at the keyboard."""
+    """Run something as a reader would: with Killick installed, and nobody at the keyboard."""
     programs = cwd.parent / "bin"
     if not programs.exists():
         programs.mkdir()
-        (programs / "kedge").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kedge "$@"\n')
-        (programs / "kedge").chmod(0o755)
+        (programs / "killick").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m killick "$@"\n')
+        (programs / "killick").chmod(0o755)
     paths = {
         "PATH": [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]],
         "PYTHONPATH": [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])],
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEDGE_", "PYTEST_", "FORCE_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KILLICK_", "PYTEST_", "FORCE_"))}
     return subprocess.run(
         command,
         cwd=cwd,
@@ -220,7 +220,7 @@ def _type(block: Block, here: Path) -> Iterator[Wrong]:
 
 _UNITS: Final = r"(?:µs|ms|s|m|h|d|(?:micro|milli)?seconds?|minutes?|hours?|days?)\b"
 _WAYS: Final = r"deaths?|redeploys?|timeouts?|rate|pauses?|lost|failing|other|deadlines?|second"
-"""How the words begin that `kedge check` counts interruptions by."""
+"""How the words begin that `killick check` counts interruptions by."""
 VARYING: Final = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from kedge.errors import StepFailed
-from kedge.model.values import pack, unpack
-from kedge.runtime.models import rebuild, reply_kind, wire, without_sdk_retries
+from killick.errors import StepFailed
+from killick.model.values import pack, unpack
+from killick.runtime.models import rebuild, reply_kind, wire, without_sdk_retries
 
 JSON = dict[str, Any]
 

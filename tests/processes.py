@@ -5,28 +5,28 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-import kedge
-from kedge.errors import StoreUnavailable
-from kedge.model import events as e
-from kedge.store import MemoryStore, Store
+import killick
+from killick.errors import StoreUnavailable
+from killick.model import events as e
+from killick.store import MemoryStore, Store
 
 
 class Processes:
     """Makes clients of one store, and closes them all in the end. Time leaps, so that days pass in no time."""
 
     def __init__(self) -> None:
-        self.clock = kedge.LeapingClock()
+        self.clock = killick.LeapingClock()
         self.store = MemoryStore(clock=self.clock)
-        self._made: list[kedge.Client] = []
+        self._made: list[killick.Client] = []
 
-    def new(self, *, store: Store | None = None, **options: Any) -> kedge.Client:
+    def new(self, *, store: Store | None = None, **options: Any) -> killick.Client:
         """A process that knows nothing of what the others have in memory."""
         view = store or cast("Store", View(self.store))
-        made = kedge.Client(view, clock=self.clock, behind=False, **options)
+        made = killick.Client(view, clock=self.clock, behind=False, **options)
         self._made.append(made)
         return made
 
-    def mortal(self) -> tuple[kedge.Client, View]:
+    def mortal(self) -> tuple[killick.Client, View]:
         """A process that dies when it is told to; its lease runs out some time afterwards."""
         view = View(self.store)
         return self.new(store=cast("Store", view), lease_seconds=30), view
@@ -73,22 +73,22 @@ class Told(NamedTuple):
     data: dict[str, Any]
 
 
-def kinds(kd: kedge.Client, run: str) -> list[str]:
+def kinds(kd: killick.Client, run: str) -> list[str]:
     """What is on record, by kind, in order."""
     return [str(recorded.event.__struct_config__.tag) for recorded in kd.events(run)]
 
 
-def told(kd: kedge.Client, run: str, kind: type[e.Event]) -> list[Told]:
+def told(kd: killick.Client, run: str, kind: type[e.Event]) -> list[Told]:
     """The events of a kind, in order."""
     found = [recorded for recorded in kd.events(run) if isinstance(recorded.event, kind)]
     return [Told(recorded.seq, recorded.event, dict(kd.log.data(run, recorded.seq))) for recorded in found]
 
 
-def steps(kd: kedge.Client, run: str) -> dict[str, str]:
+def steps(kd: killick.Client, run: str) -> dict[str, str]:
     """The steps on record: number and name, in the order in which they were begun."""
     return {step.id: step.name for step in kd.state(run).fold.steps}
 
 
-def record(kd: kedge.Client, run: str) -> list[str]:
+def record(kd: killick.Client, run: str) -> list[str]:
     """What is on record, but for who took the run and let it go again."""
     return [kind for kind in kinds(kd, run) if kind != "run.taken"]

@@ -1,4 +1,4 @@
-"""The seed of what tests draw: the same each time in the gate, a new one with `KEDGE_SEED=random` (`make soak`)."""
+"""The seed of what tests draw: the same each time in the gate, a new one with `KILLICK_SEED=random` (`make soak`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import random
 from typing import Final
 
-ASKED: Final = os.environ.get("KEDGE_SEED", "")
+ASKED: Final = os.environ.get("KILLICK_SEED", "")
 FIXED: Final = ASKED != "random"
 
 
 def draw_seed() -> int:
-    """`KEDGE_SEED`, or 1; a new one each time for `random`. A test prints it when it fails."""
+    """`KILLICK_SEED`, or 1; a new one each time for `random`. A test prints it when it fails."""
     return int(ASKED or 1) if FIXED else random.randrange(10**9)

@@ -42,7 +42,7 @@ class Server:
     """One PostgreSQL server. Another process may use the same folder to stop and start it; only the first cleans up."""
 
     def __init__(self, folder: Path | str | None = None, *, settings: Mapping[str, str] | None = None) -> None:
-        self.folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kedge-pg-"))
+        self.folder = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="killick-pg-"))
         self.data, self.settings = self.folder / "data", {**SETTINGS, **(settings or {})}
         self._mine = not (self.data / "PG_VERSION").exists()
         self._as: dict[str, Any] = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
@@ -151,7 +151,7 @@ def postgres() -> str:
 
 def postgres_store() -> str:
     """The URL of a store on the shared server that nobody else has: in a schema of its own."""
-    return f"{server().url}?schema=kedge_{os.getpid()}_{next(_schemas)}"
+    return f"{server().url}?schema=killick_{os.getpid()}_{next(_schemas)}"
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import kedge
-from kedge.testing import call, scripted, turn
-from kedge.window.shapes import as_json
+import killick
+from killick.testing import call, scripted, turn
+from killick.window.shapes import as_json
 
 MODELS = {"anthropic": "claude-sonnet-5", "openai": "gpt-5.4", "openai-responses": "gpt-5.4"}
 FILES: dict[str, str] = {}
@@ -19,26 +19,26 @@ def words(chance: random.Random, count: int) -> str:
     return " ".join(f"w{chance.randrange(10_000)}" for _ in range(count))
 
 
-@kedge.tool(effect="reads", name="session_read", changes="by effects")
+@killick.tool(effect="reads", name="session_read", changes="by effects")
 async def read(path: str) -> str:
     """Read a file of the repository."""
     return FILES.get(path) or words(random.Random(3), 300)
 
 
-@kedge.tool(effect="idempotent", name="session_edit")
+@killick.tool(effect="idempotent", name="session_edit")
 async def edit(path: str, text: str) -> str:
     """Change a file."""
     FILES[path] += text
     return "done"
 
 
-@kedge.tool(effect="reads", name="session_test")
+@killick.tool(effect="reads", name="session_test")
 async def test(where: str) -> str:
     """Run the tests, and tell which of them failed."""
     return f"all passed in {where}"
 
 
-@kedge.tool(effect="at_most_once", name="session_deploy")
+@killick.tool(effect="at_most_once", name="session_deploy")
 async def deploy(where: str, version: str) -> str:
     """Deploy a version, which cannot be undone; nobody ever asks for it."""
     return "deployed"
@@ -68,13 +68,13 @@ def model(calls: int, seed: int, provider: Any) -> Any:
     return scripted(*map(says, range(calls - 1)), "Done.", provider=provider)
 
 
-@kedge.agent(name="session_coder")
-async def coder(run: kedge.Run, asked: dict[str, Any]) -> str:
+@killick.agent(name="session_coder")
+async def coder(run: killick.Run, asked: dict[str, Any]) -> str:
     chance = random.Random(7)
     FILES.clear()
     FILES.update({f"src/{at}.py": words(chance, chance.choice((50, 200, 500))) for at in range(10)})
     provider, calls = asked["provider"], asked["calls"]
-    done = await kedge.loop(
+    done = await killick.loop(
         run, model(calls, asked.get("seed", 1), provider), [read, edit, test, deploy], messages="Mend the parser.",
         system="You are a careful programmer.", provider=provider, model=asked.get("model", MODELS[provider]),
         turns_max=calls, **({"budget": asked["budget"]} if asked.get("budget") else {}),
@@ -82,6 +82,6 @@ async def coder(run: kedge.Run, asked: dict[str, Any]) -> str:
     return done.text
 
 
-@kedge.agent(name="session_without_models")
-async def without_models(run: kedge.Run) -> str:
+@killick.agent(name="session_without_models")
+async def without_models(run: killick.Run) -> str:
     return await run.call(test, "nowhere")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from kedge.log import Entry
-from kedge.model import events as e
+from killick.log import Entry
+from killick.model import events as e
 
 START_US = 1_750_000_000_000_000
 

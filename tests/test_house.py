@@ -36,7 +36,7 @@ LAYERS: Final = {
 """Which layer each part of the package belongs to; a part imports its own layer and those below."""
 
 DOOR: Final = 6
-"""Where `kedge/__init__.py` stands: above everything, so that nothing inside goes out through it."""
+"""Where `killick/__init__.py` stands: above everything, so that nothing inside goes out through it."""
 
 SURFACES: Final = frozenset(part for part, layer in LAYERS.items() if layer == 5)
 STANDALONE: Final = frozenset({"window", "workspace"})
@@ -134,7 +134,7 @@ def part_of(name: str) -> str:
     """The part of the package that a dotted name is in; the door and `__main__` are in none."""
     package, _, rest = name.partition(".")
     part = rest.partition(".")[0]
-    return part if package == "kedge" and part != "__main__" else ""
+    return part if package == "killick" and part != "__main__" else ""
 
 
 @cache
@@ -200,7 +200,7 @@ def upward_imports(house: House) -> list[str]:
         layer = LAYERS.get(module.part, DOOR)
         for line, _, _, target in imports(module):
             above = LAYERS.get(part_of(target), DOOR)
-            if target.partition(".")[0] != "kedge" or above <= layer:
+            if target.partition(".")[0] != "killick" or above <= layer:
                 continue
             if above == DOOR:
                 what = f"imports {target} through the door; import from the module that defines it"
@@ -244,9 +244,9 @@ def impure_model(house: House) -> list[str]:
 
 def clock_reads(house: House) -> list[str]:
     return [
-        f"{module.path}:{line}: {name} reads a clock; take a kedge.clock.Clock as an argument"
+        f"{module.path}:{line}: {name} reads a clock; take a killick.clock.Clock as an argument"
         for module in house.src
-        if module.name != "kedge.clock"
+        if module.name != "killick.clock"
         for line, name in sorted(set(references(module)))
         if name in CLOCK_READS or (name.startswith("time.") and name != "time.sleep")
     ]
@@ -254,17 +254,17 @@ def clock_reads(house: House) -> list[str]:
 
 def chance_draws(house: House) -> list[str]:
     return [
-        f"{module.path}:{line}: {name} draws chance; take a kedge.ids.Ids as an argument"
+        f"{module.path}:{line}: {name} draws chance; take a killick.ids.Ids as an argument"
         for module in house.src
-        if module.name != "kedge.ids"
+        if module.name != "killick.ids"
         for line, name in uses(module, CHANCE)
     ]
 
 
 def crooked_door(house: House) -> list[str]:
-    door = house.find("kedge")
+    door = house.find("killick")
     if door is None:
-        return ["src/kedge/__init__.py:1: is missing; it holds the docstring, the imports and a sorted __all__"]
+        return ["src/killick/__init__.py:1: is missing; it holds the docstring, the imports and a sorted __all__"]
     broken, offered, at = [], None, 1
     for number, node in enumerate(door.tree.body):
         match node:
@@ -317,7 +317,7 @@ def vague_names(house: House) -> list[str]:
 
 
 def dead_modules(house: House) -> list[str]:
-    used = {"kedge", "kedge.__main__", *_entry_points(house.root)}
+    used = {"killick", "killick.__main__", *_entry_points(house.root)}
     for module in (*house.src, *house.around):
         # A dotted name in a string is how `python -m` and import_module name a module.
         constants = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant)}
@@ -333,7 +333,7 @@ def dead_modules(house: House) -> list[str]:
 
 def wrong_drawing(house: House) -> list[str]:
     """The tree at the top of errors.py, line by line, against one drawn from the classes."""
-    module = house.find("kedge.errors")
+    module = house.find("killick.errors")
     if module is None:
         return []
     classes = {node.name: node for node in module.tree.body if isinstance(node, ast.ClassDef)}
@@ -380,16 +380,16 @@ def wrong_drawing(house: House) -> list[str]:
 
 
 def undocumented_errors(house: House) -> list[str]:
-    module = house.find("kedge.errors")
+    module = house.find("killick.errors")
     body = module.tree.body if module else []
     return _undocumented(
         house, {node.name: node.lineno for node in body if isinstance(node, ast.ClassDef)},
-        "src/kedge/errors.py", "docs/errors.md",
+        "src/killick/errors.py", "docs/errors.md",
     )  # fmt: skip
 
 
 def undocumented_kinds(house: House, kinds: Mapping[str, object]) -> list[str]:
-    path = "src/kedge/model/events.py"
+    path = "src/killick/model/events.py"
     lines = (house.root / path).read_text(encoding="utf-8").splitlines()
     places = {kind: next((n for n, line in enumerate(lines, 1) if f'"{kind}"' in line), 1) for kind in kinds}
     return _undocumented(house, places, path, "docs/events.md")
@@ -491,28 +491,30 @@ def test_the_door_is_a_sorted_list_without_logic(house: House) -> None:
 
 
 def test_every_name_the_door_offers_can_be_imported() -> None:
-    kedge = importlib.import_module("kedge")
-    missing = [name for name in kedge.__all__ if not hasattr(kedge, name)]
-    holds([f"src/kedge/__init__.py:1: offers {name}, which is nowhere; define it, or take it out" for name in missing])
+    killick = importlib.import_module("killick")
+    missing = [name for name in killick.__all__ if not hasattr(killick, name)]
+    holds(
+        [f"src/killick/__init__.py:1: offers {name}, which is nowhere; define it, or take it out" for name in missing]
+    )
 
 
 def test_the_door_finds_each_name_where_type_checkers_do(house: House) -> None:
-    door = house.find("kedge")
+    door = house.find("killick")
     assert door is not None
-    seen = {item.name: item.target for item in imports(door, typing=True) if item.target.startswith("kedge.")}
-    table = importlib.import_module("kedge")._MODULES
-    assert seen == {name: f"kedge.{module}.{name}" for name, module in table.items()}
-    assert sorted(table) == sorted(importlib.import_module("kedge").__all__)
+    seen = {item.name: item.target for item in imports(door, typing=True) if item.target.startswith("killick.")}
+    table = importlib.import_module("killick")._MODULES
+    assert seen == {name: f"killick.{module}.{name}" for name, module in table.items()}
+    assert sorted(table) == sorted(importlib.import_module("killick").__all__)
 
 
-@pytest.mark.parametrize(("code", "at_most"), [("import kedge", 80), ("import kedge.cli.main", 140)])
+@pytest.mark.parametrize(("code", "at_most"), [("import killick", 80), ("import killick.cli.main", 140)])
 def test_the_door_and_the_command_line_import_little(code: str, at_most: int) -> None:
     """Counts modules instead of time: a busy machine changes nothing about it."""
     program = f"{code}; import sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    ours = [name for name in loaded if name.startswith("kedge.")]
+    ours = [name for name in loaded if name.startswith("killick.")]
     assert len(loaded) <= at_most
-    assert set(ours) <= {"kedge.cli", "kedge.cli.exits", "kedge.cli.main", "kedge.errors", "kedge.text"}
+    assert set(ours) <= {"killick.cli", "killick.cli.exits", "killick.cli.main", "killick.errors", "killick.text"}
 
 
 def test_every_module_opens_with_a_docstring(house: House) -> None:
@@ -536,7 +538,7 @@ def test_every_error_has_a_line_in_the_docs(house: House) -> None:
 
 
 def test_every_event_kind_has_a_line_in_the_docs(house: House) -> None:
-    events = importlib.import_module("kedge.model.events")
+    events = importlib.import_module("killick.model.events")
     holds(undocumented_kinds(house, events.KINDS))
 
 
@@ -576,53 +578,53 @@ class Right(Root, TypeError): ...
 '''
 
 BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
-    (upward_imports, "src/kedge/model/a.py", "import json\nfrom kedge.store.base import Row", 2),
-    (upward_imports, "src/kedge/model/a.py", "def f():\n    from ..store import base", 2),
-    (upward_imports, "src/kedge/store/__init__.py", "from ..log import Log", 1),
-    (upward_imports, "src/kedge/model/__init__.py", "from kedge import store", 1),
-    (upward_imports, "src/kedge/store/a.py", "try:\n    import kedge.log\nexcept ImportError: ...", 2),
-    (upward_imports, "src/kedge/runtime/a.py", "from kedge import Run", 1),
-    (upward_imports, "src/kedge/stuff.py", "import json", 1),
-    (tangled_surfaces, "src/kedge/cli/a.py", "import kedge.web.pages", 1),
-    (leaning_parts, "src/kedge/window/a.py", "\nfrom kedge.runtime import run", 2),
-    (leaning_parts, "src/kedge/workspace/a.py", "from kedge.history.fork import cut", 1),
-    (impure_model, "src/kedge/model/a.py", "import os", 1),
-    (impure_model, "src/kedge/model/a.py", "def f(p):\n    return open(p).read()", 2),
-    (impure_model, "src/kedge/model/a.py", "from concurrent.futures import Future", 1),
-    (clock_reads, "src/kedge/store/a.py", "import time as t\nx = 1\ny = t.monotonic()", 3),
-    (clock_reads, "src/kedge/store/a.py", "from time import perf_counter", 1),
-    (clock_reads, "src/kedge/model/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", 2),
-    (clock_reads, "src/kedge/model/a.py", "import datetime as dt\nx = dt.date.today", 2),
-    (chance_draws, "src/kedge/store/a.py", "import uuid\nx = uuid.uuid4()", 2),
-    (chance_draws, "src/kedge/store/a.py", "import os\nx = os.urandom(4)", 2),
-    (chance_draws, "src/kedge/store/a.py", "from random import choice", 1),
-    (crooked_door, "src/kedge/__init__.py", "from a import b, c\n__all__ = ['c', 'b']", 2),
-    (crooked_door, "src/kedge/__init__.py", "from a import b\n__all__ = ['b', 'c']", 2),
-    (crooked_door, "src/kedge/__init__.py", "from a import b\n__all__ = ['b']\nif b: ...", 3),
-    (crooked_door, "src/kedge/__init__.py", "from a import b", 1),
-    (silent_modules, "src/kedge/store/a.py", "import json", 1),
-    (vague_names, "src/kedge/store/sql_utils.py", "", 1),
-    (vague_names, "src/kedge/common/a.py", "", 1),
+    (upward_imports, "src/killick/model/a.py", "import json\nfrom killick.store.base import Row", 2),
+    (upward_imports, "src/killick/model/a.py", "def f():\n    from ..store import base", 2),
+    (upward_imports, "src/killick/store/__init__.py", "from ..log import Log", 1),
+    (upward_imports, "src/killick/model/__init__.py", "from killick import store", 1),
+    (upward_imports, "src/killick/store/a.py", "try:\n    import killick.log\nexcept ImportError: ...", 2),
+    (upward_imports, "src/killick/runtime/a.py", "from killick import Run", 1),
+    (upward_imports, "src/killick/stuff.py", "import json", 1),
+    (tangled_surfaces, "src/killick/cli/a.py", "import killick.web.pages", 1),
+    (leaning_parts, "src/killick/window/a.py", "\nfrom killick.runtime import run", 2),
+    (leaning_parts, "src/killick/workspace/a.py", "from killick.history.fork import cut", 1),
+    (impure_model, "src/killick/model/a.py", "import os", 1),
+    (impure_model, "src/killick/model/a.py", "def f(p):\n    return open(p).read()", 2),
+    (impure_model, "src/killick/model/a.py", "from concurrent.futures import Future", 1),
+    (clock_reads, "src/killick/store/a.py", "import time as t\nx = 1\ny = t.monotonic()", 3),
+    (clock_reads, "src/killick/store/a.py", "from time import perf_counter", 1),
+    (clock_reads, "src/killick/model/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", 2),
+    (clock_reads, "src/killick/model/a.py", "import datetime as dt\nx = dt.date.today", 2),
+    (chance_draws, "src/killick/store/a.py", "import uuid\nx = uuid.uuid4()", 2),
+    (chance_draws, "src/killick/store/a.py", "import os\nx = os.urandom(4)", 2),
+    (chance_draws, "src/killick/store/a.py", "from random import choice", 1),
+    (crooked_door, "src/killick/__init__.py", "from a import b, c\n__all__ = ['c', 'b']", 2),
+    (crooked_door, "src/killick/__init__.py", "from a import b\n__all__ = ['b', 'c']", 2),
+    (crooked_door, "src/killick/__init__.py", "from a import b\n__all__ = ['b']\nif b: ...", 3),
+    (crooked_door, "src/killick/__init__.py", "from a import b", 1),
+    (silent_modules, "src/killick/store/a.py", "import json", 1),
+    (vague_names, "src/killick/store/sql_utils.py", "", 1),
+    (vague_names, "src/killick/common/a.py", "", 1),
     (vague_names, "tests/helpers.py", "", 1),
-    (vague_names, "src/kedge/store/a.py", "x = 1\nclass RunManager: ...", 2),
+    (vague_names, "src/killick/store/a.py", "x = 1\nclass RunManager: ...", 2),
     (vague_names, "bench/a.py", "class BaseStore: ...", 1),
-    (dead_modules, "src/kedge/store/a.py", "import kedge.store.a", 1),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS + "class More(Left): ...\n", 10),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS + "class Other(Exception): ...\n", 10),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("class Right(Root, TypeError): ...\n", ""), 4),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("class Right(Root", "class Right(Left"), 4),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("├──", "└──"), 4),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("   what right is", ""), 5),
-    (wrong_drawing, "src/kedge/errors.py", ERRORS.replace("Right   what", "Right    what"), 5),
-    (undocumented_errors, "src/kedge/errors.py", "class Lost(Exception): ...", 1),
-    (KIND_RULE, "src/kedge/model/events.py", '\nclass RunStarted(Event, tag="run.started"): ...', 2),
-    (unsafe_calls, "src/kedge/store/a.py", "import pickle", 1),
-    (unsafe_calls, "src/kedge/store/a.py", "x = 1\neval('x')", 2),
-    (unsafe_calls, "src/kedge/cli/a.py", "run = exec", 1),
-    (stray_prints, "src/kedge/log.py", "def f():\n    print('x')", 2),
-    (inline_sql, "src/kedge/store/a.py", "x = 1\ny = 'SELECT 1'", 2),
-    (inline_sql, "src/kedge/store/a.py", "x = f'''\n  DELETE FROM {y}'''", 1),
-    (inline_sql, "src/kedge/store/a.py", "x = 'insert or ignore into runs values (1)'", 1),
+    (dead_modules, "src/killick/store/a.py", "import killick.store.a", 1),
+    (wrong_drawing, "src/killick/errors.py", ERRORS + "class More(Left): ...\n", 10),
+    (wrong_drawing, "src/killick/errors.py", ERRORS + "class Other(Exception): ...\n", 10),
+    (wrong_drawing, "src/killick/errors.py", ERRORS.replace("class Right(Root, TypeError): ...\n", ""), 4),
+    (wrong_drawing, "src/killick/errors.py", ERRORS.replace("class Right(Root", "class Right(Left"), 4),
+    (wrong_drawing, "src/killick/errors.py", ERRORS.replace("├──", "└──"), 4),
+    (wrong_drawing, "src/killick/errors.py", ERRORS.replace("   what right is", ""), 5),
+    (wrong_drawing, "src/killick/errors.py", ERRORS.replace("Right   what", "Right    what"), 5),
+    (undocumented_errors, "src/killick/errors.py", "class Lost(Exception): ...", 1),
+    (KIND_RULE, "src/killick/model/events.py", '\nclass RunStarted(Event, tag="run.started"): ...', 2),
+    (unsafe_calls, "src/killick/store/a.py", "import pickle", 1),
+    (unsafe_calls, "src/killick/store/a.py", "x = 1\neval('x')", 2),
+    (unsafe_calls, "src/killick/cli/a.py", "run = exec", 1),
+    (stray_prints, "src/killick/log.py", "def f():\n    print('x')", 2),
+    (inline_sql, "src/killick/store/a.py", "x = 1\ny = 'SELECT 1'", 2),
+    (inline_sql, "src/killick/store/a.py", "x = f'''\n  DELETE FROM {y}'''", 1),
+    (inline_sql, "src/killick/store/a.py", "x = 'insert or ignore into runs values (1)'", 1),
 ]
 
 SOUND: Final = '''
@@ -630,58 +632,58 @@ SOUND: Final = '''
 `Root`, `Left`, `Right`
 == docs/events.md
 A run begins with `run.started`.
-== src/kedge/__init__.py
+== src/killick/__init__.py
 """The door."""
-from kedge.log import KEY, Log
+from killick.log import KEY, Log
 __all__ = ["KEY", "Log"]
-== src/kedge/__main__.py
+== src/killick/__main__.py
 """The command."""
-from kedge.cli import main
+from killick.cli import main
 main()
-== src/kedge/clock.py
+== src/killick/clock.py
 """The clock."""
 import time
 now = time.time
-== src/kedge/ids.py
+== src/killick/ids.py
 """Ids."""
 import os, random, uuid
 drawn = os.urandom(1), random.random(), uuid.uuid4()
-== src/kedge/model/events.py
+== src/killick/model/events.py
 """Events."""
 from datetime import datetime
 from uuid import UUID
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
-    from kedge.store.base import Row
+    from killick.store.base import Row
 def read(row: "Row", run) -> UUID:
     return run.now(), run.uuid4(), run.random(), datetime.fromisoformat(row)
-== src/kedge/store/base.py
+== src/killick/store/base.py
 """A store."""
 import time
 from ..model import events
-from kedge.errors import Left
+from killick.errors import Left
 def sweep(db):
     """Delete values."""
     time.sleep(1)
     db.execute("PRAGMA foreign_keys = 1")
     db.execute("BEGIN IMMEDIATE")
     raise ValueError("select a store from the list")
-== src/kedge/log.py
+== src/killick/log.py
 """The log."""
-from kedge.store import base
-import kedge.clock, kedge.ids
+from killick.store import base
+import killick.clock, killick.ids
 KEY = 1
 class Log: ...
-== src/kedge/window/__init__.py
+== src/killick/window/__init__.py
 """The window."""
-from kedge import log
-== src/kedge/runtime/__init__.py
+from killick import log
+== src/killick/runtime/__init__.py
 """The runtime."""
-from kedge.window import pages
-== src/kedge/cli/__init__.py
+from killick.window import pages
+== src/killick/cli/__init__.py
 """The command line."""
-import kedge.runtime
+import killick.runtime
 class Baseline: ...
 def main(): print(1)
 '''
@@ -705,5 +707,20 @@ def test_a_broken_rule_is_caught_with_its_file_and_line(
 
 def test_a_sound_house_breaks_no_rule(tmp_path: Path) -> None:
     files = dict(text.split("\n", 1) for text in SOUND.split("\n== ")[1:])
-    sound = build(tmp_path, {**files, "src/kedge/errors.py": ERRORS})
+    sound = build(tmp_path, {**files, "src/killick/errors.py": ERRORS})
     assert [problem for rule in RULES for problem in rule(sound)] == []
+
+
+def test_the_project_has_one_name() -> None:
+    """No file says the name that the project had before it had its own."""
+    old = "ked" + "ge"
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    named = [path for path in tracked if old in path.lower()]
+    named += [
+        path
+        for path in filter(None, tracked)
+        if (ROOT / path).is_file() and old.encode() in (ROOT / path).read_bytes().lower()
+    ]
+    assert not named

@@ -7,8 +7,8 @@ import sys
 
 PROGRAM = """
 import sys, threading, types
-from kedge.model.typed import convert
-from kedge.once import ready
+from killick.model.typed import convert
+from killick.once import ready
 
 sys.setswitchinterval(1e-6)
 parts = "".join(

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in
-from kedge import permissions
-from kedge.cli.demo import prepare
-from kedge.errors import StoreUnavailable
-from kedge.store import SqliteStore
-from kedge.store.holders import Holders
-from kedge.workspace import Workspace
+from killick import permissions
+from killick.cli.demo import prepare
+from killick.errors import StoreUnavailable
+from killick.store import SqliteStore
+from killick.store.holders import Holders
+from killick.workspace import Workspace
 
 Capture = pytest.CaptureFixture[str]
 
@@ -42,27 +42,27 @@ def seen_by_others(folder: Path) -> list[str]:
     return sorted(f"{stat.filemode(path.stat().st_mode)} {path.relative_to(folder)}" for path in found)
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 def kept(text: str) -> str:
     return text
 
 
-@kedge.agent(name="permissions_kept")
-async def keeps(run: kedge.Run, text: str) -> str:
+@killick.agent(name="permissions_kept")
+async def keeps(run: killick.Run, text: str) -> str:
     return await run.call(kept, text)
 
 
 @pytest.mark.usefixtures("open_umask")
 def test_every_file_of_a_store_and_every_output_is_the_owners_alone(capsys: Capture, here: Path) -> None:
     before = set(here.rglob("*"))
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         stop = kd.store.watch(lambda run: None)
         assert kd.run(keeps, "secret", id="r") == "secret"
-        assert Path("kedge.db-wal").exists()
-        assert Path("kedge.db-shm").exists()
-        assert [path.name for path in here.iterdir() if path.is_dir() and path not in before] == ["kedge.db-bells"]
+        assert Path("killick.db-wal").exists()
+        assert Path("killick.db-shm").exists()
+        assert [path.name for path in here.iterdir() if path.is_dir() and path not in before] == ["killick.db-bells"]
         for words in (
-            ("export", "r", "-o", "r.kedge"),
+            ("export", "r", "-o", "r.killick"),
             ("store", "seal", "--new-key", "key.pem", "--out", "seal.txt"),
             ("store", "prove", "r", "1", "--out", "r.proof"),
             ("show", "r", "--graph", "--svg", "r.svg"),
@@ -71,9 +71,15 @@ def test_every_file_of_a_store_and_every_output_is_the_owners_alone(capsys: Capt
             code, out, err = call(capsys, *words)
             assert code == 0, (words, out, err)
         made = set(here.rglob("*")) - before
-        assert {"kedge.db", "kedge.db-wal", "kedge.db-shm", "r.kedge", "key.pem", "seal.txt", "old.jsonl.gz"} <= {
-            path.name for path in made
-        }
+        assert {
+            "killick.db",
+            "killick.db-wal",
+            "killick.db-shm",
+            "r.killick",
+            "key.pem",
+            "seal.txt",
+            "old.jsonl.gz",
+        } <= {path.name for path in made}
         assert not [found for found in seen_by_others(here) if here / found.split(" ", 1)[1] in made]
         stop()
 
@@ -98,22 +104,22 @@ def test_the_demos_folder_is_the_owners_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("open_umask")
 def test_output_into_a_file_that_is_there_keeps_its_mode(capsys: Capture, here: Path) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(keeps, "secret", id="r")
-    Path("shared.kedge").touch(0o640)
-    assert call(capsys, "export", "r", "-o", "shared.kedge")[0] == 0
-    assert stat.S_IMODE(Path("shared.kedge").stat().st_mode) == 0o640
+    Path("shared.killick").touch(0o640)
+    assert call(capsys, "export", "r", "-o", "shared.killick")[0] == 0
+    assert stat.S_IMODE(Path("shared.killick").stat().st_mode) == 0o640
 
 
 def test_the_doctor_fails_on_a_store_that_others_may_read_and_its_command_mends_it(capsys: Capture, here: Path) -> None:
-    with kedge.open("kedge.db"):
+    with killick.open("killick.db"):
         pass
-    Path("kedge.db").chmod(0o644)
+    Path("killick.db").chmod(0o644)
     code, out, _ = call(capsys, "store", "doctor")
     assert code == 1
-    found = [line for line in out.splitlines() if "chmod go= kedge.db" in line]
+    found = [line for line in out.splitlines() if "chmod go= killick.db" in line]
     assert found, out
-    assert os.system("chmod go= kedge.db") == 0
+    assert os.system("chmod go= killick.db") == 0
     assert call(capsys, "store", "doctor")[0] == 0
 
 
@@ -123,8 +129,8 @@ def test_the_doctor_fails_on_a_store_that_others_may_read_and_its_command_mends_
 def test_a_link_among_the_bells_is_not_written_through(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("as it was")
-    with contextlib.closing(SqliteStore(tmp_path / "kedge.db")) as store:
-        bells = tmp_path / "kedge.db-bells"
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        bells = tmp_path / "killick.db-bells"
         bells.mkdir(0o700)
         (bells / "1-0").symlink_to(target)
         (bells / "2-0").write_text("a file")
@@ -134,8 +140,8 @@ def test_a_link_among_the_bells_is_not_written_through(tmp_path: Path) -> None:
 
 
 def test_a_bells_folder_that_others_may_write_to_is_neither_rung_nor_hung_into(tmp_path: Path) -> None:
-    with contextlib.closing(SqliteStore(tmp_path / "kedge.db")) as store:
-        bells = tmp_path / "kedge.db-bells"
+    with contextlib.closing(SqliteStore(tmp_path / "killick.db")) as store:
+        bells = tmp_path / "killick.db-bells"
         bells.mkdir()
         bells.chmod(0o777)
         stop = store.watch(lambda run: None)
@@ -145,7 +151,7 @@ def test_a_bells_folder_that_others_may_write_to_is_neither_rung_nor_hung_into(t
 
 @pytest.mark.parametrize("planted", ["link", "pipe"])
 def test_a_planted_holder_file_is_refused_in_one_line(tmp_path: Path, planted: str) -> None:
-    holders = Holders(tmp_path / "kedge.db")
+    holders = Holders(tmp_path / "killick.db")
     file = holders._file("me")
     if planted == "link":
         file.symlink_to(tmp_path / "made")
@@ -163,7 +169,7 @@ def test_a_planted_link_in_a_vault_is_not_followed(tmp_path: Path) -> None:
     vault = tmp_path / "vault"
     vault.mkdir(0o700)
     (vault / "writing.lock").symlink_to(tmp_path / "made")
-    with pytest.raises(kedge.KedgeError), Workspace(folder, vault=vault) as workspace:
+    with pytest.raises(killick.KillickError), Workspace(folder, vault=vault) as workspace:
         workspace.capture()
     assert not (tmp_path / "made").exists()
 

@@ -12,11 +12,11 @@ from typing import Final
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
+import killick
 from claims import call, move_in
-from kedge.cli.main import main
-from kedge.errors import ValueRefused
-from kedge.sanitizer import visible, visible_line
+from killick.cli.main import main
+from killick.errors import ValueRefused
+from killick.sanitizer import visible, visible_line
 
 Capture = pytest.CaptureFixture[str]
 EVIL: Final = "Pay 90000 to mallory\x1b[2K\x1b[100D  Pay 5 to ann?\x9b2K\u202eevil\u200b\u2066\ufeff\U000e0041"
@@ -25,27 +25,27 @@ OBEYED: Final = re.compile(
 )
 
 
-@kedge.agent(name="evil_asks")
-async def asks(run: kedge.Run, what: str) -> str:
+@killick.agent(name="evil_asks")
+async def asks(run: killick.Run, what: str) -> str:
     await run.decided(what, "yes", options=["yes", "no"], because=what)
     answer = await run.ask(what, to=f"mia{what}")
     return str(answer.value)
 
 
-@kedge.tool(name="evil_fails", effect="reads")
+@killick.tool(name="evil_fails", effect="reads")
 def fails(what: str) -> str:
     raise RuntimeError(what)
 
 
-@kedge.agent(name="evil_calls")
-async def calls(run: kedge.Run, what: str) -> str:
+@killick.agent(name="evil_calls")
+async def calls(run: killick.Run, what: str) -> str:
     return await run.call(fails, what)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_in(tmp_path, monkeypatch)
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.start(asks, EVIL, id="r", tags=[EVIL])
         kd.advance("r")
         kd.start(calls, EVIL, id="f")
@@ -97,7 +97,7 @@ def test_the_approver_sees_the_escapes_of_a_prompt(capsys: Capture) -> None:
 @pytest.mark.usefixtures("here")
 def test_the_pages_show_the_escapes_of_a_prompt() -> None:
     with (
-        kedge.open("kedge.db") as kd,
+        killick.open("killick.db") as kd,
         TestClient(kd.asgi(identify=lambda request: ("mia", "operator")), base_url="http://localhost") as web,
     ):
         for path in ("/inbox", "/runs/r"):
@@ -128,13 +128,13 @@ def _draws(char: str) -> bool:
 
 @pytest.mark.parametrize("evil", ["a\nb", "a\x1b[2Kb", "a\x9bb", "\r"])
 def test_a_run_is_not_named_with_control_characters(evil: str) -> None:
-    with kedge.open("memory:") as kd, pytest.raises(ValueRefused, match="control characters"):
+    with killick.open("memory:") as kd, pytest.raises(ValueRefused, match="control characters"):
         kd.start(asks, "x", id=evil)
 
 
 def test_a_name_with_a_newline_makes_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    with kedge.open("memory:"), caplog.at_level(logging.INFO, "kedge"):
-        logging.getLogger("kedge.web").info("wrote %s", "x\n09:00 approved run=r\x1b[2K")
+    with killick.open("memory:"), caplog.at_level(logging.INFO, "killick"):
+        logging.getLogger("killick.web").info("wrote %s", "x\n09:00 approved run=r\x1b[2K")
         logging.getLogger("mine").warning("two\nlines")
     assert [record.getMessage() for record in caplog.records] == [
         "wrote x\\u000a09:00 approved run=r\\u001b[2K", "two\nlines"

@@ -1,4 +1,5 @@
-"""One session under each strategy, a line each: `python -m bench.session --seed 1 --budget 60000 --strategy kedge`."""
+"""One session under each strategy, a line each: `python -m bench.session --seed 1 --budget 60000 --strategy
+killick`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from bench.session.oracle import floor, played
 from bench.session.play import Outcome, Player
 from bench.session.recording import kept
 from bench.session.script import Session
-from bench.session.strategies import Everything, Kedge, Masking, MaskingInBatches, masked
+from bench.session.strategies import Everything, Killick, Masking, MaskingInBatches, masked
 
 
 def line(outcome: Outcome, base: Outcome | None, took: float) -> str:
@@ -47,8 +48,8 @@ def _show(session: Session, budget: int, chosen: set[str], faults: bool) -> None
         "everything": Player(session, Everything()).play,
         "masking": lambda: masked(session, budget, Masking),
         "batches": lambda: masked(session, budget, lambda keep: MaskingInBatches(keep, budget)),
-        "kedge": Player(session, Kedge(budget), budget).play,
-        "whole": Player(session, Kedge(budget, schemas=False, name="kedge, schemas whole"), budget).play,
+        "killick": Player(session, Killick(budget), budget).play,
+        "whole": Player(session, Killick(budget, schemas=False, name="killick, schemas whole"), budget).play,
         "oracle": lambda: played(session, budget),
         "deep": lambda: played(session, budget, deepest=0.3),
     }

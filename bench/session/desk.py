@@ -13,7 +13,7 @@ import msgspec
 
 from bench.session.meter import ANTHROPIC
 from bench.session.script import Session
-from kedge.window import Rates
+from killick.window import Rates
 
 RECENT_TURNS: Final = 3
 SAVES_MIN: Final = 40

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kedge.window import Rates, estimate
+from killick.window import Rates, estimate
 
 ANTHROPIC: Final = Rates(input=1.0, cached=0.1, written=1.25, output=5.0)
 OPENAI: Final = Rates(input=1.0, cached=0.1, written=1.0, output=5.0)

@@ -29,10 +29,10 @@ from bench.session.desk import FETCH_OUTPUT, FETCH_TOKENS, RECENT_TURNS, SAVES_M
 from bench.session.meter import ANTHROPIC, encoded
 from bench.session.play import Outcome, Player
 from bench.session.script import Move, Session
-from kedge.model.events import PageEvicted
-from kedge.window import Rates, Window, estimate
-from kedge.window.squeezing import LOW
-from kedge.window.tombstones import left
+from killick.model.events import PageEvicted
+from killick.window import Rates, Window, estimate
+from killick.window.squeezing import LOW
+from killick.window.tombstones import left
 
 STUB_TOKENS: Final = 28
 FRAME_TOKENS: Final = 18

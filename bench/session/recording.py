@@ -19,7 +19,7 @@ STDLIB_SEEDS: Final = 100
 
 def recorded(seed: int, turns: int = coder.TURNS) -> Session:
     """A session made now, by running the tools."""
-    with tempfile.TemporaryDirectory(prefix="kedge-session-") as name:
+    with tempfile.TemporaryDirectory(prefix="killick-session-") as name:
         own = seed < STDLIB_SEEDS
         shop = (workshop.own if own else workshop.stdlib)(Path(name))
         guide = GUIDE.read_text(encoding="utf-8") if own else "Python's own library: the habits of the code hold.\n"
@@ -29,7 +29,7 @@ def recorded(seed: int, turns: int = coder.TURNS) -> Session:
 
 def kept(seed: int, turns: int = coder.TURNS) -> Session:
     """The same, from before where the script has not changed since."""
-    folder = Path(tempfile.gettempdir()) / "kedge-bench-sessions"
+    folder = Path(tempfile.gettempdir()) / "killick-bench-sessions"
     file = folder / f"{coder.EDITION}-{seed}-{turns}.json"
     if file.exists():
         return msgspec.json.decode(file.read_bytes(), type=Session)

@@ -1,4 +1,4 @@
-"""The ways to send a session: everything, keep-last-N masking, and Kedge's window."""
+"""The ways to send a session: everything, keep-last-N masking, and Killick's window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from bench.session.meter import encoded
 from bench.session.play import Outcome, Player
 from bench.session.script import Session
-from kedge.window import Policy, Window, estimate
+from killick.window import Policy, Window, estimate
 
 KEEPS: Final = (2, 3, 5, 8, 12, 16, 24, 32, 48)
 MASK: Final = "[the result was left out to save space]"
@@ -71,10 +71,12 @@ class MaskingInBatches(Masking):
         return known[1]
 
 
-class Kedge:
+class Killick:
     """The window as it comes; or with another policy, or with all schemas whole."""
 
-    def __init__(self, budget: int, *, policy: Policy | None = None, schemas: bool = True, name: str = "kedge") -> None:
+    def __init__(
+        self, budget: int, *, policy: Policy | None = None, schemas: bool = True, name: str = "killick"
+    ) -> None:
         self.name = name
         self._budget = budget
         self._policy = policy

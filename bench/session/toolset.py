@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kedge.web.app import ROUTES
-from kedge.web.openapi import openapi
+from killick.web.app import ROUTES
+from killick.web.openapi import openapi
 
 _PATH: Final = {
     "type": "string",
@@ -130,7 +130,7 @@ def _of_the_api() -> Iterator[dict[str, Any]]:
             told = f"{operation.get('summary', '')}\n\n{operation.get('description', '')}\n\nResponses: "
             told += json.dumps({"responses": given, "schemas": _reached(given, schemas)}, ensure_ascii=False)
             parameters = {"type": "object", "properties": properties, "$defs": _reached(taken, schemas)}
-            yield _tool(f"kedge_{name}", told.strip(), parameters)
+            yield _tool(f"killick_{name}", told.strip(), parameters)
 
 
 def _reached(part: Any, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r"[A-Za-z0-9_#][A-Za-z0-9_#@./-]{4,}[A-Za-z0-9_#]")
 
 def folder() -> Path:
     """Where the traces are, if they are anywhere."""
-    return Path(os.environ.get("KEDGE_DATA") or CHECKOUT.parent / "shared" / "data")
+    return Path(os.environ.get("KILLICK_DATA") or CHECKOUT.parent / "shared" / "data")
 
 
 def airline() -> list[Session]:

@@ -1,7 +1,7 @@
 """An agent of Microsoft Agent Framework that pays an order. Run it twice: the second time nothing is paid or asked.
 
 python examples/neighbours/agent_framework_agent.py
-kedge show order-A7
+killick show order-A7
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from agent_framework import (
     tool,
 )
 
-import kedge
-from kedge.adapters.agent_framework import KedgeChat, KedgeTools
+import killick
+from killick.adapters.agent_framework import KillickChat, KillickTools
 
 
 class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
@@ -57,9 +57,9 @@ def pay(order: str, amount: int) -> str:
 
 
 async def main() -> None:
-    gates = [KedgeChat(), KedgeTools(tools={"look_up": {"effect": "reads"}})]
+    gates = [KillickChat(), KillickTools(tools={"look_up": {"effect": "reads"}})]
     agent = Agent(client=Scripted(), tools=[look_up, pay], middleware=gates)
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         async with kd.host("order-A7", agent="clerk"):
             print(await agent.run("Pay for order A7."))
 

@@ -1,7 +1,7 @@
 """A team of AutoGen that pays an order. Run it twice: the second time nothing is paid or asked.
 
 python examples/neighbours/autogen_team.py
-kedge show order-A7
+killick show order-A7
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from autogen_core.models import (
     RequestUsage,
 )
 
-import kedge
-from kedge.adapters.autogen import KedgeModelClient, KedgeWorkbench, run
+import killick
+from killick.adapters.autogen import KillickModelClient, KillickWorkbench, run
 
 
 class Scripted(ChatCompletionClient):
@@ -73,10 +73,10 @@ async def pay(order: str, amount: int) -> str:
 
 async def main() -> None:
     clerk = AssistantAgent(
-        "clerk", KedgeModelClient(Scripted()), workbench=KedgeWorkbench([pay]), max_tool_iterations=5
+        "clerk", KillickModelClient(Scripted()), workbench=KillickWorkbench([pay]), max_tool_iterations=5
     )
     team = RoundRobinGroupChat([clerk], termination_condition=TextMentionTermination("paid."))
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         async with kd.host("order-A7", agent="clerk"):
             result = await run(team, task="Pay for order A7.")
     print(result.messages[-1].content)

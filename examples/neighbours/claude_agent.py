@@ -13,8 +13,8 @@ from typing import Any
 
 from claude_agent_sdk import create_sdk_mcp_server, list_sessions_from_store, project_key_for_directory, tool
 
-import kedge
-from kedge.adapters.claude_agent import KedgeSessionStore, attempt, gated
+import killick
+from killick.adapters.claude_agent import KillickSessionStore, attempt, gated
 
 SESSION = "6f9c1f3e-2d9f-4c60-8a5e-2a5c3f6f3b11"
 
@@ -26,9 +26,9 @@ async def pay(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": "paid"}]}
 
 
-async def message(kd: kedge.Client) -> None:
+async def message(kd: killick.Client) -> None:
     """One message, as Claude Code takes it: it writes its transcript, and wants the tool."""
-    store, [till] = KedgeSessionStore(kd), gated([pay], tools={"pay": "idempotent"})
+    store, [till] = KillickSessionStore(kd), gated([pay], tools={"pay": "idempotent"})
     create_sdk_mcp_server("till", tools=[till])
     said = {"type": "user", "uuid": "b2f1", "timestamp": "2026-01-01T08:00:00.000Z"}
     said |= {"message": {"role": "user", "content": "Pay ann 5."}}
@@ -40,9 +40,9 @@ async def message(kd: kedge.Client) -> None:
 
 async def main() -> None:
     for _ in ("the first machine", "another one, after that died"):
-        with kedge.open("kedge.db") as kd:
+        with killick.open("killick.db") as kd:
             await message(kd)
-            found = await list_sessions_from_store(KedgeSessionStore(kd), directory="/srv/claims")
+            found = await list_sessions_from_store(KillickSessionStore(kd), directory="/srv/claims")
             print([session.first_prompt for session in found])
 
 

@@ -1,7 +1,7 @@
 """A flow of CrewAI that pays and ships an order. Run it twice: the second time nothing is paid or shipped.
 
 python examples/neighbours/crewai_flow.py
-kedge show order-A7
+killick show order-A7
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from crewai.flow.persistence import persist
 from crewai.tools import tool
 from pydantic import BaseModel
 
-import kedge
-from kedge.adapters.crewai import KedgeFlowPersistence, gated
+import killick
+from killick.adapters.crewai import KillickFlowPersistence, gated
 
 
 @tool
@@ -35,9 +35,9 @@ class Order(BaseModel):
 
 
 def main() -> None:
-    with kedge.open("kedge.db") as kd, kd.host("order-A7", agent="orders"):
+    with killick.open("killick.db") as kd, kd.host("order-A7", agent="orders"):
 
-        @persist(KedgeFlowPersistence(kd))
+        @persist(KillickFlowPersistence(kd))
         class Orders(Flow[Order]):
             @start()
             def paying(self) -> None:

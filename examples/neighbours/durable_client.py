@@ -1,6 +1,6 @@
 """An agent that uses Anthropic's own client, made durable: killed or parked, it never asks the model twice.
 
-    pip install kedge anthropic
+    pip install killick anthropic
     python examples/neighbours/durable_client.py
 
 The model is a script on this machine; leave `base_url` out, and it is the real one.
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import anthropic
 
-import kedge
+import killick
 
 asked = []
 
@@ -39,30 +39,30 @@ class Model(BaseHTTPRequestHandler):
 server = HTTPServer(("127.0.0.1", 0), Model)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 
-client = kedge.durable(anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.server_port}", api_key="none"))
+client = killick.durable(anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.server_port}", api_key="none"))
 
 
 def plan(topic: str) -> str:
-    """Anybody's code, which knows nothing of Kedge."""
+    """Anybody's code, which knows nothing of Killick."""
     ask = [{"role": "user", "content": f"When is {topic}?"}]
     reply = client.messages.create(model="script", max_tokens=50, messages=ask)
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
-@kedge.agent
-def planner(run: kedge.SyncRun, topic: str) -> str:
+@killick.agent
+def planner(run: killick.SyncRun, topic: str) -> str:
     when = plan(topic)  # a step of the run, for it is called inside of it
     run.ask(f"{when}?", to="people")
     return when
 
 
 with tempfile.TemporaryDirectory() as folder:
-    with kedge.open(f"{folder}/kedge.db") as kd:
+    with killick.open(f"{folder}/killick.db") as kd:
         try:
             kd.run(planner, "tea", id="p1")
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             print(waiting)
-    with kedge.open(f"{folder}/kedge.db") as kd:  # another process, say, and days later: its code runs from the top
+    with killick.open(f"{folder}/killick.db") as kd:  # another process, say, and days later: its code runs from the top
         kd.answer("p1", "approve", by="ann")
         print(kd.run(planner, "tea", id="p1"))
         print(f"asked {len(asked)} time, {kd.state('p1').trace[0].usage.tokens_out} tokens")

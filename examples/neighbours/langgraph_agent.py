@@ -1,7 +1,7 @@
 """An agent of LangChain that looks at an order and pays for it, if somebody agrees. Its tools are called once.
 
 python examples/neighbours/langgraph_agent.py
-kedge show langgraph:order-A7
+killick show langgraph:order-A7
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.types import Command
 
-import kedge
-from kedge.adapters.langgraph import KedgeSaver
-from kedge.adapters.langgraph.middleware import KedgeMiddleware
+import killick
+from killick.adapters.langgraph import KillickSaver
+from killick.adapters.langgraph.middleware import KillickMiddleware
 
 
 @tool
@@ -45,13 +45,13 @@ def wants(name: str, **args: Any) -> AIMessage:
 
 def main() -> None:
     script = [wants("look_up", order="A7"), wants("pay", order="A7", amount=45), AIMessage("A7 is paid for.")]
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         tools = {"look_up": {"effect": "reads"}, "pay": {"approve": "ann", "identity": "order"}}
         agent = create_agent(
             Scripted(messages=iter(script)),
             [look_up, pay],
-            middleware=[KedgeMiddleware(kd, tools=tools, by="ann")],
-            checkpointer=KedgeSaver(kd),
+            middleware=[KillickMiddleware(kd, tools=tools, by="ann")],
+            checkpointer=KillickSaver(kd),
         )
         thread: Any = {"configurable": {"thread_id": "order-A7"}}
         out = agent.invoke({"messages": [("user", "Pay for A7.")]}, thread)

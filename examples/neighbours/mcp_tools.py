@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge.testing import call, scripted
+import killick
+from killick.testing import call, scripted
 
 
 def serve(bookings: Path) -> None:
@@ -39,10 +39,10 @@ def serve(bookings: Path) -> None:
 def travel_agent(ferry: Any) -> Any:
     model = scripted(call("cabins", to="Oslo"), call("book", cabin="7c"), "Booked 7c to Oslo.")
 
-    @kedge.agent
-    async def travel(run: kedge.Run, wish: str) -> str:
+    @killick.agent
+    async def travel(run: killick.Run, wish: str) -> str:
         tools = await ferry.offered(run)  # on record, as everything that the model is told
-        result = await kedge.loop(run, model, tools, messages=wish, provider="openai")
+        result = await killick.loop(run, model, tools, messages=wish, provider="openai")
         answer = await run.ask(f"{result.text} Keep it?")
         return result.text if answer.approved else "Never mind."
 
@@ -50,15 +50,15 @@ def travel_agent(ferry: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    from kedge.adapters.mcp import Server
+    from killick.adapters.mcp import Server
 
     bookings, wish = folder / "bookings", "A cabin to Oslo, please."
-    with Server([sys.executable, __file__, str(bookings)]) as ferry, kedge.open(folder / "kedge.db") as kd:
+    with Server([sys.executable, __file__, str(bookings)]) as ferry, killick.open(folder / "killick.db") as kd:
         try:
             kd.run(travel_agent(ferry), wish, id="trip")
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             print(waiting)
-    with kedge.open(folder / "kedge.db") as kd:  # days later: steps on record need no server
+    with killick.open(folder / "killick.db") as kd:  # days later: steps on record need no server
         kd.answer("trip", "approve", by="ann")
         print(kd.run(travel_agent(Server(["long-gone"])), wish, id="trip"))
     print("booked:", bookings.read_text().split())

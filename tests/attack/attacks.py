@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import kedge
+import killick
 from attack import bank, payer
 from attack.lives import Killed, Stage, Told, begin, go_on
 
@@ -32,19 +32,19 @@ class Order:
         if token is not None:
             self.asks["token"] = token
 
-    def begin(self, kd: kedge.Client) -> Told:
+    def begin(self, kd: killick.Client) -> Told:
         return begin(kd, self.agent, self.asks, self.run)
 
-    def go_on(self, kd: kedge.Client) -> Told:
+    def go_on(self, kd: killick.Client) -> Told:
         return go_on(kd, self.run)
 
-    def rewound(self, kd: kedge.Client, to: str) -> Told:
+    def rewound(self, kd: killick.Client, to: str) -> Told:
         """Take it back, if it ever came that far, and go on."""
         if kd.state(self.run).fold.step(to.partition(":")[0]) is not None:
             kd.rewind(self.run, to, because="the attack")
         return self.go_on(kd)
 
-    def is_at(self, kd: kedge.Client, step: str) -> bool:
+    def is_at(self, kd: killick.Client, step: str) -> bool:
         """Wait until it has come to a step."""
         while kd.store.index(self.run) is None or kd.state(self.run).fold.step(step) is None:
             pass
@@ -54,7 +54,7 @@ class Order:
         return bank.books(self.run)
 
 
-def asked_for(kd: kedge.Client, run: str) -> list[str]:
+def asked_for(kd: killick.Client, run: str) -> list[str]:
     """The request ids that the model wanted payments under, as the run stands."""
     state = kd.state(run)
     steps = [step for step in state.fold.steps if step.name in payer.TOOLS]
@@ -101,7 +101,7 @@ def reworded_after_a_death_at_any_moment(stage: Stage, number: int) -> Paid:
     return _one_payment(stage, order, order.run)
 
 
-def _begun_or_rewound(kd: kedge.Client, order: Order) -> Told:
+def _begun_or_rewound(kd: killick.Client, order: Order) -> Told:
     known = kd.store.index(order.run) is not None
     return order.rewound(kd, "2:before") if known else order.begin(kd)
 
@@ -159,7 +159,7 @@ def reworded_and_nobody_said_what_is_the_same(stage: Stage, number: int) -> Paid
     told = stage.live(lambda kd: order.rewound(kd, "2:before"))
     assert told.status == "waiting", told
     told = stage.live(lambda kd: (kd.answer(order.run, "reject"), order.go_on(kd))[1])
-    assert (told.status, told.error) == ("failed", "kedge.Rejected"), told
+    assert (told.status, told.error) == ("failed", "killick.Rejected"), told
     return _only_ann(order)
 
 

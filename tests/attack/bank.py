@@ -1,4 +1,4 @@
-"""A payment server that trusts request ids: a real one over HTTP, in a process of its own. It knows nothing of Kedge.
+"""A payment server that trusts request ids: a real one over HTTP, in a process of its own. It knows nothing of Killick.
 
 An id that it has seen gets the receipt of the first time; any new id is a new payment, whoever is paid for whatever. A
 token is written down and not checked. It takes one request at a time, in the order in which they came, so that whoever

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import kedge
+import killick
 from attack import bank, payer
 from attack.attacks import STYLES, Order, Paid, to_its_end
 from attack.lives import Killed, Stage, Told, go_on, run_through
@@ -159,7 +159,7 @@ def a_fork_of_a_parent_that_is_held_up(stage: Stage, number: int) -> Paid:
 def _fork_as_soon_as_it_is_there(stage: Stage, order: Order, step: str = "2") -> str:
     """A fork from before the first payment, made when the parent has come to a step."""
 
-    def fork(kd: kedge.Client) -> str:
+    def fork(kd: killick.Client) -> str:
         order.is_at(kd, step)
         return kd.fork(order.run, "1:after", effects="live").id
 
@@ -186,7 +186,7 @@ def refused_is_not_adopted(stage: Stage, number: int) -> Paid:
     order.asks["to"] = f"ann-{number}"
     bank.ask("/closed", {"to": order.asks["to"], "times": 1})
     told = stage.live(order.begin)
-    assert (told.status, told.error, order.books()) == ("failed", "kedge.errors.NotDone", []), told
+    assert (told.status, told.error, order.books()) == ("failed", "killick.errors.NotDone", []), told
     stage.live(lambda kd: order.rewound(kd, "2:before"), dies=stage.chance.choice(("", *payer.PLACES)))
     return _completed(to_its_end(stage, order), order, 1)
 
@@ -212,7 +212,7 @@ def in_doubt_and_nobody_can_look(stage: Stage, number: int) -> Paid:
     assert len(order.books()) == sent == (place != "about"), "it was repeated before anybody answered"
     if sent and number % 3 == 0:
         told = stage.live(lambda kd: (kd.answer(order.run, "stop", by="eve"), order.go_on(kd))[1])
-        assert (told.status, told.error, len(order.books())) == ("failed", "kedge.Stopped", 1), told
+        assert (told.status, told.error, len(order.books())) == ("failed", "killick.Stopped", 1), told
         return Paid(1)
     receipt = order.books()[0]["receipt"] if sent else None
     verb: Any = "happened" if sent else "not"
@@ -231,7 +231,7 @@ def another_payment_is_asked_about(stage: Stage, number: int) -> Paid:
     told = stage.live(lambda kd: (kd.answer(order.run, verb, by="eve"), order.go_on(kd))[1], pays="bob")
     paid = [each["to"] for each in order.books()]
     if verb == "reject":
-        assert (told.status, told.error, paid) == ("failed", "kedge.Rejected", ["ann"]), told
+        assert (told.status, told.error, paid) == ("failed", "killick.Rejected", ["ann"]), told
     else:
         assert (told.status, paid) == ("completed", ["ann", "bob"]), told
         assert told.result == [order.books()[1]["receipt"]], told

@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
-import kedge
+import killick
 from attack import bank, payer
 
-Task = Callable[[kedge.Client], Any]
+Task = Callable[[killick.Client], Any]
 """What a process does with a store; what it returns is told."""
 
 HANG_SECONDS: Final = 300.0
@@ -46,31 +46,31 @@ class Killed(NamedTuple):
     """A process was killed, for real."""
 
 
-def go_on(kd: kedge.Client, run: str, *, patience_seconds: float = 5.0) -> Told:
+def go_on(kd: killick.Client, run: str, *, patience_seconds: float = 5.0) -> Told:
     """Advance a run as far as it gets without anybody else. What it waits for is waited for, but not for ever."""
     until = time.time() + patience_seconds
     try:
         while (wake_at := kd.advance(run).wake_at_us) is not None and wake_at / 1_000_000 < until:
             time.sleep(max(0.0, wake_at / 1_000_000 - time.time()))
-    except kedge.RunBusy:
+    except killick.RunBusy:
         return Told("busy")
     return look(kd, run)
 
 
-def begin(kd: kedge.Client, agent: str, order: dict[str, Any], run: str) -> Told:
+def begin(kd: killick.Client, agent: str, order: dict[str, Any], run: str) -> Told:
     """Start a run, and go on with it as far as it gets."""
     kd.start(payer.AGENTS[agent], order, id=run)
     return go_on(kd, run)
 
 
-def run_through(kd: kedge.Client, agent: str, order: dict[str, Any], run: str) -> Told:
+def run_through(kd: killick.Client, agent: str, order: dict[str, Any], run: str) -> Told:
     """Start a run and keep it in hand, also while it waits for a moment to come."""
-    with contextlib.suppress(kedge.RunWaiting, kedge.RunFailed):
+    with contextlib.suppress(killick.RunWaiting, killick.RunFailed):
         kd.run(payer.AGENTS[agent], order, id=run)
     return look(kd, run)
 
 
-def look(kd: kedge.Client, run: str) -> Told:
+def look(kd: killick.Client, run: str) -> Told:
     """How a run stands."""
     info = kd.info(run)
     asked = tuple(f"{wait.waits_for}: {wait.prompt}" for wait in info.waits)
@@ -106,7 +106,7 @@ class Stage:
         waiting, starting = os.pipe()
 
         def at_the_sign(task: Task) -> Task:
-            def begins(kd: kedge.Client) -> Any:
+            def begins(kd: killick.Client) -> Any:
                 os.close(starting)
                 os.read(waiting, 1)  # until nobody holds the other end
                 return task(kd)
@@ -129,7 +129,7 @@ class Stage:
             logging.disable()
             payer.DIES["at"], payer.TO["payee"] = dies, pays
             payer.LINGERS.update(lingers or {})
-            with kedge.open(self.url, **self._options) as kd:
+            with killick.open(self.url, **self._options) as kd:
                 told = json.dumps(task(kd))
             os.write(out, told.encode())
 
@@ -203,6 +203,6 @@ def the_bank() -> Generator[None]:
 
 def on_sqlite(folder: Path) -> str:
     """A store that is there already, so that nobody has to make it."""
-    url = f"sqlite:///{folder}/kedge.db"
-    os.waitpid(fork(lambda _: kedge.open(url).close())[0], 0)
+    url = f"sqlite:///{folder}/killick.db"
+    os.waitpid(fork(lambda _: killick.open(url).close())[0], 0)
     return url

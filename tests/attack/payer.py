@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final
 from uuid import uuid4
 
-import kedge
+import killick
 from attack import bank
 
 PLACES: Final = ("told", "about", "sent", "paid", "kept", "thought", "filed")
@@ -65,17 +65,17 @@ def worded(order: dict[str, Any], payment: int) -> dict[str, Any]:
 # what they can do ---------------------------------------------------------------------------------
 
 
-def in_the_books(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def in_the_books(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     """The bank is asked by the reference that went with the payment."""
     found = bank.books(effect.arguments["account"], reference=effect.key)
-    return kedge.Happened(found[0]["receipt"]) if found else kedge.DidNotHappen()
+    return killick.Happened(found[0]["receipt"]) if found else killick.DidNotHappen()
 
 
-async def in_the_books_soon(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+async def in_the_books_soon(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     return in_the_books(effect)
 
 
-def take_back(effect: kedge.Effect) -> None:
+def take_back(effect: killick.Effect) -> None:
     bank.ask("/refunds", {"receipt": effect.result, "reference": effect.key})
 
 
@@ -84,7 +84,7 @@ def _pay(**asked: Any) -> int:
     try:
         receipt = bank.ask("/payments", asked, sent=lambda: here("sent"))["receipt"]
     except bank.Refused as refused:
-        raise kedge.NotDone(str(refused)) from None
+        raise killick.NotDone(str(refused)) from None
     here("paid")
     return int(receipt)
 
@@ -94,32 +94,32 @@ async def _pay_soon(**asked: Any) -> int:
     try:
         receipt = (await bank.ask_soon("/payments", asked, sent=lambda: here("sent")))["receipt"]
     except bank.Refused as refused:
-        raise kedge.NotDone(str(refused)) from None
+        raise killick.NotDone(str(refused)) from None
     here("paid")
     return int(receipt)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def balance(account: str) -> int:
     """How much was spent."""
     return sum(each["amount"] for each in await bank.ask_soon(f"/payments?account={account}"))
 
 
-@kedge.tool(identity=("to", "amount"), reconcile=in_the_books_soon, compensate=take_back)
-async def pay(account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(identity=("to", "amount"), reconcile=in_the_books_soon, compensate=take_back)
+async def pay(account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY) -> int:
     return await _pay_soon(
         account=account, to=to, amount=amount, memo=memo, request_id=request_id, reference=key, token=None
     )
 
 
-@kedge.tool(identity=("to", "amount"), reconcile=in_the_books, compensate=take_back)
-def pay_blocking(account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(identity=("to", "amount"), reconcile=in_the_books, compensate=take_back)
+def pay_blocking(account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY) -> int:
     return _pay(account=account, to=to, amount=amount, memo=memo, request_id=request_id, reference=key, token=None)
 
 
-@kedge.tool(reconcile=in_the_books_soon)
+@killick.tool(reconcile=in_the_books_soon)
 async def pay_as_worded(
-    account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY
+    account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY
 ) -> int:
     """It is the same payment only if every word is the same."""
     return await _pay_soon(
@@ -127,19 +127,21 @@ async def pay_as_worded(
     )
 
 
-@kedge.tool(identity=("to", "amount"))
-async def pay_unseen(account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(identity=("to", "amount"))
+async def pay_unseen(
+    account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY
+) -> int:
     """Nobody can look up afterwards whether it happened."""
     return await _pay_soon(
         account=account, to=to, amount=amount, memo=memo, request_id=request_id, reference=key, token=None
     )
 
 
-@kedge.tool(
-    identity=("to", "amount"), reconcile=in_the_books, retry=kedge.Retry(attempts=3, first=HELD_SECONDS, jitter=0)
+@killick.tool(
+    identity=("to", "amount"), reconcile=in_the_books, retry=killick.Retry(attempts=3, first=HELD_SECONDS, jitter=0)
 )
 async def pay_patiently(
-    account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY
+    account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY
 ) -> int:
     """Tries again when the bank has refused it."""
     return await _pay_soon(
@@ -147,11 +149,11 @@ async def pay_patiently(
     )
 
 
-@kedge.tool(
-    identity=("to", "amount"), reconcile=in_the_books, limit=kedge.Limit("bank", f"1/{HELD_SECONDS}s", by="account")
+@killick.tool(
+    identity=("to", "amount"), reconcile=in_the_books, limit=killick.Limit("bank", f"1/{HELD_SECONDS}s", by="account")
 )
 async def pay_in_turn(
-    account: str, to: str, amount: int, memo: str, request_id: str, key: kedge.Key = kedge.KEY
+    account: str, to: str, amount: int, memo: str, request_id: str, key: killick.Key = killick.KEY
 ) -> int:
     """Waits for its turn, if this process has paid a moment ago."""
     return await _pay_soon(
@@ -159,9 +161,9 @@ async def pay_in_turn(
     )
 
 
-@kedge.tool(identity=("to", "amount"), consumes=("token",), reconcile=in_the_books)
+@killick.tool(identity=("to", "amount"), consumes=("token",), reconcile=in_the_books)
 async def redeem(
-    account: str, to: str, amount: int, memo: str, request_id: str, token: str, key: kedge.Key = kedge.KEY
+    account: str, to: str, amount: int, memo: str, request_id: str, token: str, key: killick.Key = killick.KEY
 ) -> int:
     """Pays on an approval that holds once. The bank does not look at it."""
     return await _pay_soon(
@@ -169,14 +171,14 @@ async def redeem(
     )
 
 
-@kedge.tool(identity=("to", "amount"), consumes=("token",), reconcile=in_the_books)
+@killick.tool(identity=("to", "amount"), consumes=("token",), reconcile=in_the_books)
 def redeem_blocking(
-    account: str, to: str, amount: int, memo: str, request_id: str, token: str, key: kedge.Key = kedge.KEY
+    account: str, to: str, amount: int, memo: str, request_id: str, token: str, key: killick.Key = killick.KEY
 ) -> int:
     return _pay(account=account, to=to, amount=amount, memo=memo, request_id=request_id, reference=key, token=token)
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def file(account: str) -> str:
     """Puts an account on file; doing it again changes nothing."""
     return f"{account} is on file"
@@ -191,8 +193,8 @@ TOOLS: Final = {
 # the agents ---------------------------------------------------------------------------------------
 
 
-@kedge.agent(name="payer")
-async def payer(run: kedge.Run, order: dict[str, Any]) -> list[int]:
+@killick.agent(name="payer")
+async def payer(run: killick.Run, order: dict[str, Any]) -> list[int]:
     """Step 1 reads; then for each payment a model call and a payment (2 and 3, 4 and 5 …); then model, file."""
     account, tool = order["account"], TOOLS[order["tool"]]
     token = {"token": order["token"]} if "token" in order else {}
@@ -210,8 +212,8 @@ async def payer(run: kedge.Run, order: dict[str, Any]) -> list[int]:
     return receipts
 
 
-@kedge.agent(name="payer_blocking")
-def payer_blocking(run: kedge.SyncRun, order: dict[str, Any]) -> list[int]:
+@killick.agent(name="payer_blocking")
+def payer_blocking(run: killick.SyncRun, order: dict[str, Any]) -> list[int]:
     account, tool = order["account"], TOOLS[order["tool"]]
     token = {"token": order["token"]} if "token" in order else {}
     run.call(balance, account)
@@ -228,8 +230,8 @@ def payer_blocking(run: kedge.SyncRun, order: dict[str, Any]) -> list[int]:
     return receipts
 
 
-@kedge.agent(name="payer_side_by_side")
-async def payer_side_by_side(run: kedge.Run, order: dict[str, Any]) -> list[int]:
+@killick.agent(name="payer_side_by_side")
+async def payer_side_by_side(run: killick.Run, order: dict[str, Any]) -> list[int]:
     """Step 1 reads; step 2 has a branch for each payment: 2.1.1 a model call, 2.1.2 the payment."""
     account, tool = order["account"], TOOLS[order["tool"]]
 
@@ -247,8 +249,8 @@ async def payer_side_by_side(run: kedge.Run, order: dict[str, Any]) -> list[int]
     return receipts
 
 
-@kedge.agent(name="payer_by_another")
-async def payer_by_another(run: kedge.Run, order: dict[str, Any]) -> list[int]:
+@killick.agent(name="payer_by_another")
+async def payer_by_another(run: killick.Run, order: dict[str, Any]) -> list[int]:
     """Step 1 is a model call; step 2 lets another agent pay."""
     await run.model(worded, order, 0)
     child = await run.spawn(payer, order)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from browser.office import Claim, review
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.runtime.client import Client
-from kedge.runtime.triggers import LOG, OWN, TAG
+from killick.log import Entry
+from killick.model import events as e
+from killick.runtime.client import Client
+from killick.runtime.triggers import LOG, OWN, TAG
 
-FIRED: Final = "kedge_payload_fired"
+FIRED: Final = "killick_payload_fired"
 
 
 def evil(where: str) -> str:
@@ -189,7 +189,7 @@ def _hook(kd: Client, at: int) -> None:
     name = "hook:" + evil("hook")
     log = kd.log.begin(name)
     log.append(
-        Entry(e.RunStarted(at=at, run=name, agent="kedge." + name, tags=("hook",))),
+        Entry(e.RunStarted(at=at, run=name, agent="killick." + name, tags=("hook",))),
         Entry(
             e.HookSet(at=at, position=0),
             {"spec": {"to": evil("hook-to"), "kinds": [evil("kind")], "agents": [evil("a")]}},

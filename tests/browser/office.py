@@ -9,12 +9,12 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import kedge
-from kedge import rules
-from kedge.clock import ManualClock
-from kedge.ids import SeededIds
-from kedge.model.events import Build
-from kedge.runtime.client import Client
+import killick
+from killick import rules
+from killick.clock import ManualClock
+from killick.ids import SeededIds
+from killick.model.events import Build
+from killick.runtime.client import Client
 
 MONDAY_US: Final = 1_794_819_600_000_000  # 2026-11-16 09:00 UTC
 
@@ -60,13 +60,13 @@ class Standing:
 # tools --------------------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def fetch_documents(claim: int) -> list[str]:
     CLOCK.advance(0.42)
     return [f"invoice-{claim}.pdf", f"photo-{claim}.jpg", "policy.pdf"]
 
 
-@kedge.tool(effect="reads", retry=kedge.Retry(attempts=4, first="2s"))
+@killick.tool(effect="reads", retry=killick.Retry(attempts=4, first="2s"))
 def read_policy(claim: int) -> dict[str, Any]:
     CLOCK.advance(0.2)
     FLAKY["read_policy"] = FLAKY.get("read_policy", 0) + 1
@@ -78,30 +78,30 @@ def read_policy(claim: int) -> dict[str, Any]:
 FLAKY: Final[dict[str, int]] = {}
 
 
-def take_back(effect: kedge.Effect) -> str:
+def take_back(effect: killick.Effect) -> str:
     return f"took back {effect.arguments['amount']}"
 
 
-@kedge.tool(effect="idempotent", compensate=take_back, identity=("claim",))
-def pay(claim: int, to: str, amount: int, key: kedge.Key = kedge.KEY) -> dict[str, Any]:
+@killick.tool(effect="idempotent", compensate=take_back, identity=("claim",))
+def pay(claim: int, to: str, amount: int, key: killick.Key = killick.KEY) -> dict[str, Any]:
     """Transfer money to the claimant."""
     CLOCK.advance(1.3)
     return {"transfer": f"T-{claim}-{amount}", "to": to}
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 def send_letter(to: str, text: str) -> str:
     CLOCK.advance(0.8)
     raise ConnectionResetError("the printer went away while it was printing")
 
 
-@kedge.tool(effect="idempotent")
-def send_mail(to: str, subject: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+def send_mail(to: str, subject: str, key: killick.Key = killick.KEY) -> str:
     CLOCK.advance(0.3)
     return f"sent to {to}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def open_books(month: str) -> int:
     CLOCK.advance(0.1)
     raise BankDown(f"the bank answered 503 for {month}")
@@ -122,15 +122,15 @@ def assess(model: str, messages: list[dict[str, str]]) -> dict[str, Any]:
 
 # agents -------------------------------------------------------------------------------------------
 
-money: Final = kedge.Contract(
+money: Final = killick.Contract(
     "money",
-    [rules.arguments("pay", amount={"max": 1000}, name="large sums", ask=kedge.Approval("managers", timeout="72h"))],
+    [rules.arguments("pay", amount={"max": 1000}, name="large sums", ask=killick.Approval("managers", timeout="72h"))],
     people={"managers": ["ann", "max"]},
 )
 
 
-@kedge.agent(name="claims.review", context=Standing, contract=money)
-async def review(run: kedge.Run[Standing], claim: Claim) -> str:
+@killick.agent(name="claims.review", context=Standing, contract=money)
+async def review(run: killick.Run[Standing], claim: Claim) -> str:
     """Six steps, one of which a person has to agree to where the sum is large."""
     await run.plan(["gather", "assess", "pay", "tell"])
     await run.at("gather")
@@ -160,22 +160,22 @@ async def review(run: kedge.Run[Standing], claim: Claim) -> str:
     return f"paid: {paid['transfer']}"
 
 
-@kedge.agent
-async def tell(run: kedge.Run, to: str) -> str:
+@killick.agent
+async def tell(run: killick.Run, to: str) -> str:
     """Sends a letter, and nobody knows whether it went out."""
     return await run.call(send_letter, to, "Your claim was settled.")
 
 
-@kedge.agent
-async def close_month(run: kedge.Run, month: str) -> int:
+@killick.agent
+async def close_month(run: killick.Run, month: str) -> int:
     """Fails."""
     await run.plan(["open", "sum", "close"])
     await run.at("open")
     return await run.call(open_books, month)
 
 
-@kedge.agent
-async def onboard(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def onboard(run: killick.Run, name: str) -> str:
     """Asks a person for something that only they know."""
     await run.plan(["ask", "mail"])
     await run.at("ask")
@@ -187,23 +187,23 @@ async def onboard(run: kedge.Run, name: str) -> str:
     return f"{name} joins {answer.value}"
 
 
-@kedge.agent
-async def batch(run: kedge.Run, claims: list[int]) -> list[Any]:
+@killick.agent
+async def batch(run: killick.Run, claims: list[int]) -> list[Any]:
     """Looks at several at once, and lets a child do the rest."""
     found = await run.gather(*(run.call(fetch_documents, each) for each in claims))
     await run.spawn(onboard, "cyd", id=f"{run.id}-child")
     return list(found)
 
 
-@kedge.agent
-async def subscribe(run: kedge.Run, customer: str) -> str:
+@killick.agent
+async def subscribe(run: killick.Run, customer: str) -> str:
     """Waits for an event from outside."""
     await run.wait("payment.received", timeout="30d")
     return customer
 
 
-@kedge.agent
-async def report(run: kedge.Run, day: str) -> str:
+@killick.agent
+async def report(run: killick.Run, day: str) -> str:
     return f"report of {day}"
 
 
@@ -211,16 +211,16 @@ def low_stock() -> str | None:
     return None
 
 
-def day_of(firing: kedge.Firing) -> str:
+def day_of(firing: killick.Firing) -> str:
     return firing.due.date().isoformat()
 
 
 def triggers() -> None:
     """Declared when the office opens, so that no other test has them."""
-    kedge.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input=day_of)
-    kedge.every("6h", report, input="noon", name="noon", overlap="queue")
-    kedge.when(low_stock, report, every="30s", name="low-stock")
-    kedge.on_event("claim.filed", report, input="today", name="filed")
+    killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input=day_of)
+    killick.every("6h", report, input="noon", name="noon", overlap="queue")
+    killick.when(low_stock, report, every="30s", name="low-stock")
+    killick.on_event("claim.filed", report, input="today", name="filed")
 
 
 # the record ---------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def triggers() -> None:
 def opened(url: str) -> Client:
     """The office's store, empty."""
     build = Build(version="2.4.1", commit="9f3c2ab10d44")
-    return kedge.open(url, clock=CLOCK, ids=SeededIds(7), build=lambda agent: build)
+    return killick.open(url, clock=CLOCK, ids=SeededIds(7), build=lambda agent: build)
 
 
 def fill(kd: Client) -> None:
@@ -258,7 +258,7 @@ def fill(kd: Client) -> None:
 
 def ran(kd: Client, agent: Any, given: Any, run: str, **options: Any) -> None:
     """Run an agent as far as it goes."""
-    with contextlib.suppress(kedge.RunWaiting, kedge.RunFailed):
+    with contextlib.suppress(killick.RunWaiting, killick.RunFailed):
         kd.run(agent, given, id=run, **options)
 
 

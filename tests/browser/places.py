@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
-from kedge.web.app import ROUTES
+from killick.web.app import ROUTES
 
 TABS: Final = ("workflow", "state", "trace", "window", "decisions", "failures", "effects", "log")
 QUERIES: Final[dict[str, tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, ViewportSize
 from browser import office
 from browser.browsing import Watch, bridge
 from browser.places import places
-from kedge.runtime.triggers import TRIGGERS
+from killick.runtime.triggers import TRIGGERS
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The office after a morning."""
     declared = TRIGGERS.copy()
     office.triggers()
-    with office.opened(str(tmp_path_factory.mktemp("full") / "kedge.db")) as kd:
+    with office.opened(str(tmp_path_factory.mktemp("full") / "killick.db")) as kd:
         office.fill(kd)
         with bridge(kd) as server:
             yield server
@@ -38,7 +38,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An office that nobody has come to yet."""
-    with office.opened(str(tmp_path_factory.mktemp("empty") / "kedge.db")) as kd, bridge(kd) as server:
+    with office.opened(str(tmp_path_factory.mktemp("empty") / "killick.db")) as kd, bridge(kd) as server:
         yield server
 
 

@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-import kedge
+import killick
 from browser import office
 from browser.browsing import Watch, bridge, serving
-from kedge.cli import demo
-from kedge.runtime.client import Client
-from kedge.runtime.registry import AGENTS
-from kedge.runtime.tokens import issue, revoke
-from kedge.runtime.triggers import TRIGGERS
-from kedge.web.access import OwnerAccess, TokenAccess
-from kedge.web.app import asgi
+from killick.cli import demo
+from killick.runtime.client import Client
+from killick.runtime.registry import AGENTS
+from killick.runtime.tokens import issue, revoke
+from killick.runtime.triggers import TRIGGERS
+from killick.web.access import OwnerAccess, TokenAccess
+from killick.web.app import asgi
 
 pytestmark = pytest.mark.slow
 
-STAYS = "window.kedge_stays = true"
-STAYED = "window.kedge_stays === true"
+STAYS = "window.killick_stays = true"
+STAYED = "window.killick_stays === true"
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def worker(folder: Path, address: str) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in a process of its own, as somebody would start it; gone when this ends."""
     environment = os.environ | {"CALENDAR_API": address}
     process = subprocess.Popen(
-        [sys.executable, "-m", "kedge", "worker", "meeting.py", "--store", "kedge.db"],
+        [sys.executable, "-m", "killick", "worker", "meeting.py", "--store", "killick.db"],
         cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -66,7 +66,7 @@ def test_the_demo_is_started_seen_to_die_at_step_6_and_to_go_on_without_a_reload
     demo.prepare(folder)
     with (
         demo.serving(folder) as (_, address),
-        kedge.open(str(folder / "kedge.db")) as kd,
+        killick.open(str(folder / "killick.db")) as kd,
         bridge(kd) as server,
         watch(server) as window,
     ):
@@ -106,7 +106,7 @@ def _until(holds: Any, seconds: float = 300) -> None:
 def kd(tmp_path: Path) -> Iterator[Client]:
     """The office after a morning. What a test declares is gone with it."""
     declared = TRIGGERS.copy()
-    with office.opened(str(tmp_path / "kedge.db")) as made:
+    with office.opened(str(tmp_path / "killick.db")) as made:
         office.fill(made)
         yield made
     TRIGGERS.restore(declared)
@@ -311,7 +311,7 @@ def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_thing
     with serving(asgi(kd, access=TokenAccess(kd))) as server, watch(server) as window:
         page = window.goto("/runs/claim-18")
         page.wait_for_url("**/login?next=*")
-        page.get_by_label("Your token").fill("kedge_nobody_nothing")
+        page.get_by_label("Your token").fill("killick_nobody_nothing")
         window.expected.add(401)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("alert")).to_contain_text("no token of this store")
@@ -352,7 +352,7 @@ _FORGED = """async () => (await fetch("/api/v1/runs/claim-18/pause", {
   method: "POST", body: "{}",
   headers: {
     "Content-Type": "application/json",
-    "X-Kedge-CSRF": document.querySelector("meta[name=kedge-csrf]").content,
+    "X-Killick-CSRF": document.querySelector("meta[name=killick-csrf]").content,
   },
 })).status"""
 

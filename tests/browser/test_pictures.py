@@ -1,6 +1,6 @@
 """The pictures of the documentation: made from the office's record, which is the same each time, when somebody asks.
 
-KEDGE_SHOTS=write pytest tests/browser/test_pictures.py
+KILLICK_SHOTS=write pytest tests/browser/test_pictures.py
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from playwright.sync_api import Page, ViewportSize, expect
 
 from browser import office
 from browser.browsing import SHOTS, Watch, Watched, bridge
-from kedge.runtime.client import Client
-from kedge.runtime.triggers import TRIGGERS
+from killick.runtime.client import Client
+from killick.runtime.triggers import TRIGGERS
 from sessions import coder
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.chdir(tmp_path)
     declared = TRIGGERS.copy()
     office.triggers()
-    with office.opened("kedge.db") as made:
+    with office.opened("killick.db") as made:
         office.fill(made)
         made.fork("claim-17", at="2:after", id="claim-17-if", by="max", because="what if the policy did not cover it?",
                   output={"2": {"covers": [], "limit": 0, "deductible": 150}}, effects="recorded")  # fmt: skip
@@ -57,7 +57,9 @@ def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     TRIGGERS.restore(declared)
 
 
-@pytest.mark.skipif(os.environ.get("KEDGE_SHOTS") != "write", reason="pictures are made when KEDGE_SHOTS=write asks")
+@pytest.mark.skipif(
+    os.environ.get("KILLICK_SHOTS") != "write", reason="pictures are made when KILLICK_SHOTS=write asks"
+)
 def test_pictures_are_made(kd: Client, watch: Watch) -> None:
     SHOTS.mkdir(parents=True, exist_ok=True)
     with (

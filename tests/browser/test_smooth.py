@@ -8,12 +8,12 @@ from typing import Final
 import pytest
 from playwright.sync_api import Page
 
-import kedge
+import killick
 from browser.browsing import Watch, bridge
 from browser.places import places
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.runtime.client import Client
+from killick.log import Entry
+from killick.model import events as e
+from killick.runtime.client import Client
 
 pytestmark = pytest.mark.slow
 
@@ -23,17 +23,17 @@ LONG_TASK_MS: Final = 200
 TRIES: Final = 3
 
 OBSERVED: Final = """
-window.kedge_tasks = [];
+window.killick_tasks = [];
 new PerformanceObserver((list) => {
-  for (const each of list.getEntries()) window.kedge_tasks.push(Math.round(each.duration));
+  for (const each of list.getEntries()) window.killick_tasks.push(Math.round(each.duration));
 }).observe({ type: "longtask", buffered: true });
 """
 
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    path = tmp_path_factory.mktemp("crowd") / "kedge.db"
-    with kedge.open(str(path), durability="process") as kd:
+    path = tmp_path_factory.mktemp("crowd") / "killick.db"
+    with killick.open(str(path), durability="process") as kd:
         at = kd.clock.now_us()
         for number in range(RUNS):
             run = f"run-{number:05}"
@@ -68,7 +68,7 @@ def _longest_ms(page: Page) -> int:
     for key in ("j", "j", "j", "k"):
         page.keyboard.press(key)
     page.wait_for_timeout(100)
-    return max(page.evaluate("window.kedge_tasks"), default=0)
+    return max(page.evaluate("window.killick_tasks"), default=0)
 
 
 def test_no_page_of_a_crowd_holds_up_the_browser(crowd: Client, watch: Watch) -> None:

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, expect
 from browser import hostile, office
 from browser.browsing import Watch, bridge
 from browser.places import places
-from kedge.runtime.client import Client
-from kedge.runtime.tokens import issue
+from killick.runtime.client import Client
+from killick.runtime.tokens import issue
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ MADE: Final = f"""() => {{
 
 @pytest.fixture
 def kd(tmp_path: Path) -> Iterator[Client]:
-    with office.opened(str(tmp_path / "kedge.db")) as made:
+    with office.opened(str(tmp_path / "killick.db")) as made:
         hostile.fill(made)
         issue(made, hostile.PERSON, by=hostile.PERSON)
         yield made

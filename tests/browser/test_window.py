@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-import kedge
+import killick
 from browser.browsing import Watch, bridge
 from browser.test_every_page import PHONE, looked_over
 from sessions import coder
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with kedge.open(str(tmp_path_factory.mktemp("window") / "kedge.db")) as kd:
+    with killick.open(str(tmp_path_factory.mktemp("window") / "killick.db")) as kd:
         kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="held")
         with bridge(kd) as made:
             yield made

@@ -10,50 +10,50 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def find_people(topic: str) -> list[str]:
     return [topic]
 
 
-@kedge.tool(effect="idempotent")
-async def book(slot: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def book(slot: str, key: killick.Key = killick.KEY) -> str:
     return slot
 
 
 # 1. Idempotent by its word alone.
 
 
-@kedge.tool(effect="idempotent")  # fault: no_key
+@killick.tool(effect="idempotent")  # fault: no_key
 async def post_without_key(text: str) -> str:
     return text
 
 
-@kedge.agent
-async def no_key(run: kedge.Run, text: str) -> str:
+@killick.agent
+async def no_key(run: killick.Run, text: str) -> str:
     return await run.call(post_without_key, text)
 
 
 # 2. A timeout taken for a refusal.
 
 
-@kedge.tool(effect="at_most_once", retry=3, nothing_happened=(TimeoutError,))  # fault: timeout_is_no_refusal
+@killick.tool(effect="at_most_once", retry=3, nothing_happened=(TimeoutError,))  # fault: timeout_is_no_refusal
 async def pay_in_time(amount: int) -> str:
     return str(amount)
 
 
-@kedge.agent
-async def timeout_is_no_refusal(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def timeout_is_no_refusal(run: killick.Run, amount: int) -> str:
     return await run.call(pay_in_time, amount)
 
 
 # 3. An id of its own making.
 
 
-@kedge.agent
-async def own_id(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def own_id(run: killick.Run, slot: str) -> str:
     order = str(uuid.uuid4())  # fault: own_id
     await run.call(find_people, slot)
     return await run.call(book, f"{slot} {order}")
@@ -62,8 +62,8 @@ async def own_id(run: kedge.Run, slot: str) -> str:
 # 4. The time of day.
 
 
-@kedge.agent
-async def own_clock(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def own_clock(run: killick.Run, slot: str) -> str:
     await run.call(find_people, slot)
     moment = datetime.now()  # fault: own_clock
     return await run.call(book, f"{slot} {moment.isoformat()}")
@@ -76,8 +76,8 @@ def chosen(people: list[str]) -> str:
     return f"{random.choice(people)} {random.random()}"  # fault: own_chance
 
 
-@kedge.agent
-async def own_chance(run: kedge.Run, topic: str) -> str:
+@killick.agent
+async def own_chance(run: killick.Run, topic: str) -> str:
     people = await run.call(find_people, topic)
     return await run.call(book, chosen(people))
 
@@ -85,8 +85,8 @@ async def own_chance(run: kedge.Run, topic: str) -> str:
 # 6. Files outside of a step.
 
 
-@kedge.agent
-async def stray_file(run: kedge.Run, topic: str) -> str:
+@killick.agent
+async def stray_file(run: killick.Run, topic: str) -> str:
     notes = Path(__file__).read_text()  # fault: stray_file
     await run.call(find_people, topic)
     return await run.call(book, notes[:3])
@@ -97,8 +97,8 @@ async def stray_file(run: kedge.Run, topic: str) -> str:
 booked: list[str] = []
 
 
-@kedge.agent
-async def keeps_state(run: kedge.Run, topic: str) -> str:
+@killick.agent
+async def keeps_state(run: killick.Run, topic: str) -> str:
     people = await run.call(find_people, topic)
     booked.append(topic)  # fault: keeps_state
     return await run.call(book, f"{people[0]} {len(booked)}")
@@ -107,8 +107,8 @@ async def keeps_state(run: kedge.Run, topic: str) -> str:
 # 8. A net too wide.
 
 
-@kedge.agent
-async def catches_all(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def catches_all(run: killick.Run, slot: str) -> str:
     while True:
         try:
             await run.ask("Now?")
@@ -120,12 +120,12 @@ async def catches_all(run: kedge.Run, slot: str) -> str:
 # 9. Its own retry, with a new key each time.
 
 
-@kedge.agent
-async def tries_itself(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def tries_itself(run: killick.Run, slot: str) -> str:
     for _ in range(2):
         try:
             return await run.call(book, slot)  # fault: tries_itself
-        except kedge.StepFailed:
+        except killick.StepFailed:
             continue
     return "never"
 
@@ -133,8 +133,8 @@ async def tries_itself(run: kedge.Run, slot: str) -> str:
 # 10. The order of a set.
 
 
-@kedge.agent
-async def unordered(run: kedge.Run, slot: str) -> int:
+@killick.agent
+async def unordered(run: killick.Run, slot: str) -> int:
     booked = 0
     for day in {"Tue", "Wed", slot}:  # fault: unordered
         await run.call(book, day)
@@ -145,27 +145,27 @@ async def unordered(run: kedge.Run, slot: str) -> int:
 # 11. Nothing said of the effect.
 
 
-@kedge.tool  # fault: undeclared
+@killick.tool  # fault: undeclared
 async def send(to: str) -> str:
     return to
 
 
-@kedge.agent
-async def undeclared(run: kedge.Run, to: str) -> str:
+@killick.agent
+async def undeclared(run: killick.Run, to: str) -> str:
     return await run.call(send, to)
 
 
 # 12. A wait that lives in memory.
 
 
-@kedge.agent
-async def sleeps_in_memory(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def sleeps_in_memory(run: killick.Run, slot: str) -> str:
     await asyncio.sleep(0.001)  # fault: sleeps_in_memory
     return await run.call(book, slot)
 
 
-@kedge.agent
-def sleeps_in_a_thread(run: kedge.SyncRun, slot: str) -> str:
+@killick.agent
+def sleeps_in_a_thread(run: killick.SyncRun, slot: str) -> str:
     time.sleep(0.001)  # fault: sleeps_in_a_thread
     return run.call(book, slot)
 
@@ -173,27 +173,27 @@ def sleeps_in_a_thread(run: kedge.SyncRun, slot: str) -> str:
 # 13. Something that cannot be taken back.
 
 
-def unbook(effect: kedge.Effect) -> None:
+def unbook(effect: killick.Effect) -> None:
     """Undoes a booking."""
 
 
-@kedge.tool(effect="idempotent", compensate=unbook)
-async def book_hotel(city: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=unbook)
+async def book_hotel(city: str, key: killick.Key = killick.KEY) -> str:
     return city
 
 
-@kedge.tool(effect="idempotent")  # fault: cannot_undo
-async def book_flight(city: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")  # fault: cannot_undo
+async def book_flight(city: str, key: killick.Key = killick.KEY) -> str:
     return city
 
 
-@kedge.tool(effect="idempotent")
-async def charge(amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def charge(amount: int, key: killick.Key = killick.KEY) -> str:
     return str(amount)
 
 
-@kedge.agent(on_failure="compensate")
-async def cannot_undo(run: kedge.Run, city: str) -> str:
+@killick.agent(on_failure="compensate")
+async def cannot_undo(run: killick.Run, city: str) -> str:
     await run.call(book_hotel, city)
     await run.call(book_flight, city)
     return await run.call(charge, 1)
@@ -202,8 +202,8 @@ async def cannot_undo(run: kedge.Run, city: str) -> str:
 # 14. A value that cannot be stored.
 
 
-@kedge.agent
-async def unstorable(run: kedge.Run, slot: str) -> Any:
+@killick.agent
+async def unstorable(run: killick.Run, slot: str) -> Any:
     await run.call(book, slot)
     return lambda: slot
 
@@ -211,22 +211,22 @@ async def unstorable(run: kedge.Run, slot: str) -> Any:
 # 15. A reader that writes.
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look_up(name: str) -> str:
     Path("/tmp/seen").write_text(name)  # fault: writes_when_reading
     return name
 
 
-@kedge.agent
-async def writes_when_reading(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def writes_when_reading(run: killick.Run, name: str) -> str:
     return await run.call(look_up, name)
 
 
 # 16. A question without an answer.
 
 
-@kedge.agent
-async def no_default(run: kedge.Run, slot: str) -> str:
+@killick.agent
+async def no_default(run: killick.Run, slot: str) -> str:
     answer = await run.ask("Book it?", timeout="72h")  # fault: no_default
     return await run.call(book, slot) if answer.approved else "no"
 
@@ -234,6 +234,6 @@ async def no_default(run: kedge.Run, slot: str) -> str:
 # 17. Tasks of its own.
 
 
-@kedge.agent
-async def own_tasks(run: kedge.Run, slot: str) -> list[str]:
+@killick.agent
+async def own_tasks(run: killick.Run, slot: str) -> list[str]:
     return list(await asyncio.gather(run.call(book, slot), run.call(book, "Wed")))  # fault: own_tasks

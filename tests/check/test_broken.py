@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from check import broken
-from kedge.check.checker import check
-from kedge.check.findings import Finding
+from killick.check.checker import check
+from killick.check.findings import Finding
 
 LINES = Path(broken.__file__).read_text().splitlines()
 FAULTS = {
-    "no_key": ("twice", "it takes no key", "kedge.KEY"),
+    "no_key": ("twice", "it takes no key", "killick.KEY"),
     "timeout_is_no_refusal": ("twice", "only the answer was lost", "reconcile="),
     "own_id": ("differs", "uuid.uuid4()", "run.uuid()"),
     "own_clock": ("differs", "datetime.now()", "run.now()"),
@@ -21,9 +21,9 @@ FAULTS = {
     "stray_file": ("outside", "open(", "run.call"),
     "keeps_state": ("keeps", "the module's booked", "run.update"),
     "catches_all": ("swallows", "except BaseException:", "except Exception:"),
-    "tries_itself": ("twice", "A new step has a new key", "retry=kedge.Retry"),
+    "tries_itself": ("twice", "A new step has a new key", "retry=killick.Retry"),
     "unordered": ("differs", "{'Tue', 'Wed', slot}", "sorted("),
-    "undeclared": ("undeclared", "would wake a person", "@kedge.tool(effect="),
+    "undeclared": ("undeclared", "would wake a person", "@killick.tool(effect="),
     "sleeps_in_memory": ("sleeps", "asyncio.sleep()", "run.sleep"),
     "sleeps_in_a_thread": ("sleeps", "time.sleep()", "run.sleep"),
     "cannot_undo": ("not_undone", "book_flight is not undone", "compensate="),
@@ -43,7 +43,7 @@ def line_of(fault: str) -> int:
 
 
 def found(name: str) -> list[Finding]:
-    agent: kedge.Agent[object, object] = getattr(broken, name)
+    agent: killick.Agent[object, object] = getattr(broken, name)
     return list(check(agent).findings)
 
 
@@ -67,4 +67,4 @@ def test_nothing_else_is_blamed(name: str) -> None:
 
 
 def test_every_broken_agent_is_tried() -> None:
-    assert {name for name, value in vars(broken).items() if isinstance(value, kedge.Agent)} == FAULTS.keys()
+    assert {name for name, value in vars(broken).items() if isinstance(value, killick.Agent)} == FAULTS.keys()

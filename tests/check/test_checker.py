@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.check.checker import Case, check, interrupt_everywhere
-from kedge.check.fakes import always, in_order
-from kedge.check.findings import ALONE, Faulty
-from kedge.check.like import case_like
-from kedge.check.stage import TROUBLES
+import killick
+from killick.check.checker import Case, check, interrupt_everywhere
+from killick.check.fakes import always, in_order
+from killick.check.findings import ALONE, Faulty
+from killick.check.like import case_like
+from killick.check.stage import TROUBLES
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("kedge")
+    logger = logging.getLogger("killick")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     yield
@@ -38,22 +38,22 @@ class Receipt:
     number: int
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def fetch(order: str) -> Order:
     raise AssertionError("a rehearsal calls no tool")
 
 
-def find_charge(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def find_charge(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     raise AssertionError("nor what looks for its effect")
 
 
-@kedge.tool(effect="at_most_once", reconcile=find_charge)
+@killick.tool(effect="at_most_once", reconcile=find_charge)
 async def charge(order: str, amount: int) -> Receipt:
     raise AssertionError("a rehearsal calls no tool")
 
 
-@kedge.tool(effect="idempotent")
-def ship(line: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+def ship(line: str, key: killick.Key = killick.KEY) -> str:
     raise AssertionError("a rehearsal calls no tool")
 
 
@@ -61,8 +61,8 @@ async def advise(prompt: str) -> str:
     raise AssertionError("nor a model")
 
 
-@kedge.agent
-async def sell(run: kedge.Run, order: str) -> Receipt:
+@killick.agent
+async def sell(run: killick.Run, order: str) -> Receipt:
     found = await run.call(fetch, order)
     advice = await run.model(advise, f"how to ship {found.id}?")
     answer = await run.ask(f"Charge {found.id}?", timeout="24h", default="reject")
@@ -75,8 +75,8 @@ async def sell(run: kedge.Run, order: str) -> Receipt:
     return receipt
 
 
-@kedge.agent
-def sell_blocking(run: kedge.SyncRun, order: str) -> Receipt:
+@killick.agent
+def sell_blocking(run: killick.SyncRun, order: str) -> Receipt:
     found = run.call(fetch, order)
     if not run.ask("Charge it?", timeout="24h", default="reject").approved:
         return Receipt(0)
@@ -84,18 +84,18 @@ def sell_blocking(run: kedge.SyncRun, order: str) -> Receipt:
     return run.call(charge, found.id, 5)
 
 
-@kedge.agent
-async def family(run: kedge.Run, orders: list[str]) -> int:
+@killick.agent
+async def family(run: killick.Run, orders: list[str]) -> int:
     children = [await run.spawn(sell_blocking, order) for order in orders]
     return sum([(await child.result()).number for child in children])
 
 
-@kedge.machine
-async def subscription(run: kedge.Run, month: int) -> kedge.Next | kedge.WaitFor | kedge.Done:
+@killick.machine
+async def subscription(run: killick.Run, month: int) -> killick.Next | killick.WaitFor | killick.Done:
     if month == 3:
-        return kedge.Done(month)
+        return killick.Done(month)
     await run.call(ship, f"issue {month}")
-    return kedge.Next(month + 1)
+    return killick.Next(month + 1)
 
 
 SOUND: list[tuple[Any, dict[str, Any]]] = [
@@ -151,13 +151,13 @@ def test_a_fake_that_raises_is_what_the_agent_meets() -> None:
 def test_a_real_tool_is_called() -> None:
     called: list[int] = []
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def look(at: int) -> int:
         called.append(at)
         return at
 
-    @kedge.agent
-    async def looks(run: kedge.Run, at: int) -> int:
+    @killick.agent
+    async def looks(run: killick.Run, at: int) -> int:
         return await run.call(look, at)
 
     assert not check(looks, input=3, real=[look]).findings
@@ -172,14 +172,14 @@ def test_answers_are_given_by_a_part_of_the_question() -> None:
 
 
 def test_other_answers_lead_to_paths_that_are_interrupted_everywhere_too() -> None:
-    @kedge.agent
-    async def only_when_rejected(run: kedge.Run, order: str) -> str:
+    @killick.agent
+    async def only_when_rejected(run: killick.Run, order: str) -> str:
         answer = await run.ask("Go on?")
         if answer.approved:
             return "yes"
         return await run.call(post, order)
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def post(text: str) -> str:
         return text
 
@@ -196,19 +196,19 @@ def test_children_are_rehearsed_with_their_parent() -> None:
 
 
 def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
-    with kedge.open("memory:", clock=kedge.LeapingClock()) as kd:
+    with killick.open("memory:", clock=killick.LeapingClock()) as kd:
 
-        @kedge.tool(effect="reads")
+        @killick.tool(effect="reads")
         async def recall(name: str) -> Order:
             return Order(f"{name} of old", ["p", "q"])
 
-        @kedge.agent
-        async def remembering(run: kedge.Run, name: str) -> str:
+        @killick.agent
+        async def remembering(run: killick.Run, name: str) -> str:
             order = await run.call(recall, name)
             answer = await run.ask(f"Keep {order.id}?")
             return f"{order.id}: {answer.kind}"
 
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(remembering, "ann", id="r1")
         kd.answer("r1", "reject")
         assert kd.run(remembering, "ann", id="r1") == "ann of old: reject"
@@ -221,17 +221,17 @@ def test_an_agent_like_a_run_on_record_meets_what_the_run_met() -> None:
 
 @pytest.mark.slow
 def test_sleeps_in_memory_take_no_time_in_a_rehearsal() -> None:
-    @kedge.agent
-    async def patient(run: kedge.Run, order: str) -> str:
-        await asyncio.sleep(3_600)  # kedge: ok
+    @killick.agent
+    async def patient(run: killick.Run, order: str) -> str:
+        await asyncio.sleep(3_600)  # killick: ok
         return order
 
     assert not check(patient).findings
 
 
 def test_an_agent_that_never_ends_is_told_so() -> None:
-    @kedge.agent
-    async def stuck(run: kedge.Run, order: str) -> str:
+    @killick.agent
+    async def stuck(run: killick.Run, order: str) -> str:
         await asyncio.get_running_loop().create_future()
         return order
 
@@ -248,12 +248,12 @@ def test_the_number_of_rehearsals_can_be_limited() -> None:
 
 
 def test_interrupt_everywhere_raises_what_a_test_prints() -> None:
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def post(text: str) -> str:
         return text
 
-    @kedge.agent
-    async def posts(run: kedge.Run, text: str) -> str:
+    @killick.agent
+    async def posts(run: killick.Run, text: str) -> str:
         return await run.call(post, text)
 
     with pytest.raises(Faulty, match="post is done twice") as raised:
@@ -270,19 +270,19 @@ def test_a_case_is_an_agent_with_what_is_around_it() -> None:
 
 
 def test_the_same_value_every_time_may_be_a_list() -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def lines(order: str) -> list[str]:
         return []
 
-    @kedge.agent
-    async def counts(run: kedge.Run, order: str) -> int:
+    @killick.agent
+    async def counts(run: killick.Run, order: str) -> int:
         return len(await run.call(lines, order)) + len(await run.call(lines, order))
 
     assert not check(counts, fakes={lines: always(["a", "b"])}).findings
 
 
 def test_what_is_declared_while_checking_is_forgotten_after() -> None:
-    from kedge.runtime.registry import AGENTS, TOOLS
+    from killick.runtime.registry import AGENTS, TOOLS
 
     before = dict(TOOLS), AGENTS.copy()
     check(sell)
@@ -294,20 +294,20 @@ def test_every_trouble_has_words() -> None:
 
 
 def test_what_is_drawn_by_chance_may_be_another_where_nobody_had_heard_of_it() -> None:
-    @kedge.agent
-    async def draws(run: kedge.Run) -> str:
+    @killick.agent
+    async def draws(run: killick.Run) -> str:
         return await run.call(ship, f"{run.uuid()} {run.random()}")
 
     assert not check(draws).findings
 
 
 def test_a_tool_that_is_tried_once_is_told_what_a_timeout_does_to_it_and_a_death_does_nothing() -> None:
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=1))
-    async def once(line: str, key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=1))
+    async def once(line: str, key: killick.Key = killick.KEY) -> str:
         return line
 
-    @kedge.agent
-    async def tries_once(run: kedge.Run, line: str) -> str:
+    @killick.agent
+    async def tries_once(run: killick.Run, line: str) -> str:
         return await run.call(once, line)
 
     report = check(tries_once)

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-import kedge
-from kedge.check.checker import check
+import killick
+from killick.check.checker import check
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("kedge")
+    logger = logging.getLogger("killick")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     yield
@@ -41,7 +41,7 @@ def imported(file: Path) -> ModuleType:
 
 
 def look(module: ModuleType) -> None:
-    agents = [value for value in vars(module).values() if isinstance(value, kedge.Agent)]
+    agents = [value for value in vars(module).values() if isinstance(value, killick.Agent)]
     assert agents
     for agent in agents:
         report = check(agent)
@@ -56,5 +56,5 @@ def test_nothing_is_found_in_an_example(example: Path) -> None:
 
 def test_nothing_is_found_in_the_agent_of_the_demo(tmp_path: Path) -> None:
     file = tmp_path / "meeting.py"
-    shutil.copy(ROOT / "src/kedge/cli/demo/meeting.py.txt", file)
+    shutil.copy(ROOT / "src/killick/cli/demo/meeting.py.txt", file)
     look(imported(file))

@@ -16,8 +16,8 @@ import pydantic
 import pytest
 from typing_extensions import TypedDict
 
-from kedge.check.samples import misfit, sample
-from kedge.errors import FakeRefused
+from killick.check.samples import misfit, sample
+from killick.errors import FakeRefused
 
 T = TypeVar("T")
 

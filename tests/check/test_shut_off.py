@@ -16,13 +16,13 @@ from typing import Any
 import openai
 import pytest
 
-import kedge
-from kedge.check.checker import check
-from kedge.check.findings import Report
-from kedge.testing import play
+import killick
+from killick.check.checker import check
+from killick.check.findings import Report
+from killick.testing import play
 
 
-@kedge.tool(effect="reads", name="shut_look")
+@killick.tool(effect="reads", name="shut_look")
 async def look() -> int:
     return 1
 
@@ -62,8 +62,8 @@ def line_of(fn: Callable[..., Any], text: str) -> int:
 
 
 def checked(does: Callable[[], Any]) -> Report:
-    @kedge.agent(name="shut_touches")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="shut_touches")
+    async def agent(run: killick.Run) -> int:
         await run.call(look)
         found = does()  # the call
         if inspect.isawaitable(found):
@@ -165,16 +165,16 @@ def test_one_rehearsal_is_enough_to_find_it_and_it_is_said_that_the_others_were_
 
 
 def test_a_play_refuses_io_outside_of_a_step_and_lets_tools_be(tmp_path: Path) -> None:
-    @kedge.tool(name="shut_writes")
+    @killick.tool(name="shut_writes")
     def writes() -> None:
         (tmp_path / "by the tool").write_text("x")
 
-    @kedge.agent(name="shut_played")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="shut_played")
+    async def agent(run: killick.Run) -> None:
         await run.call(writes)
         (tmp_path / "by the agent").write_text("x")
 
-    with play(agent) as played, pytest.raises(kedge.RunFailed, match="outside of a step"):
+    with play(agent) as played, pytest.raises(killick.RunFailed, match="outside of a step"):
         played.result()
     assert [each.name for each in tmp_path.iterdir()] == ["by the tool"]
     (tmp_path / "afterwards").write_text("x")

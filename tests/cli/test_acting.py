@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment
-from kedge.cli.main import main
+from killick.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -27,7 +27,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def statuses() -> dict[str, str]:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         return {listed.run: listed.status for listed in kd.list()}
 
 
@@ -88,10 +88,10 @@ def test_a_pipe_needs_yes_for_a_selection_and_not_for_names(office: Path, capsys
 
 
 def test_a_terminal_is_asked_before_many_are_touched(office: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "pause", "--waiting"]
+    command = [sys.executable, "-m", "killick", "pause", "--waiting"]
     question = "pause 2 runs (claim_17, claim_18)? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
-    assert (code, "kedge: nothing done" in seen) == (1, True)
+    assert (code, "killick: nothing done" in seen) == (1, True)
     assert statuses()["claim_17"] == "waiting"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
     assert code == 0
@@ -107,7 +107,7 @@ def test_json_says_of_each_what_was_done_or_why_not(office: Path, capsys: Captur
 
 
 def test_a_selection_goes_through_every_page(office: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr("kedge.cli.selecting.PAGE", 2)
+    monkeypatch.setattr("killick.cli.selecting.PAGE", 2)
     for number in range(5):
         main(["start", "app.py:greet", "-i", "Ann", "--id", f"g{number}", "--tag", "batch"])
     found = call(capsys, "cancel", "--tag", "batch", "--yes")
@@ -121,9 +121,9 @@ def test_resume_does_what_each_run_needs_and_says_which(office: Path, capsys: Ca
     found = call(capsys, "resume", "claim_19", "claim_16", "claim_17", "done_1")
     assert found.code == 1
     assert found.out.splitlines() == [
-        "claim_19  resumed; to go on: kedge run app.py:review --id claim_19",
-        "claim_16  rewound to step 1, which failed; to go on: kedge run app.py:pay_out --id claim_16",
-        "claim_17  refused: waits for answer claim_17:9; `kedge inbox` says how to answer",
+        "claim_19  resumed; to go on: killick run app.py:review --id claim_19",
+        "claim_16  rewound to step 1, which failed; to go on: killick run app.py:pay_out --id claim_16",
+        "claim_17  refused: waits for answer claim_17:9; `killick inbox` says how to answer",
         "done_1    refused: is over (completed); start another",
     ]
     assert call(capsys, "run", "app.py:pay_out", "--id", "claim_16").out == "paid 13 to Ann\n"
@@ -139,7 +139,7 @@ def test_resume_all_leaves_alone_what_needs_nothing(office: Path, capsys: Captur
 
 def test_why_is_on_record(office: Path) -> None:
     main(["resume", "claim_19", "--because", "the bank is open", "--by", "mia"])
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         resumed = next(each for each in kd.events("claim_19") if type(each.event).__name__ == "RunResumed")
         assert kd.log.data("claim_19", resumed.seq) == {"because": "the bank is open"}
         assert resumed.event.by == "mia"  # type: ignore[attr-defined]
@@ -147,14 +147,14 @@ def test_why_is_on_record(office: Path) -> None:
 
 def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office: Path, capsys: Capture) -> None:
     (office / "slow.py").write_text(
-        "import asyncio\nfrom pathlib import Path\nimport kedge\n"
-        "@kedge.tool(effect='idempotent')\nasync def nap() -> None:\n    Path('asleep').touch()\n"
+        "import asyncio\nfrom pathlib import Path\nimport killick\n"
+        "@killick.tool(effect='idempotent')\nasync def nap() -> None:\n    Path('asleep').touch()\n"
         "    while not Path('awake').exists():\n        await asyncio.sleep(0.01)\n"
-        "@kedge.agent\nasync def sleeper(run: kedge.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
+        "@killick.agent\nasync def sleeper(run: killick.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
         encoding="utf-8",
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "kedge", "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(),
+        [sys.executable, "-m", "killick", "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(),
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     until = time.monotonic() + 300
@@ -166,7 +166,7 @@ def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office:
     process.wait()
     assert "s1        would be resumed: its process is gone" in call(capsys, "resume", "--all", "--dry-run").out
     found = call(capsys, "resume", "s1")
-    assert found.out == "s1  taken from a process that is gone; to go on: kedge run slow.py:sleeper --id s1\n"
+    assert found.out == "s1  taken from a process that is gone; to go on: killick run slow.py:sleeper --id s1\n"
     (office / "awake").touch()
     assert call(capsys, "run", "slow.py", "--id", "s1").out == "rested\n"
 
@@ -189,7 +189,7 @@ def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Captur
 
 def test_a_cancelled_run_ends_when_it_is_run_next(office: Path, capsys: Capture) -> None:
     found = call(capsys, "cancel", "claim_17")
-    assert found.out == "claim_17  cancelled when it is run next: kedge run app.py:review --id claim_17\n"
+    assert found.out == "claim_17  cancelled when it is run next: killick run app.py:review --id claim_17\n"
     assert call(capsys, "cancel", "claim_17").out == "claim_17  refused: is being cancelled already\n"
     assert call(capsys, "resume", "claim_17").out.startswith("claim_17  refused: is being cancelled; to let it end: ")
     found = call(capsys, "run", "app.py:review", "--id", "claim_17")
@@ -210,7 +210,7 @@ def test_a_message_with_an_id_counts_once(office: Path, capsys: Capture) -> None
 def test_set_changes_and_takes_out_entries_of_the_context(office: Path) -> None:
     assert main(["set", "claim_17", "route=manager", "limit=500", 'who={"name": "mia"}']) == 0
     assert main(["set", "claim_17", "limit=600", "--unset", "route"]) == 0
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.state("claim_17").context.document == {"limit": 600, "who": {"name": "mia"}}
 
 
@@ -226,7 +226,7 @@ def test_set_with_a_version_that_is_not_there_any_more_shows_what_changed(office
     assert "the context is at version 1, and 0 was seen; since then: limit nothing → 500 by mia" in found.err
     assert call(capsys, "set", "claim_17", "limit=600", "--saw", "1").code == 0
     assert call(capsys, "set", "claim_17", "saw=600").code == 2
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.state("claim_17").context.document == {"limit": 600}
 
 
@@ -234,7 +234,7 @@ def test_override_answers_a_question_and_names_the_way_back_for_what_is_over(off
     found = call(capsys, "override", "claim_17", "9", "no", "--because", "too much", "--by", "mia")
     assert (found.code, found.err.strip()) == (
         0,
-        "claim_17: step 9 is given this result; to go on: kedge run app.py:review --id claim_17",
+        "claim_17: step 9 is given this result; to go on: killick run app.py:review --id claim_17",
     )
     found = call(capsys, "override", "claim_18", "8", "{}")
     assert found.code == 2
@@ -253,7 +253,7 @@ def test_skip_takes_the_default_of_a_question(office: Path, capsys: Capture) -> 
 
 def test_retry_says_what_waits_instead(office: Path, capsys: Capture) -> None:
     found = call(capsys, "retry", "claim_17")
-    assert (found.code, found.err) == (2, "kedge: claim_17: no step sits out a delay; the run is waiting\n")
+    assert (found.code, found.err) == (2, "killick: claim_17: no step sits out a delay; the run is waiting\n")
     found = call(capsys, "retry", "claim_17", "9")
     assert "step 9 (ask) sits out no delay; it is waiting for answer ask" in found.err
 
@@ -264,7 +264,7 @@ def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Captu
     assert json.loads(found.out) == {"run": "claim_17", "priority": 7, "done": "prioritized"}
     shown = call(capsys, "show", "claim_17").out
     assert "called them" in shown
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.info("claim_17").priority == 7
 
 
@@ -276,5 +276,5 @@ def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Captu
 )  # fmt: skip
 def test_a_run_that_is_over_is_told_so_in_one_line(office: Path, capsys: Capture, words: list[str]) -> None:
     found = call(capsys, *words)
-    told = f"kedge: done_1: the run is over (completed); {words[0]} does nothing to it\n"
+    told = f"killick: done_1: the run is over (completed); {words[0]} does nothing to it\n"
     assert (found.code, found.err) == (2, told)

@@ -1,4 +1,4 @@
-"""Finding people's code: by file, by module, by the app of [tool.kedge]; without importing it where that will do."""
+"""Finding people's code: by file, by module, by the app of [tool.killick]; without importing it where that will do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from claims import move_in
-from kedge.cli import apps
-from kedge.cli.exits import Told
-from kedge.cli.shell import Shell
+from killick.cli import apps
+from killick.cli.exits import Told
+from killick.cli.shell import Shell
 
-AGENT = "import kedge\n\n\n@kedge.agent\nasync def {name}(run: kedge.Run) -> str:\n    return '{name}'\n"
+AGENT = "import killick\n\n\n@killick.agent\nasync def {name}(run: killick.Run) -> str:\n    return '{name}'\n"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_file_with_one_agent_is_enough(office: Path) -> None:
 
 def test_an_agent_is_found_by_the_name_it_was_given(office: Path) -> None:
     (office / "renamed_apps.py").write_text(
-        "import kedge\n@kedge.agent(name='claims.review')\nasync def review(run: kedge.Run) -> None: ...\n",
+        "import killick\n@killick.agent(name='claims.review')\nasync def review(run: killick.Run) -> None: ...\n",
         encoding="utf-8",
     )
     assert apps.load_agent("renamed_apps.py:claims.review").fn.__name__ == "review"
@@ -72,7 +72,7 @@ def test_an_app_may_import_the_modules_that_declare_its_agents(office: Path) -> 
 
 def test_a_library_is_not_blamed_for_what_was_asked_of_it(office: Path) -> None:
     (office / "wrong_apps.py").write_text(
-        "import kedge\n\n@kedge.tool(effect='whatever')\ndef f() -> None: ...\n", encoding="utf-8"
+        "import killick\n\n@killick.tool(effect='whatever')\ndef f() -> None: ...\n", encoding="utf-8"
     )
     with pytest.raises(
         Told, match=r"wrong_apps.py: cannot be imported; wrong_apps.py:3: DeclarationRefused: f: effect="
@@ -94,7 +94,7 @@ def test_a_module_that_does_not_import_may_be_mended_and_tried_again(office: Pat
 def test_settings_are_those_of_the_nearest_pyproject_that_has_some(office: Path) -> None:
     inner = office / "a" / "b"
     inner.mkdir(parents=True)
-    (office / "pyproject.toml").write_text('[tool.kedge]\nstore = "runs.db"\n', encoding="utf-8")
+    (office / "pyproject.toml").write_text('[tool.killick]\nstore = "runs.db"\n', encoding="utf-8")
     (office / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n", encoding="utf-8")
     assert apps.settings(inner) == {"store": "runs.db", "folder": office.resolve()}
 
@@ -102,7 +102,7 @@ def test_settings_are_those_of_the_nearest_pyproject_that_has_some(office: Path)
 def test_the_store_and_the_app_are_found_from_the_folder_of_the_settings(
     office: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (office / "pyproject.toml").write_text('[tool.kedge]\nstore = "runs.db"\napp = "app"\n', encoding="utf-8")
+    (office / "pyproject.toml").write_text('[tool.killick]\nstore = "runs.db"\napp = "app"\n', encoding="utf-8")
     (office / "deeper").mkdir()
     monkeypatch.chdir(office / "deeper")
     shell = Shell()
@@ -112,7 +112,7 @@ def test_the_store_and_the_app_are_found_from_the_folder_of_the_settings(
 
 
 def test_a_store_may_be_a_url(office: Path) -> None:
-    (office / "pyproject.toml").write_text('[tool.kedge]\nstore = "sqlite:////var/x.db"\n', encoding="utf-8")
+    (office / "pyproject.toml").write_text('[tool.killick]\nstore = "sqlite:////var/x.db"\n', encoding="utf-8")
     assert Shell().store == "sqlite:////var/x.db"
 
 
@@ -121,9 +121,9 @@ def test_a_store_may_be_a_url(office: Path) -> None:
 
 def test_agents_are_found_without_running_anything(office: Path) -> None:
     (office / "danger.py").write_text(
-        "import kedge\nfrom kedge import agent, machine\nraise SystemExit\n"
-        "@agent\ndef plain(run): ...\n@kedge.agent(name='x')\nasync def called(run): ...\n"
-        "@machine\ndef state(run, state): ...\n@kedge.tool\ndef tool(): ...\ndef nothing(): ...\n",
+        "import killick\nfrom killick import agent, machine\nraise SystemExit\n"
+        "@agent\ndef plain(run): ...\n@killick.agent(name='x')\nasync def called(run): ...\n"
+        "@machine\ndef state(run, state): ...\n@killick.tool\ndef tool(): ...\ndef nothing(): ...\n",
         encoding="utf-8",
     )
     (office / "torn.py").write_text("def (", encoding="utf-8")

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
+import killick
+from killick.cli.main import main
 
 pytestmark = pytest.mark.timeout(60)
 
 
-@kedge.agent(name="broken_asks")
-async def asks(run: kedge.Run) -> str:
+@killick.agent(name="broken_asks")
+async def asks(run: killick.Run) -> str:
     return (await run.ask("Pay?", to="managers")).kind
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    path = str(tmp_path / "kedge.db")
-    with kedge.open(path) as kd:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd:
         for name in ("damaged", "whole"):
-            with pytest.raises(kedge.RunWaiting):
+            with pytest.raises(killick.RunWaiting):
                 kd.run(asks, id=name)
     with sqlite3.connect(path) as db:
         db.execute(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from claims import call, move_in, open_office, plain_environment
-from kedge.cli.main import COMPLETING, MODULES, main
+from killick.cli.main import COMPLETING, MODULES, main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -45,27 +45,27 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, shell
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("kedge re", ["resume", "retry", "replay", "rewind", "restore"]),
-        ("kedge rewind claim_17 --to 9", ["9:before", "9:after"]),
-        ("kedge fork claim_17 --at 2:", ["2:before", "2:after"]),
-        ("kedge restore claim_17 --at 2:", ["2:before", "2:after"]),
-        ("kedge undo claim_16 --step ", ["1"]),
-        ("kedge show claim_1", ["claim_16", "claim_19", "claim_18", "claim_17"]),
-        ("kedge answer claim_17", ["claim_17:9"]),
-        ("kedge answer claim_17:", ["claim_17:9"]),
-        ("kedge answer c1 ", ["reject", "respond"]),
-        ("kedge answer c1:1 re", ["reject", "respond"]),
-        ("kedge run app.py:re", ["app.py:review"]),
-        ("kedge run", ["run"]),
-        ("kedge pause --sta", ["--status"]),
-        ("kedge pause --status wa", ["waiting"]),
-        ("kedge pause --agent re", ["review"]),
-        ("kedge pause --tag ", ["walk", "small"]),
-        ("kedge pause claim_17 claim_1", ["claim_16", "claim_19", "claim_18"]),
-        ("kedge completion ", ["bash", "zsh", "fish"]),
-        ("kedge show --store nosuch.db ", []),
-        ("kedge show --store app.py ", []),
-        ("kedge run --app nosuch ", ["app.py:review"]),
+        ("killick re", ["resume", "retry", "replay", "rewind", "restore"]),
+        ("killick rewind claim_17 --to 9", ["9:before", "9:after"]),
+        ("killick fork claim_17 --at 2:", ["2:before", "2:after"]),
+        ("killick restore claim_17 --at 2:", ["2:before", "2:after"]),
+        ("killick undo claim_16 --step ", ["1"]),
+        ("killick show claim_1", ["claim_16", "claim_19", "claim_18", "claim_17"]),
+        ("killick answer claim_17", ["claim_17:9"]),
+        ("killick answer claim_17:", ["claim_17:9"]),
+        ("killick answer c1 ", ["reject", "respond"]),
+        ("killick answer c1:1 re", ["reject", "respond"]),
+        ("killick run app.py:re", ["app.py:review"]),
+        ("killick run", ["run"]),
+        ("killick pause --sta", ["--status"]),
+        ("killick pause --status wa", ["waiting"]),
+        ("killick pause --agent re", ["review"]),
+        ("killick pause --tag ", ["walk", "small"]),
+        ("killick pause claim_17 claim_1", ["claim_16", "claim_19", "claim_18"]),
+        ("killick completion ", ["bash", "zsh", "fish"]),
+        ("killick show --store nosuch.db ", []),
+        ("killick show --store app.py ", []),
+        ("killick run --app nosuch ", ["app.py:review"]),
     ],
 )
 def test_a_line_is_completed(
@@ -77,10 +77,10 @@ def test_a_line_is_completed(
 
 def test_all_commands_are_offered_and_none_is_imported_for_it(office: Path) -> None:
     code = (
-        "import sys; from kedge.cli.main import main; main(); "
-        "print([m for m in sys.modules if m in ('kedge.cli.running', 'kedge.cli.shell', 'rich', 'pydantic')])"
+        "import sys; from killick.cli.main import main; main(); "
+        "print([m for m in sys.modules if m in ('killick.cli.running', 'killick.cli.shell', 'rich', 'pydantic')])"
     )
-    env = plain_environment(**{COMPLETING: "bash_complete", "COMP_WORDS": "kedge "})
+    env = plain_environment(**{COMPLETING: "bash_complete", "COMP_WORDS": "killick "})
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300, check=True
     )
@@ -90,14 +90,14 @@ def test_all_commands_are_offered_and_none_is_imported_for_it(office: Path) -> N
 
 
 def test_files_are_left_to_the_shell(office: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert completed(monkeypatch, capsys, "kedge ps --store ") == ["file,"]
+    assert completed(monkeypatch, capsys, "killick ps --store ") == ["file,"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_told_what_a_run_is(
     office: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, shell: str
 ) -> None:
-    found = "\n".join(completed(monkeypatch, capsys, "kedge show claim_17", shell))
+    found = "\n".join(completed(monkeypatch, capsys, "killick show claim_17", shell))
     assert "claim_17" in found
     assert "waiting review" in found
 
@@ -105,13 +105,13 @@ def test_other_shells_are_told_what_a_run_is(
 @pytest.mark.parametrize(
     "line",
     [
-        "kedge nosuch ",
-        "kedge",
+        "killick nosuch ",
+        "killick",
         "",
-        "kedge 'unclosed",
-        "kedge pause --status",
-        "kedge --nosuch x",
-        "kedge store repair x ",
+        "killick 'unclosed",
+        "killick pause --status",
+        "killick --nosuch x",
+        "killick store repair x ",
     ],
 )
 @pytest.mark.parametrize("asked", ["bash_complete", "nosuch_complete", "bash", "bash_nosuch"])
@@ -119,8 +119,8 @@ def test_completing_never_fails_and_never_writes_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, asked: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "kedge.db").write_bytes(b"no store")
-    (tmp_path / "pyproject.toml").write_text("[tool.kedge\n", encoding="utf-8")
+    (tmp_path / "killick.db").write_bytes(b"no store")
+    (tmp_path / "pyproject.toml").write_text("[tool.killick\n", encoding="utf-8")
     monkeypatch.setenv(COMPLETING, asked)
     monkeypatch.setenv("COMP_WORDS", line)
     found = call(capsys)
@@ -142,20 +142,20 @@ def test_the_script_names_the_program_and_its_variable(
 @pytest.mark.parametrize(
     ("line", "replies"),
     [
-        ("kedge in", "inbox"),
-        ("kedge answer claim_17:", "9"),
-        ("kedge answer claim_17:9 ap", "approve"),
-        ("kedge run app.py:gre", "greet"),
-        ("kedge show claim_1", "claim_16 claim_19 claim_18 claim_17"),
+        ("killick in", "inbox"),
+        ("killick answer claim_17:", "9"),
+        ("killick answer claim_17:9 ap", "approve"),
+        ("killick run app.py:gre", "greet"),
+        ("killick show claim_1", "claim_16 claim_19 claim_18 claim_17"),
     ],
 )
 def test_a_real_bash_completes_words_with_colons(office: Path, line: str, replies: str) -> None:
-    kedge = office / "kedge"
-    kedge.write_text(f'#!/bin/sh\nexec {sys.executable} -m kedge "$@"\n', encoding="utf-8")
-    kedge.chmod(0o755)
+    killick = office / "killick"
+    killick.write_text(f'#!/bin/sh\nexec {sys.executable} -m killick "$@"\n', encoding="utf-8")
+    killick.chmod(0o755)
     script = (
-        f'eval "$(./kedge completion bash)"\nCOMP_LINE="{line}" COMP_POINT={len(line)}\n'
-        '_kedge_completion ./kedge\necho "${COMPREPLY[*]}"'
+        f'eval "$(./killick completion bash)"\nCOMP_LINE="{line}" COMP_POINT={len(line)}\n'
+        '_killick_completion ./killick\necho "${COMPREPLY[*]}"'
     )
     env = plain_environment() | {"PATH": f"{office}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(

@@ -1,4 +1,5 @@
-"""`kedge contract`: everything that is wrong at once, rules in plain words, and what another contract would change."""
+"""`killick contract`: everything that is wrong at once, rules in plain words, and what another contract would
+change."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge import rules
-from kedge.cli.main import main
-from kedge.cli.wording import words
+import killick
+from killick import rules
+from killick.cli.main import main
+from killick.cli.wording import words
 
-claims = kedge.Contract(
+claims = killick.Contract(
     "claims",
     [
         rules.allow("assess", "pay", "send_letter"),
@@ -53,30 +54,30 @@ arguments.amount = {maxx = 300}
 """
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def assess(claim: int) -> int:
     return claim * 10
 
 
-@kedge.tool
+@killick.tool
 async def pay(to: str, amount: int) -> str:
     return f"paid {amount} to {to}"
 
 
-@kedge.agent(contract=claims)
-async def review(run: kedge.Run, claim: int) -> list[str]:
+@killick.agent(contract=claims)
+async def review(run: killick.Run, claim: int) -> list[str]:
     said: list[str] = []
     amount = await run.call(assess, claim)
     for part in (amount, amount * 2, 9_000):
         try:
             said.append(await run.call(pay, "ann", part))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             said.append(str(failed))
     return said
 
 
-@kedge.agent
-async def free(run: kedge.Run, claim: int) -> str:
+@killick.agent
+async def free(run: killick.Run, claim: int) -> str:
     return await run.call(pay, "ann", claim)
 
 
@@ -88,13 +89,13 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """A store with three runs under a contract and one without."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
     Path("stricter.toml").write_text(STRICTER, encoding="utf-8")
     Path("broken.toml").write_text(BROKEN, encoding="utf-8")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(review, 7, id="claim_7")
         kd.run(review, 20, id="claim_20")
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(review, 60, id="claim_60")
         kd.run(free, 400, id="free_1")
 
@@ -153,11 +154,11 @@ def test_a_check_prints_data_for_programs(cli: Cli) -> None:
         (["check", "nonsense"], "nonsense: no such file"),
         (["check", f"{__name__}:pay"], "is neither a contract nor an agent"),
         (["show", f"{__name__}:free"], "the agent has no contract"),
-        (["show", "claim_8"], "claim_8: no such run in kedge.db; did you mean claim_7?"),
+        (["show", "claim_8"], "claim_8: no such run in killick.db; did you mean claim_7?"),
         (["show", "free_1"], "free_1: no contract is on record of it"),
         (["rejudge"], "rejudge what? Name runs, or select them"),
         (["rejudge", "claim_7", "--all"], "named runs or selected ones, not both"),
-        (["rejudge", "claim_7", "--contract", "broken.toml"], "`kedge contract check broken.toml` shows everything"),
+        (["rejudge", "claim_7", "--contract", "broken.toml"], "`killick contract check broken.toml` shows everything"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(cli: Cli, args: list[str], line: str) -> None:
@@ -208,7 +209,7 @@ def test_showing_prints_the_whole_contract_for_programs(cli: Cli) -> None:
         (rules.context("pay", ok={"one_of": [True]}), "pay only while context.ok is true"),
         (rules.context("pay", latest=True), "pay only while the code has seen its last change"),
         (
-            rules.deny("pay", ask=kedge.Approval(["mia", "max"], need=2, timeout="24h", escalate=[("ann", "30s")])),
+            rules.deny("pay", ask=killick.Approval(["mia", "max"], need=2, timeout="24h", escalate=[("ann", "30s")])),
             "never pay; otherwise ask mia and max, 2 agree, for 1d, then ann for 30 s",
         ),
     ],

@@ -1,4 +1,5 @@
-"""`kedge demo`, run as people run it: the story holds, the folder can be gone on with, and nothing is left running."""
+"""`killick demo`, run as people run it: the story holds, the folder can be gone on with, and nothing is left
+running."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from kedge.cli import demo
-from kedge.cli.demo import calendar_api
-from kedge.cli.main import main
-from kedge.model.events import AttemptSettled, AttemptStarted, RunTaken
-from kedge.runtime.client import open as open_client
+from killick.cli import demo
+from killick.cli.demo import calendar_api
+from killick.cli.main import main
+from killick.model.events import AttemptSettled, AttemptStarted, RunTaken
+from killick.runtime.client import open as open_client
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +31,8 @@ Shown = tuple[Path, subprocess.CompletedProcess[str]]
 
 
 def env(**more: str) -> dict[str, str]:
-    """A plain environment, in which `kedge` is this interpreter's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEDGE_", "COLUMNS"))}
+    """A plain environment, in which `killick` is this interpreter's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KILLICK_", "COLUMNS"))}
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"} | more
 
 
@@ -58,7 +59,7 @@ def answers(address: str) -> bool:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """The demo, once, in a pipe of 80 columns; and the folder that it was called in."""
     here = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "kedge", "demo"]
+    command = [sys.executable, "-m", "killick", "demo"]
     done = subprocess.run(
         command, cwd=here, env=env(COLUMNS="80"), capture_output=True, text=True, timeout=300, check=False
     )
@@ -68,7 +69,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 def test_the_run_died_at_step_6_and_was_finished_by_another_process(shown: Shown) -> None:
     here, done = shown
-    with open_client(str(here / "kedge-demo" / "kedge.db"), create=False) as kd:
+    with open_client(str(here / "killick-demo" / "killick.db"), create=False) as kd:
         events = [recorded.event for recorded in kd.events(demo.RUN)]
         state = kd.state(demo.RUN)
         taken = [event for event in events if isinstance(event, RunTaken)]
@@ -107,7 +108,7 @@ def test_every_command_to_try_next_works_as_it_is_printed(shown: Shown) -> None:
     here, done = shown
     lines = done.stdout.partition("Try next\n")[2].splitlines()
     commands = [re.split(r" {3,}", line.strip())[0] for line in lines if line.strip()]
-    assert [command.split()[0] for command in commands] == ["cd", *["kedge"] * 5]
+    assert [command.split()[0] for command in commands] == ["cd", *["killick"] * 5]
     serve = ["sh", "-c", f"{commands[0]} && exec {commands.pop()} --port 0"]
     with subprocess.Popen(serve, cwd=here, env=env(), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -124,14 +125,14 @@ def test_every_command_to_try_next_works_as_it_is_printed(shown: Shown) -> None:
 
 
 def test_the_agent_can_be_run_again_by_hand(shown: Shown) -> None:
-    folder = shown[0] / "kedge-demo"
+    folder = shown[0] / "killick-demo"
     with demo.serving(folder) as (_, address):
         link = http.client.HTTPConnection(address, timeout=0.1)
         link.request("POST", "/invites", '{"to": "eve"}')
         with pytest.raises(TimeoutError):  # the first invite is never answered: let it be this one
             link.getresponse()
         link.close()
-        command = [sys.executable, "-m", "kedge", "run", "arrange", "--input", "a party", "--id", "party", "--quiet"]
+        command = [sys.executable, "-m", "killick", "run", "arrange", "--input", "a party", "--id", "party", "--quiet"]
         again = subprocess.run(
             command, cwd=folder, env=env(CALENDAR_API=address), capture_output=True, text=True, timeout=300, check=False
         )
@@ -147,15 +148,15 @@ def test_a_folder_that_no_demo_made_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "kedge-demo").mkdir()
-    (tmp_path / "kedge-demo" / "thesis.txt").write_text("years of work")
+    (tmp_path / "killick-demo").mkdir()
+    (tmp_path / "killick-demo" / "thesis.txt").write_text("years of work")
     assert main(["demo"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == (
-        "kedge: kedge-demo: is there and not empty, and no demo made it; name another: kedge demo FOLDER\n"
+        "killick: killick-demo: is there and not empty, and no demo made it; name another: killick demo FOLDER\n"
     )
-    assert [file.name for file in (tmp_path / "kedge-demo").iterdir()] == ["thesis.txt"]
+    assert [file.name for file in (tmp_path / "killick-demo").iterdir()] == ["thesis.txt"]
 
 
 def test_a_file_where_the_folder_should_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,11 +168,11 @@ def test_a_file_where_the_folder_should_be_is_one_line(tmp_path: Path, capsys: p
 def test_a_demos_own_folder_is_made_anew_and_changed_files_are_kept(tmp_path: Path) -> None:
     assert not demo.prepare(tmp_path / "there")
     (tmp_path / "there" / "meeting.py").write_text("# mine\n")
-    (tmp_path / "there" / "kedge.db").write_text("old")
+    (tmp_path / "there" / "killick.db").write_text("old")
     assert demo.prepare(tmp_path / "there")
     assert (tmp_path / "there" / "meeting.yours.py").read_text() == "# mine\n"
     assert (tmp_path / "there" / "meeting.py").read_text().startswith('"""Arrange a meeting')
-    assert not (tmp_path / "there" / "kedge.db").exists()
+    assert not (tmp_path / "there" / "killick.db").exists()
 
 
 # when it does not hold ----------------------------------------------------------------------------
@@ -189,14 +190,14 @@ def test_a_second_invite_at_the_server_ends_the_demo_with_1(
     monkeypatch.setattr(demo, "calendar", doubled)
     assert main(["demo", str(tmp_path / "there")]) == 1
     told = capsys.readouterr()
-    assert told.err == "kedge: the demo does not hold: one invite for each was to be out\n"
+    assert told.err == "killick: the demo does not hold: one invite for each was to be out\n"
     assert not answers(ADDRESS.findall(told.out)[0])
 
 
 @contextmanager
 def playing(here: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """A demo that has begun: its process, where its API listens, and the pid of its agent."""
-    command = [sys.executable, "-u", "-m", "kedge", "demo"]
+    command = [sys.executable, "-u", "-m", "killick", "demo"]
     process = subprocess.Popen(command, cwd=here, env=env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -216,7 +217,7 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
         _, said = process.communicate(timeout=300)
-        assert (process.returncode, said) == (130, "kedge: interrupted\n")
+        assert (process.returncode, said) == (130, "killick: interrupted\n")
         assert not lives(agent)
         assert not answers(address)
 

@@ -1,4 +1,4 @@
-"""`kedge diff`: what people see, what programs get, and one line for every mistake."""
+"""`killick diff`: what people see, what programs get, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.model import events as e
+import killick
+from killick.cli.main import main
+from killick.model import events as e
 
 LETTER = "Dear Madam or Sir, " * 60
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def cli_diff_fetch(claim: int) -> dict[str, Any]:
     return {"claim": claim, "letter": LETTER}
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def cli_diff_pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.agent
-async def cli_diff_agent(run: kedge.Run, claim: int) -> str:
+@killick.agent
+async def cli_diff_agent(run: killick.Run, claim: int) -> str:
     await run.call(cli_diff_fetch, claim)
     await run.update(route="manager")
     paid = await run.call(cli_diff_pay, claim)
@@ -43,9 +43,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store: `one` waits at step 3, `two` with another claim, `fork` left `one` after step 1."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         for run, claim in (("one", 5), ("two", 6)):
-            with pytest.raises(kedge.RunWaiting):
+            with pytest.raises(killick.RunWaiting):
                 kd.run(cli_diff_agent, claim, id=run)
         cut = kd.diff("one", "1").after.seq
         kd.log.fork(e.RunForked(at=1, run="fork", parent="one", cut=cut, generation=1))
@@ -109,11 +109,11 @@ def test_a_fork_is_compared_with_what_it_left(capsys: pytest.CaptureFixture[str]
 def test_a_fork_is_told_where_and_why_it_parts_before_what_differs(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         log = kd.log.open("fork")
-        log.append(kedge.Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
+        log.append(killick.Entry(e.ContextChanged(at=2, version=1, by="ann"), {"set": {"route": "auto"}}))
         tool = e.StepIntended(at=3, step="2", sort="tool", name="cli_diff_pay", effect="at_most_once")
-        log.append(kedge.Entry(tool, {"arguments": {"amount": 7}}))
+        log.append(killick.Entry(tool, {"arguments": {"amount": 7}}))
     lines = said(capsys, "one", "fork").splitlines()
     assert lines[0].startswith("one  now @")
     assert re.fullmatch(r"shared   1 step, up to 1:after @\d+ of one", lines[2])
@@ -182,7 +182,7 @@ def test_lines_stay_within_the_terminal(
 
 
 def test_a_pipe_gets_no_colours_and_a_terminal_does(here: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "diff", "one", "2"]
+    command = [sys.executable, "-m", "killick", "diff", "one", "2"]
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     piped = subprocess.run(command, cwd=here, env=plain, capture_output=True, check=True).stdout
     forced = {**plain, "FORCE_COLOR": "1", "TERM": "xterm"}
@@ -195,15 +195,15 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["one"], "kedge: name one step, two places, or another run: kedge diff RUN 6; see kedge diff --help"),
-        (["one", "1", "2", "3"], "kedge: name one step, two places, or another run"),
-        (["one", "9"], "kedge: one: there is no step 9; it has step 1 to 3"),
-        (["one", "1", "8:before"], "kedge: one: there is no step 8; it has step 1 to 3"),
-        (["one", "tow"], "kedge: tow: no run of that id, and no place in one; write 6, 6:before, @17, start or now"),
-        (["one", "1:befor"], "kedge: 1:befor: no run of that id, and no place in one"),
-        (["onne", "1"], "kedge: onne: no such run in kedge.db; did you mean one?"),
-        (["one", "1", "--at", "2"], "kedge: --at is for two runs: kedge diff RUN_A RUN_B --at 6:after"),
-        (["one", "two", "--at", "4"], "kedge: one: there is no step 4; it has step 1 to 3"),
+        (["one"], "killick: name one step, two places, or another run: killick diff RUN 6; see killick diff --help"),
+        (["one", "1", "2", "3"], "killick: name one step, two places, or another run"),
+        (["one", "9"], "killick: one: there is no step 9; it has step 1 to 3"),
+        (["one", "1", "8:before"], "killick: one: there is no step 8; it has step 1 to 3"),
+        (["one", "tow"], "killick: tow: no run of that id, and no place in one; write 6, 6:before, @17, start or now"),
+        (["one", "1:befor"], "killick: 1:befor: no run of that id, and no place in one"),
+        (["onne", "1"], "killick: onne: no such run in killick.db; did you mean one?"),
+        (["one", "1", "--at", "2"], "killick: --at is for two runs: killick diff RUN_A RUN_B --at 6:after"),
+        (["one", "two", "--at", "4"], "killick: one: there is no step 4; it has step 1 to 3"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(

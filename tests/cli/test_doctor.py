@@ -1,4 +1,4 @@
-"""`kedge store doctor` says on one screen what is wrong and what to type, and its exit code says whether."""
+"""`killick store doctor` says on one screen what is wrong and what to type, and its exit code says whether."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.store import SqliteStore
+import killick
+from killick.cli.main import main
+from killick.store import SqliteStore
 
 Capture = pytest.CaptureFixture[str]
 APP = """
-import kedge
+import killick
 
-@kedge.agent(name="doctored")
-async def doctored(run: kedge.Run, n: int) -> int:
+@killick.agent(name="doctored")
+async def doctored(run: killick.Run, n: int) -> int:
     await run.ask("Right?")
     return n
 """
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "app.py").write_text(APP)
     subprocess.run(
-        [sys.executable, "-m", "kedge", "run", "app.py:doctored", "--input", "1", "--id", "r"],
+        [sys.executable, "-m", "killick", "run", "app.py:doctored", "--input", "1", "--id", "r"],
         check=False, capture_output=True,
     )  # fmt: skip
     return tmp_path
@@ -53,10 +53,10 @@ def data(capsys: Capture, *words: str, code: int = 0) -> Any:
 
 def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
     out = did(capsys)
-    assert out.startswith("kedge.db  store_")
+    assert out.startswith("killick.db  store_")
     assert "✓ journal      WAL\n" in out
     assert "✓ runs         1 waiting\n" in out
-    assert out.splitlines()[-1] == "✓ nothing is wrong; kedge verify proves the record"
+    assert out.splitlines()[-1] == "✓ nothing is wrong; killick verify proves the record"
     assert len(out.splitlines()) < 24
     assert all(len(line) <= 80 for line in out.splitlines())
     found = data(capsys)
@@ -65,62 +65,62 @@ def test_a_healthy_store_is_told_on_one_screen(capsys: Capture) -> None:
 
 
 def test_a_run_that_was_left_is_told_with_what_to_type(capsys: Capture) -> None:
-    store = SqliteStore("kedge.db", clock=kedge.ManualClock())
+    store = SqliteStore("killick.db", clock=killick.ManualClock())
     store.lease("r", "worker-1", seconds=float("inf"))
     assert "nothing is wrong" in did(capsys), "its process lives: this one"
     store.close()
-    with kedge.open("kedge.db", clock=kedge.ManualClock(kedge.SystemClock().now_us() + 90_000_000)) as kd:
+    with killick.open("killick.db", clock=killick.ManualClock(killick.SystemClock().now_us() + 90_000_000)) as kd:
         assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["r"]
 
 
 def test_a_run_that_was_set_apart_is_told_with_its_reason_and_the_next_move(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.store.quarantine("r", "at event 3 somebody touched it, and it is long since anybody " + "looked " * 20)
     out = did(capsys, code=1)
     assert "✗ 1 run does not hold and is set apart\n" in out
     assert "    r  doctored  " in out
-    assert "\n  kedge store repair r\n" in out
+    assert "\n  killick store repair r\n" in out
     assert out.splitlines()[-1] == "✗ 1 thing is wrong"
     assert all(len(line) <= 80 for line in out.splitlines())
     [finding] = data(capsys, code=1)["findings"]
-    assert (finding["reason"], finding["next"]) == ("broken", ["kedge store repair r"])
+    assert (finding["reason"], finding["next"]) == ("broken", ["killick store repair r"])
 
 
 def test_what_is_wrong_with_the_file_is_told_beside_it(capsys: Capture, here: Path) -> None:
-    (here / "kedge.db").chmod(0o666)
+    (here / "killick.db").chmod(0o666)
     out = did(capsys, code=1)
     assert "✗ permissions  -rw-rw-rw-: other users may read or change it; chmod" in out
 
 
 def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path) -> None:
-    (here / "kedge.db").rename(here / "other.db")
-    with kedge.open("other.db", clock=kedge.ManualClock()) as kd:
-        kd.log.create(kedge.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
+    (here / "killick.db").rename(here / "other.db")
+    with killick.open("other.db", clock=killick.ManualClock()) as kd:
+        kd.log.create(killick.model.events.RunStarted(at=1, run="q", agent="doctored"), {"input": 1})
     [finding] = data(capsys, "--store", "other.db", "--app", "app.py", code=1)["findings"]
     assert finding["next"] == [
-        "kedge worker app.py --store other.db",
-        "kedge run --id q --app app.py --store other.db",
+        "killick worker app.py --store other.db",
+        "killick run --id q --app app.py --store other.db",
     ]
 
     [finding] = data(capsys, "--store", "other.db", code=1)["findings"]
     assert finding["next"] == [
-        "kedge worker app.py --store other.db",
-        "kedge run app.py:doctored --id q --store other.db",
+        "killick worker app.py --store other.db",
+        "killick run app.py:doctored --id q --store other.db",
     ], "where no app is named, it is looked for here"
 
 
 def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, here: Path) -> None:
     (here / "other.py").write_text(APP.replace("doctored", "another"))
     done = subprocess.run(
-        [sys.executable, "-m", "kedge", "store", "doctor", "--app", "other.py"],
+        [sys.executable, "-m", "killick", "store", "doctor", "--app", "other.py"],
         env={**os.environ, "COLUMNS": "200"}, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1
     assert "✗ 1 run is of an agent that the app does not declare\n" in done.stdout
-    assert "  kedge ps --agent doctored\n" in done.stdout
+    assert "  killick ps --agent doctored\n" in done.stdout
 
 
 def test_a_store_that_cannot_be_looked_at_is_wrong(capsys: Capture, here: Path) -> None:
-    (here / "kedge.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 4_000)
-    assert did(capsys, code=1).startswith("✗ kedge.db  cannot be looked at: ")
+    (here / "killick.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 4_000)
+    assert did(capsys, code=1).startswith("✗ killick.db  cannot be looked at: ")
     assert data(capsys, code=1)["wrong"] == 1

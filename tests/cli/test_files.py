@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-import kedge
+import killick
 from claims import Called, call, on_terminal, plain_environment
-from kedge.log.handle import Entry
-from kedge.model import events as e
-from kedge.workspace.vault import Vault
+from killick.log.handle import Entry
+from killick.model import events as e
+from killick.workspace.vault import Vault
 
 Capture = pytest.CaptureFixture[str]
 APP: Final = r'''
@@ -23,11 +23,11 @@ APP: Final = r'''
 
 from pathlib import Path
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="workspace")
-async def make(folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+async def make(folder: Path = killick.WORKSPACE) -> str:
     (folder / "src").mkdir()
     (folder / "src" / "app.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "README.md").write_text("read me\n")
@@ -35,43 +35,43 @@ async def make(folder: Path = kedge.WORKSPACE) -> str:
     return "made"
 
 
-@kedge.tool(effect="workspace")
-async def mend(folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+async def mend(folder: Path = killick.WORKSPACE) -> str:
     (folder / "src" / "app.py").write_text("def add(a, b):\n    return a + b\n")
     (folder / "README.md").unlink()
     (folder / "test.py").write_text("assert add(1, 2) == 3\n")
     return "mended"
 
 
-@kedge.agent(workspace="shop")
-async def mender(run: kedge.Run) -> str:
+@killick.agent(workspace="shop")
+async def mender(run: killick.Run) -> str:
     await run.call(make)
     await run.call(mend)
     await run.ask("Good?")
     return "done"
 
 
-@kedge.agent
-async def plain(run: kedge.Run) -> str:
+@killick.agent
+async def plain(run: killick.Run) -> str:
     return "done"
 
 
-@kedge.agent(workspace="{run}.many")
-async def many(run: kedge.Run) -> str:
+@killick.agent(workspace="{run}.many")
+async def many(run: killick.Run) -> str:
     await run.call(fill)
     await run.call(touch)
     return "done"
 
 
-@kedge.tool(effect="workspace")
-async def fill(folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+async def fill(folder: Path = killick.WORKSPACE) -> None:
     for number in range(120):
         (folder / f"part{number % 4}").mkdir(exist_ok=True)
         (folder / f"part{number % 4}" / f"{number:03}.txt").write_text(f"{number}\n")
 
 
-@kedge.tool(effect="workspace")
-async def touch(folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+async def touch(folder: Path = killick.WORKSPACE) -> None:
     (folder / "part1" / "005.txt").write_text("".join(f"line {number}\n" for number in range(100)))
 '''
 
@@ -81,7 +81,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Pa
     """A folder with a run, `fix`, that waits after it made and mended files in `shop`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("KEDGE_STORE", "KEDGE_DEBUG", "NO_COLOR"):
+    for name in ("KILLICK_STORE", "KILLICK_DEBUG", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "180")
     (tmp_path / "app.py").write_text(APP)
@@ -120,7 +120,7 @@ def test_files_are_listed_as_they_were_with_what_the_step_did(here: Path, capsys
     assert [(sign, path) for sign, _, _, path in rows] == [
         ("-", "README.md"), (" ", "logo.png"), (" ", "src/"), ("~", "src/app.py"), ("+", "test.py"),
     ]  # fmt: skip
-    assert told.endswith("more: kedge show fix --files --at 2:after  PATH\n")
+    assert told.endswith("more: killick show fix --files --at 2:after  PATH\n")
     listing = documents(capsys, "show", "fix", "--files", "--at", "2:after")
     assert (listing["at"], listing["files"], listing["changed"]["added"]) == ("2:after", 3, 1)
 
@@ -135,10 +135,10 @@ def test_a_path_is_the_content_of_a_file_or_that_folder(here: Path, capsys: Capt
 
 
 def test_what_is_binary_is_not_put_on_a_terminal(here: Path, capsys: Capture) -> None:
-    words = [sys.executable, "-m", "kedge", "show", "fix", "--files"]
+    words = [sys.executable, "-m", "killick", "show", "fix", "--files"]
     code, screen = on_terminal([*words, "logo.png"], cwd=here, env=plain_environment())
     assert code == 2
-    assert "logo.png: is binary, 256 B, and for no terminal; kedge show fix --files" in screen
+    assert "logo.png: is binary, 256 B, and for no terminal; killick show fix --files" in screen
     (here / "shop" / "evil.txt").write_text("a\x1b[2Jb\n")
     told = did(capsys, "restore", "fix", "--at", "now")
     did(capsys, "restore", "fix", "--snapshot", kept(told))
@@ -159,23 +159,26 @@ def test_a_long_listing_is_folded_to_what_changed_and_to_the_folder(here: Path, 
 def test_what_cannot_be_shown_is_told_in_one_line(here: Path, capsys: Capture) -> None:
     did(capsys, "run", "app.py:plain", "-q", "--id", "plain")
     for words, said in (
-        (("show", "plain", "--files"), "kedge: plain: has no workspace, so no files of it are on record\n"),
-        (("show", "fix", "src"), "kedge: src: a PATH is for --files; kedge show fix --files src\n"),
-        (("show", "fix", "--files", "x"), "kedge: fix: there was no x at now; the folder had logo.png, src, test.py\n"),
-        (("show", "fix", "--files", "--at", "9"), "kedge: fix: there is no step 9; it has step 1 to 3\n"),
-        (("show", "fix", "--files", "--state"), "kedge: --state and --files do not go together; choose one\n"),
-        (("restore", "plain", "--at", "now"), "kedge: plain: has no workspace, so no files of it are on record\n"),
-        (("restore", "fix"), "kedge: name what to bring back: --at PLACE or --snapshot ID\n"),
+        (("show", "plain", "--files"), "killick: plain: has no workspace, so no files of it are on record\n"),
+        (("show", "fix", "src"), "killick: src: a PATH is for --files; killick show fix --files src\n"),
+        (
+            ("show", "fix", "--files", "x"),
+            "killick: fix: there was no x at now; the folder had logo.png, src, test.py\n",
+        ),
+        (("show", "fix", "--files", "--at", "9"), "killick: fix: there is no step 9; it has step 1 to 3\n"),
+        (("show", "fix", "--files", "--state"), "killick: --state and --files do not go together; choose one\n"),
+        (("restore", "plain", "--at", "now"), "killick: plain: has no workspace, so no files of it are on record\n"),
+        (("restore", "fix"), "killick: name what to bring back: --at PLACE or --snapshot ID\n"),
         (("diff", "plain", "start", "now", "--files"),
-         "kedge: plain: has no workspace, so no files of it are on record\n"),
-        (("fork", "plain", "--workspace", "x"), "kedge: plain: has no workspace, so a fork of it needs none\n"),
+         "killick: plain: has no workspace, so no files of it are on record\n"),
+        (("fork", "plain", "--workspace", "x"), "killick: plain: has no workspace, so a fork of it needs none\n"),
     ):  # fmt: skip
         assert call(capsys, *words) == Called(2, "", said)
 
 
 def test_a_run_tells_what_became_of_its_files(here: Path, capsys: Capture) -> None:
     told = did(capsys, "show", "fix")
-    assert f"works in {here}/shop, whose files are kept in {here}/kedge.files" in " ".join(told.split())
+    assert f"works in {here}/shop, whose files are kept in {here}/killick.files" in " ".join(told.split())
     assert re.search(r"files at the start: 0 files, 0 B \(snapshot [0-9a-f]{12}\)$", told, re.MULTILINE)
     assert re.search(r"files after step 1: \d changed \(snapshot [0-9a-f]{12}\)$", told, re.MULTILINE)
     assert re.search(r"files after step 2: 3 changed \(snapshot [0-9a-f]{12}\)$", told, re.MULTILINE)
@@ -183,7 +186,7 @@ def test_a_run_tells_what_became_of_its_files(here: Path, capsys: Capture) -> No
 
 
 def test_processes_that_were_alive_are_told(here: Path, capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         log = kd.log.open("fix", holder="test", seconds=30)
         root = e.to_text(b"\x9f\x2c" + bytes(30))
         at = kd.clock.now_us()
@@ -231,7 +234,7 @@ def test_two_runs_are_compared_in_their_files(here: Path, capsys: Capture) -> No
     assert "  + README.md +1\n" in told
     assert "  - test.py -1\n" in told
     assert documents(capsys, "diff", "fix", "other")["files"]["counts"] == {"added": 1, "changed": 1, "removed": 1}
-    shutil.move("kedge.files", "away")
+    shutil.move("killick.files", "away")
     assert "files are not compared: fix: the vault of its files" in did(capsys, "diff", "fix", "2")
 
 
@@ -286,7 +289,7 @@ def test_files_go_back_and_what_was_there_is_kept(here: Path, capsys: Capture) -
     assert (here / "shop" / "mine.txt").read_text() == "by hand"
     assert not (here / "shop" / "README.md").exists()
     assert kept(back) != kept(told)
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.info("fix").status == "waiting"
         events = [event for _, event, _ in kd.events("fix") if isinstance(event, e.WorkspaceRestored)]
     assert [event.because for event in events] == ["asked", "asked"]
@@ -307,7 +310,7 @@ def test_only_the_paths_that_are_named_go_back(here: Path, capsys: Capture) -> N
     assert "a - b" in (here / "shop" / "src" / "app.py").read_text()
     assert sorted(each.name for each in (here / "shop").iterdir()) == ["logo.png", "src"]
     err = did(capsys, "restore", "fix", "--at", "2:before", "nothing", code=2)
-    assert err.startswith("kedge: fix: there was no nothing at 2:before; the folder had")
+    assert err.startswith("killick: fix: there was no nothing at 2:before; the folder had")
 
 
 def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsys: Capture) -> None:
@@ -324,10 +327,10 @@ def test_another_folder_is_written_and_the_runs_own_left_alone(here: Path, capsy
 
 
 def test_a_folder_that_somebody_works_in_is_not_touched(here: Path, capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         log = kd.log.open("fix", holder=kd.engine.holder, seconds=30)
         err = did(capsys, "restore", "fix", "--at", "2:before", code=4)
-        assert err.startswith("kedge: fix: ")
+        assert err.startswith("killick: fix: ")
         assert not (here / "shop" / "README.md").exists()
         did(capsys, "restore", "fix", "--at", "2:before", "--to", "look")
         assert (here / "look" / "README.md").exists()
@@ -345,12 +348,12 @@ def test_what_rules_leave_alone_is_left_alone(here: Path, capsys: Capture) -> No
 
 
 def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         before = kd.log.head("fix").seq
     told = did(capsys, "restore", "fix", "--at", "now")
     assert "  done     nothing: they are so already\n" in told
     assert "--snapshot" not in told
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.log.head("fix").seq == before
 
 
@@ -359,18 +362,18 @@ def test_where_there_is_nothing_to_do_nothing_is_recorded(here: Path, capsys: Ca
 
 def test_verify_proves_files(here: Path, capsys: Capture) -> None:
     told = did(capsys, "verify", "fix", "--files")
-    assert told.endswith(f"✓ their files are whole: 3 snapshots of 1 run in {here}/kedge.files\n")
+    assert told.endswith(f"✓ their files are whole: 3 snapshots of 1 run in {here}/killick.files\n")
     assert documents(capsys, "verify", "--files")["files"]["snapshots"] == 3
-    [pack] = (here / "kedge.files" / "packs").iterdir()
+    [pack] = (here / "killick.files" / "packs").iterdir()
     pack.write_bytes(bytes(byte ^ 0xFF for byte in pack.read_bytes()))
     assert did(capsys, "verify", "fix").startswith("✓ the record holds")
     err = did(capsys, "restore", "fix", "--at", "1:after", "--to", "look", code=1)
-    assert re.match(r"kedge: [0-9a-f]{64}: is damaged in the vault", err)
+    assert re.match(r"killick: [0-9a-f]{64}: is damaged in the vault", err)
     assert "is not cleaned: " in did(capsys, "store", "prune", "--older", "0s", "--yes", code=1)
     told = did(capsys, "verify", "fix", "--files", code=1)
     assert re.search(r"^✗ snapshot [0-9a-f]{12}", told, re.MULTILINE)
     assert told.endswith("of 3 snapshots of 1 run not all files are whole\n")
-    (here / "kedge.files" / "index.db").write_bytes(b"no index" * 100)
+    (here / "killick.files" / "index.db").write_bytes(b"no index" * 100)
     assert "files are not compared: " in did(capsys, "diff", "fix", "2")
     did(capsys, "verify", "--files", code=1)
     did(capsys, "store", "doctor", code=1)
@@ -380,12 +383,12 @@ def test_verify_proves_files(here: Path, capsys: Capture) -> None:
 def test_pruned_runs_leave_the_vault_too(here: Path, capsys: Capture) -> None:
     did(capsys, "run", "app.py:many", "-q", "--id", "many")
     told = did(capsys, "store", "prune", "--older", "0s", "--dry-run")
-    said = re.search(r"^(\d) snapshots of files, ([\d.]+ k?B), would leave \S+/kedge\.files$", told, re.MULTILINE)
+    said = re.search(r"^(\d) snapshots of files, ([\d.]+ k?B), would leave \S+/killick\.files$", told, re.MULTILINE)
     assert said is not None
-    with_them = Vault(here / "kedge.files")
+    with_them = Vault(here / "killick.files")
     assert with_them.references()
     told = did(capsys, "store", "prune", "--older", "0s", "--yes")
-    assert f"✓ {said[1]} snapshots of files, {said[2]}, left {here}/kedge.files\n" in told
+    assert f"✓ {said[1]} snapshots of files, {said[2]}, left {here}/killick.files\n" in told
     assert {each.owner.rpartition("/")[2] for each in with_them.references()} == {"fix"}
     with_them.close()
     did(capsys, "verify", "--files")
@@ -394,13 +397,13 @@ def test_pruned_runs_leave_the_vault_too(here: Path, capsys: Capture) -> None:
 
 def test_the_doctor_looks_at_the_vault(here: Path, capsys: Capture) -> None:
     told = did(capsys, "store", "doctor")
-    assert re.search(rf"^✓ files +{here}/kedge\.files, 3 snapshots, [\d.]+ kB", told, re.MULTILINE)
-    vault = Vault(here / "kedge.files")
+    assert re.search(rf"^✓ files +{here}/killick\.files, 3 snapshots, [\d.]+ kB", told, re.MULTILINE)
+    vault = Vault(here / "killick.files")
     vault.begin_restoring("/srv/shop", bytes(32), None, None)
     told = " ".join(did(capsys, "store", "doctor", code=1).split())
     assert "a restore of /srv/shop was interrupted; whatever is done there next finishes it" in told
     vault.end_restoring("/srv/shop")
     vault.close()
-    shutil.move("kedge.files", "away")
+    shutil.move("killick.files", "away")
     told = " ".join(did(capsys, "store", "doctor", code=1).split())
-    assert "kedge.files is not here, and runs have their files there; bring it back" in told
+    assert "killick.files is not here, and runs have their files there; bring it back" in told

@@ -1,4 +1,4 @@
-"""`kedge find`: one block a hit, newest first, words that people guess, and one line for every mistake."""
+"""`killick find`: one block a hit, newest first, words that people guess, and one line for every mistake."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.store import SqliteStore
+import killick
+from killick.cli.main import main
+from killick.store import SqliteStore
 
 LONG = "The customer has been with us for eleven years and the sum is below what the policy asks about. " * 6
 
 
-async def take_back(effect: kedge.Effect) -> str:
+async def take_back(effect: killick.Effect) -> str:
     return "back"
 
 
-@kedge.tool(compensate=take_back)
+@killick.tool(compensate=take_back)
 async def refund(order: str, amount: float) -> str:
     return f"refunded {amount}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look_up(order: str) -> dict[str, Any]:
     raise LookupError(f"no order {order} in the archive")
 
 
-@kedge.agent
-async def desk(run: kedge.Run, order: str) -> str:
+@killick.agent
+async def desk(run: killick.Run, order: str) -> str:
     await run.decided("What to do?", "refund", options=["refund", "refuse"], because=LONG, by="model")
     await run.call(refund, order=order, amount=12.5)
-    with contextlib.suppress(kedge.StepFailed):
+    with contextlib.suppress(killick.StepFailed):
         await run.call(look_up, order=order)
     answer = await run.ask(f"Close order {order}?", to=["managers"])
     return answer.kind
@@ -49,10 +49,10 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """A store with three runs: one ended, one waits, one was cancelled and undone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
-    with kedge.open("kedge.db") as kd:
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
+    with killick.open("killick.db") as kd:
         for order in ("17", "18", "A-19"):
-            with pytest.raises(kedge.RunWaiting):
+            with pytest.raises(killick.RunWaiting):
                 kd.run(desk, order, id=f"order_{order}")
         kd.answer("order_17", "approve", by="ann", comment="all papers are here")
         kd.advance("order_17")
@@ -134,12 +134,12 @@ def test_json_says_all_there_is(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["failuers"], "kedge: failuers: cannot be looked for; did you mean failures?"),
-        (["wibble"], "kedge: wibble: cannot be looked for; ask for decisions, calls, failures, effects, answers"),
-        (["calls", "--where", "to"], "kedge: 'to': no name and value; write it as name=value"),
-        (["calls", "--run", "order_1"], "kedge: order_1: no such run in kedge.db; did you mean order_1"),
-        (["calls", "--since", "tea"], "kedge: 'tea'"),
-        (["calls", "--limit", "0"], "kedge: --limit 0: shows nothing; name at least 1, or --all"),
+        (["failuers"], "killick: failuers: cannot be looked for; did you mean failures?"),
+        (["wibble"], "killick: wibble: cannot be looked for; ask for decisions, calls, failures, effects, answers"),
+        (["calls", "--where", "to"], "killick: 'to': no name and value; write it as name=value"),
+        (["calls", "--run", "order_1"], "killick: order_1: no such run in killick.db; did you mean order_1"),
+        (["calls", "--since", "tea"], "killick: 'tea'"),
+        (["calls", "--limit", "0"], "killick: --limit 0: shows nothing; name at least 1, or --all"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(cli: Cli, words: list[str], said: str) -> None:
@@ -150,7 +150,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli: Cli, words: list[str], said:
 
 def test_an_index_that_cannot_be_written_is_done_without_and_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: SqliteStore, items: object) -> None:
-        raise kedge.errors.StoreReadOnly(self.place)
+        raise killick.errors.StoreReadOnly(self.place)
 
     monkeypatch.setattr(SqliteStore, "mark", refuse)
     code, out, err = cli("calls", "refund", "--where", "order=18")
@@ -159,6 +159,6 @@ def test_an_index_that_cannot_be_written_is_done_without_and_said(cli: Cli, monk
 
 
 def test_help_shows_what_may_be_asked(cli: Cli) -> None:
-    assert "kedge find calls send_email --where to=ada@x.org" in cli()[1]
+    assert "killick find calls send_email --where to=ada@x.org" in cli()[1]
     lines = [line.split()[0] for line in cli("effects", "--help")[1].splitlines() if line.startswith("  --")]
     assert lines[:4] == ["--where", "--standing", "--undone", "--in-doubt"]

@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.history.export import load
-from kedge.log import Log, verify
-from kedge.model import events as e
-from kedge.testing import replay
+import killick
+from killick.cli.main import main
+from killick.history.export import load
+from killick.log import Log, verify
+from killick.model import events as e
+from killick.testing import replay
 
 DAY = 86_400
 Capture = pytest.CaptureFixture[str]
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def keeping_pay(amount: int, note: str) -> str:
     return f"paid {amount}: {note}"
 
 
-@kedge.agent
-async def keeping_agent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def keeping_agent(run: killick.Run, n: int) -> str:
     paid = await run.call(keeping_pay, n, f"{n} secret " * 200)
     if n % 2:
         await run.ask("Right?")
@@ -42,12 +42,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store: `even` ended 40 days ago, `late` today, `odd` waits."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    clock = kedge.ManualClock(kedge.SystemClock().now_us() - 40 * DAY * 1_000_000)
-    with kedge.open("kedge.db", clock=clock) as kd:
+    clock = killick.ManualClock(killick.SystemClock().now_us() - 40 * DAY * 1_000_000)
+    with killick.open("killick.db", clock=clock) as kd:
         kd.run(keeping_agent, 4, id="even")
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(keeping_agent, 3, id="odd")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(keeping_agent, 6, id="late")
     return tmp_path
 
@@ -66,7 +66,7 @@ def data(capsys: Capture, *words: str, code: int = 0) -> Any:
 
 
 def tamper(run: str, seq: int) -> None:
-    db = sqlite3.connect("kedge.db")
+    db = sqlite3.connect("killick.db")
     with db:
         where = f"id = (SELECT (number << 32) + {seq} FROM heads WHERE run = '{run}')"
         db.execute(
@@ -75,8 +75,8 @@ def tamper(run: str, seq: int) -> None:
     db.close()
 
 
-def holds(path: str = "kedge.db") -> bool:
-    with kedge.open(path) as kd:
+def holds(path: str = "killick.db") -> bool:
+    with killick.open(path) as kd:
         return kd.verify().holds
 
 
@@ -100,14 +100,14 @@ def test_every_broken_run_is_named_with_its_first_break_and_the_exit_code_says_s
     assert found["holds"] is False
     out, _ = did(capsys, "verify", code=1)
     assert "✗ even  breaks at event 3: " in out
-    assert "    kedge store repair late" in out
+    assert "    killick store repair late" in out
     assert out.splitlines()[-1] == "2 runs of 3 do not hold"
     assert did(capsys, "verify", "odd")[0].startswith("✓")
     assert did(capsys, "verify", "even", code=1)[0].splitlines()[-1] == "1 run of 1 does not hold"
 
 
 def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> None:
-    db = sqlite3.connect("kedge.db")
+    db = sqlite3.connect("killick.db")
     with db:
         db.execute("UPDATE runs SET status = 'failed' WHERE number = (SELECT number FROM heads WHERE run = 'even')")
     db.close()
@@ -117,14 +117,19 @@ def test_derived_data_that_was_wrong_is_said_to_be_rebuilt(capsys: Capture) -> N
 
 
 def test_a_run_that_is_not_there_is_a_mistake(capsys: Capture) -> None:
-    assert did(capsys, "verify", "evn", code=2)[1] == "kedge: evn: no such run in kedge.db; did you mean even?\n"
+    assert did(capsys, "verify", "evn", code=2)[1] == "killick: evn: no such run in killick.db; did you mean even?\n"
 
 
 def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     done = subprocess.run(
-        [sys.executable, "-m", "kedge", "verify"], cwd=here, env=env, stdout=subprocess.PIPE, stderr=theirs, check=True
+        [sys.executable, "-m", "killick", "verify"],
+        cwd=here,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        check=True,
     )
     os.close(theirs)
     shown = b""
@@ -143,16 +148,16 @@ def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> Non
 
 
 def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
-    did(capsys, "export", "even", "-o", "even.kedge")
+    did(capsys, "export", "even", "-o", "even.killick")
     did(capsys, "store", "prune", "--older", "30d", "--to", "old.gz", "--yes")
-    here.joinpath("kedge.db").rename(here / "other.db")
-    assert did(capsys, "verify", "even.kedge")[0].startswith("✓ the file holds: 1 run, ")
+    here.joinpath("killick.db").rename(here / "other.db")
+    assert did(capsys, "verify", "even.killick")[0].startswith("✓ the file holds: 1 run, ")
     assert data(capsys, "verify", "old.gz")["runs"] == 1
     packed = here.joinpath("old.gz").read_bytes()
     here.joinpath("old.gz").write_bytes(packed[:-20])
     assert did(capsys, "verify", "old.gz", code=1)[0].startswith("✗ old.gz  was cut or changed")
-    here.joinpath("even.kedge").write_text("{}")
-    found = data(capsys, "verify", "even.kedge", code=1)
+    here.joinpath("even.killick").write_text("{}")
+    found = data(capsys, "verify", "even.killick", code=1)
     assert (found["holds"], found["broken"]) == (False, "is no export of a run")
 
 
@@ -160,11 +165,11 @@ def test_a_file_is_proved_without_a_store(capsys: Capture, here: Path) -> None:
 
 
 def test_a_run_is_exported_to_a_file_that_loads_and_replays(capsys: Capture) -> None:
-    out, err = did(capsys, "export", "even", "-o", "even.kedge")
+    out, err = did(capsys, "export", "even", "-o", "even.killick")
     assert out == ""
-    assert err.startswith("even.kedge: ")
-    assert load("even.kedge").run == "even"
-    assert replay("even.kedge", keeping_agent).result == "paid 4"
+    assert err.startswith("even.killick: ")
+    assert load("even.killick").run == "even"
+    assert replay("even.killick", keeping_agent).result == "paid 4"
 
 
 def test_without_a_file_it_goes_to_stdout(capsys: Capture) -> None:
@@ -174,8 +179,10 @@ def test_without_a_file_it_goes_to_stdout(capsys: Capture) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_line(capsys: Capture) -> None:
-    _, err = did(capsys, "export", "odd", "-o", "no/such/folder/x.kedge", code=2)
-    assert err.startswith("kedge: no/such/folder/x.kedge: cannot be written (No such file or directory); name another")
+    _, err = did(capsys, "export", "odd", "-o", "no/such/folder/x.killick", code=2)
+    assert err.startswith(
+        "killick: no/such/folder/x.killick: cannot be written (No such file or directory); name another"
+    )
 
 
 def test_a_broken_run_is_not_exported(capsys: Capture) -> None:
@@ -185,9 +192,9 @@ def test_a_broken_run_is_not_exported(capsys: Capture) -> None:
 
 def test_commands_to_type_name_the_store_that_was_named(capsys: Capture) -> None:
     tamper("even", 3)
-    os.rename("kedge.db", "other.db")
+    os.rename("killick.db", "other.db")
     out, _ = did(capsys, "verify", "--store", "other.db", code=1)
-    assert "    kedge store repair even --store other.db" in out
+    assert "    killick store repair even --store other.db" in out
 
 
 # repair -------------------------------------------------------------------------------------------
@@ -200,7 +207,7 @@ def test_a_repair_says_what_was_set_aside_and_that_the_run_waits(capsys: Capture
     assert "? keeping_pay at step 1 may have happened" in out
     assert "It waits for a person now." in out
     assert holds()
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.info("even").status == "waiting"
         repaired = kd.events("even")[-1]
         assert isinstance(repaired.event, e.RunRepaired)
@@ -209,18 +216,18 @@ def test_a_repair_says_what_was_set_aside_and_that_the_run_waits(capsys: Capture
 
 def test_a_repair_asks_first_and_only_looks_when_told_to(capsys: Capture) -> None:
     tamper("even", 4)
-    before = Path("kedge.db").read_bytes()
+    before = Path("killick.db").read_bytes()
     _, err = did(capsys, "store", "repair", "even", code=2)
     assert "even holds up to event 3; then: " in err
     assert "add --yes" in err
     assert "even holds up to event 3; then: " in did(capsys, "store", "repair", "even", "--dry-run")[0]
     assert data(capsys, "store", "repair", "even", "--dry-run")["kept"] == 3
-    assert Path("kedge.db").read_bytes() == before
+    assert Path("killick.db").read_bytes() == before
 
 
 def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
     assert "even: its record holds; there is nothing to repair" in did(capsys, "store", "repair", "even", code=2)[1]
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.store.quarantine("even", "by mistake")
     assert "it is out of quarantine" in did(capsys, "store", "repair", "even")[0]
 
@@ -231,7 +238,7 @@ def test_a_run_that_holds_needs_no_repair(capsys: Capture) -> None:
 def test_what_a_step_was_given_and_returned_goes_and_the_record_holds(capsys: Capture) -> None:
     out, _ = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "asked for", "--yes")
     assert out.startswith("✓ erased the values of 2 events: @")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.verify().holds
         assert b"4 secret" not in kd.export("even")
         erased = kd.events("even")[-1].event
@@ -243,7 +250,7 @@ def test_what_a_step_was_given_and_returned_goes_and_the_record_holds(capsys: Ca
 
 
 def test_one_event_can_be_erased(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         seq = next(r.seq for r in kd.events("late") if isinstance(r.event, e.AttemptEnded))
     found = data(capsys, "store", "erase", "late", "--seq", str(seq), "--reason", "x", "--yes")
     assert found["seqs"] == [seq]
@@ -255,7 +262,7 @@ def load_after(capsys: Capture, run: str) -> Any:
 
 
 def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(keeping_agent, 4, id="twin")
     _, err = did(capsys, "store", "erase", "even", "--step", "1", "--reason", "x", code=2)
     assert "Erase the values of 2 events" in err
@@ -270,17 +277,17 @@ def test_erasing_asks_first_and_says_what_else_goes(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["even", "--reason", "x"], "kedge: name what to erase: --step N or --seq N"),
-        (["even", "--reason", "x", "--step", "1", "--seq", "2"], "kedge: name what to erase: --step N or --seq N"),
-        (["even", "--reason", "x", "--step", "9"], "kedge: even: has no step 9; kedge show even lists them"),
-        (["even", "--reason", "x", "--seq", "999"], "kedge: even: has no event 999"),
-        (["even", "--reason", "x", "--seq", "2"], "kedge: even: there are no values to erase there"),
-        (["even", "--step", "1"], "kedge: store erase: needs WHY; see kedge store erase --help"),
-        (["fork", "--reason", "x", "--seq", "1"], "kedge: fork: event 1 is of the run that it was forked from"),
+        (["even", "--reason", "x"], "killick: name what to erase: --step N or --seq N"),
+        (["even", "--reason", "x", "--step", "1", "--seq", "2"], "killick: name what to erase: --step N or --seq N"),
+        (["even", "--reason", "x", "--step", "9"], "killick: even: has no step 9; killick show even lists them"),
+        (["even", "--reason", "x", "--seq", "999"], "killick: even: has no event 999"),
+        (["even", "--reason", "x", "--seq", "2"], "killick: even: there are no values to erase there"),
+        (["even", "--step", "1"], "killick: store erase: needs WHY; see killick store erase --help"),
+        (["fork", "--reason", "x", "--seq", "1"], "killick: fork: event 1 is of the run that it was forked from"),
     ],
 )
 def test_a_mistaken_erasing_is_one_line_and_changes_nothing(capsys: Capture, words: list[str], line: str) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
     _, err = did(capsys, "store", "erase", *words, code=2)
     assert err.startswith(line)

@@ -14,28 +14,28 @@ from pathlib import Path
 import click
 import pytest
 
-from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_kedge
-from kedge.cli.main import GROUPS, MODULES, kedge, main
-from kedge.cli.reference import told
-from kedge.runtime.client import open as kedge_open
-from kedge.runtime.firing import ensure
+from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_killick
+from killick.cli.main import GROUPS, MODULES, killick, main
+from killick.cli.reference import told
+from killick.runtime.client import open as killick_open
+from killick.runtime.firing import ensure
 
 FIXING = '''
 """An agent that changes files in a folder."""
 
 from pathlib import Path
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="workspace")
-async def write(number: int, folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+async def write(number: int, folder: Path = killick.WORKSPACE) -> None:
     (folder / "src").mkdir(exist_ok=True)
     (folder / "src" / "app.py").write_text(f"# draft {number}\\n")
 
 
-@kedge.agent(workspace="checkout")
-async def fix(run: kedge.Run) -> None:
+@killick.agent(workspace="checkout")
+async def fix(run: killick.Run) -> None:
     for number in range(7):
         await run.call(write, number)
 '''
@@ -49,12 +49,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         move_in(folder, monkeypatch)
         open_office()
         assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "refund_20"]) == 3
-        with kedge_open("kedge.db") as client:
+        with killick_open("killick.db") as client:
             ensure(client)  # as a worker does
         (folder / "checkout").mkdir()
         (folder / "fixing.py").write_text(FIXING, encoding="utf-8")
         assert main(["run", "fixing.py:fix", "-q", "--id", "fix_17"]) == 0
-        (folder / "broken.py").write_text("import kedge\n\nraise ValueError('not\\ntoday')\n", encoding="utf-8")
+        (folder / "broken.py").write_text("import killick\n\nraise ValueError('not\\ntoday')\n", encoding="utf-8")
         (folder / "syntax.py").write_text("def f(:\n", encoding="utf-8")
         (folder / "leaving.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
         (folder / "missing.py").write_text("import nosuch_library\n", encoding="utf-8")
@@ -67,7 +67,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         other = sqlite3.connect("other.db")
         other.execute("CREATE TABLE cats (name)")
         other.close()
-        shutil.copy("kedge.db", "newer.db")
+        shutil.copy("killick.db", "newer.db")
         db = sqlite3.connect("newer.db")
         db.execute("PRAGMA user_version = 99")
         db.commit()
@@ -85,26 +85,26 @@ def office(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 MISTAKES = [
     ("shwo", "shwo: no such command; did you mean show?"),
-    ("frobnicate", "frobnicate: no such command; `kedge --help` lists them"),
+    ("frobnicate", "frobnicate: no such command; `killick --help` lists them"),
     ("--stoer x ps", "--stoer: no such option here; options come after the command"),
-    ("ps --sicne 2h", "--sicne: kedge ps has no such option; did you mean --since?"),
-    ("ps --xyzzy", "--xyzzy: kedge ps has no such option; see kedge ps --help"),
+    ("ps --sicne 2h", "--sicne: killick ps has no such option; did you mean --since?"),
+    ("ps --xyzzy", "--xyzzy: killick ps has no such option; see killick ps --help"),
     ("ps --store", "--store"),
     ("ps claim_17", "claim_17"),
     ("ps --limit many", "--limit: 'many' is not a valid integer"),
     ("ps --since yesterday", "'yesterday' is no duration"),
     ("ps --status wating", "wating"),
-    ("ps --store nosuch.db", "nosuch.db: no store here; `kedge demo` and `kedge run` make one"),
+    ("ps --store nosuch.db", "nosuch.db: no store here; `killick demo` and `killick run` make one"),
     ("ps --store nothing.db", "nothing.db: no store here"),
-    ("ps --store other.db", "other.db: this SQLite file is not a Kedge store"),
+    ("ps --store other.db", "other.db: this SQLite file is not a Killick store"),
     ("ps --store claim.json", "claim.json: is a file, but no store"),
     ("ps --store data", "data: cannot be opened"),
-    ("ps --store newer.db", "newer.db: format 99, this build of Kedge knows up to"),
+    ("ps --store newer.db", "newer.db: format 99, this build of Killick knows up to"),
     ("ps --store mongodb://host/x", "no store is known by 'mongodb'"),
     ("ps --store memory:", "memory: holds nothing from one command to the next"),
     ("show", "show: needs RUN"),
-    ("show claim17", "claim17: no such run in kedge.db; did you mean claim_17?"),
-    ("show qqqq", "qqqq: no such run in kedge.db; `kedge ps` lists them"),
+    ("show claim17", "claim17: no such run in killick.db; did you mean claim_17?"),
+    ("show qqqq", "qqqq: no such run in killick.db; `killick ps` lists them"),
     ("show claim_17 --at 99:before", "99"),
     ("diff claim_17 99", "99"),
     ("verify claim17", "did you mean claim_17?"),
@@ -150,13 +150,13 @@ MISTAKES = [
     ("answer claim_17 xyzzy", "it is one of approve, reject, edit, respond, happened, not, stop"),
     ("answer claim_17 happened", "'happened' is no answer to this; it takes approve, reject, edit, respond"),
     ("answer claim_17 edit", "claim_17:9: 'edit' needs a value; add --value"),
-    ("answer claim_17:99 approve", "claim_17:99: nothing to answer here; the run is waiting; `kedge inbox` shows"),
-    ("answer claim17 approve", "claim17: no such run in kedge.db; did you mean claim_17?"),
-    ("answer claim17:9 approve", "claim17: no such run in kedge.db; did you mean claim_17?"),
+    ("answer claim_17:99 approve", "claim_17:99: nothing to answer here; the run is waiting; `killick inbox` shows"),
+    ("answer claim17 approve", "claim17: no such run in killick.db; did you mean claim_17?"),
+    ("answer claim17:9 approve", "claim17: no such run in killick.db; did you mean claim_17?"),
     ("answer done_1 approve", "done_1: nothing to answer here; the run is completed"),
     ("inbox --limit 0", "--limit: 0 is not in the range x>=1"),
     ("say done_1 hello", "done_1: is over (completed) and hears nothing"),
-    ("say claim_16 hello", "`kedge resume claim_16` lets it go on"),
+    ("say claim_16 hello", "`killick resume claim_16` lets it go on"),
     ("say claim_17", "say: needs TEXT"),
     ("pause", "pause what? Name runs, or select them"),
     ("pause claim17", "did you mean claim_17?"),
@@ -170,7 +170,7 @@ MISTAKES = [
     ("resume", "resume what?"),
     ("send claim_17", "send: needs NAME"),
     ("send done_1 paid", "done_1: is over (completed) and hears nothing"),
-    ("send claim_17 kedge.answer", "messages named 'kedge.answer' are Kedge's own"),
+    ("send claim_17 killick.answer", "messages named 'killick.answer' are Killick's own"),
     ("set claim_17", "claim_17: set what?"),
     ("set claim_17 amount", "'amount': no name and value; write it as name=value"),
     ("set claim_17 x=1 --unset x", "x: is set and unset at once"),
@@ -180,7 +180,7 @@ MISTAKES = [
 
 
 def is_one_line(told: Called) -> bool:
-    return told.err.count("\n") == 1 and told.err.startswith("kedge: ") and told.err.endswith("\n")
+    return told.err.count("\n") == 1 and told.err.startswith("killick: ") and told.err.endswith("\n")
 
 
 @pytest.mark.parametrize(("typed", "says"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
@@ -192,7 +192,7 @@ def test_a_mistake_is_told_in_one_line_that_names_it(
     assert is_one_line(found), found.err
     assert says in found.err
     assert "Traceback" not in found.err
-    assert "bug in Kedge" not in found.err
+    assert "bug in Killick" not in found.err
 
 
 def test_no_mistake_makes_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +206,11 @@ def test_no_mistake_makes_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[tool.kedge\n", "is not valid TOML"),
-        ("[tool]\nkedge = 3\n", "tool.kedge is no table"),
-        ('[tool.kedge]\nstroe = "x"\n', "[tool.kedge] has no entry 'stroe'; did you mean store?"),
-        ("[tool.kedge]\nstore = 3\n", "[tool.kedge] store is 3"),
-        ('[tool.kedge]\napp = "nosuch"\n', "nosuch: no such module"),
+        ("[tool.killick\n", "is not valid TOML"),
+        ("[tool]\nkillick = 3\n", "tool.killick is no table"),
+        ('[tool.killick]\nstroe = "x"\n', "[tool.killick] has no entry 'stroe'; did you mean store?"),
+        ("[tool.killick]\nstore = 3\n", "[tool.killick] store is 3"),
+        ('[tool.killick]\napp = "nosuch"\n', "nosuch: no such module"),
     ],
 )
 def test_wrong_settings_are_told_in_one_line(
@@ -234,12 +234,12 @@ def failing(*_: object, **__: object) -> None:
 def test_a_bug_is_one_line_and_70_and_its_traceback_is_there_for_the_asking(
     office: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kedge.cli.people.print_wait", failing)
+    monkeypatch.setattr("killick.cli.people.print_wait", failing)
     found = call(capsys, "inbox")
     assert found.code == 70
     assert is_one_line(found)
-    assert "this is a bug in Kedge (RuntimeError: two lines); KEDGE_DEBUG=1 shows where" in found.err
-    monkeypatch.setenv("KEDGE_DEBUG", "1")
+    assert "this is a bug in Killick (RuntimeError: two lines); KILLICK_DEBUG=1 shows where" in found.err
+    monkeypatch.setenv("KILLICK_DEBUG", "1")
     found = call(capsys, "inbox")
     assert found.code == 70
     assert "Traceback" in found.err
@@ -249,12 +249,12 @@ def test_a_bug_is_one_line_and_70_and_its_traceback_is_there_for_the_asking(
 def test_a_store_that_somebody_else_keeps_locked_is_no_bug(
     office: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kedge.errors import StoreBusy
+    from killick.errors import StoreBusy
 
     def busy(*_: object, **__: object) -> None:
-        raise StoreBusy("kedge.db", 60)
+        raise StoreBusy("killick.db", 60)
 
-    monkeypatch.setattr("kedge.cli.shell.open_client", busy)
+    monkeypatch.setattr("killick.cli.shell.open_client", busy)
     found = call(capsys, "ps")
     assert (found.code, is_one_line(found)) == (4, True)
 
@@ -276,7 +276,7 @@ def test_every_command_is_in_one_group_and_has_a_module() -> None:
     assert len(names) == len(set(names))
 
 
-def commands(group: click.Group = kedge, path: str = "") -> dict[str, click.Command]:
+def commands(group: click.Group = killick, path: str = "") -> dict[str, click.Command]:
     """Every command that is there, by how it is called."""
     found: dict[str, click.Command] = {}
     for name in group.list_commands(click.Context(group)):
@@ -298,8 +298,8 @@ def test_the_help_of_a_command_is_short_and_not_wrapped(
     monkeypatch.setenv("COLUMNS", "80")
     found = call(capsys, *name.split(), "--help")
     assert found.code == 0
-    assert found.out.startswith(f"Usage: kedge {name}")
-    prose = [line for line in found.out.splitlines() if not line.strip().startswith("kedge ")]
+    assert found.out.startswith(f"Usage: killick {name}")
+    prose = [line for line in found.out.splitlines() if not line.strip().startswith("killick ")]
     assert max(map(len, prose)) <= 80
     assert len(prose) <= 40
 
@@ -310,7 +310,7 @@ def test_every_command_that_runs_answers_or_acts_shows_how() -> None:
 
 
 EXAMPLES = [line for command in commands().values() for line in told(command)[1]]
-PATIENT = ("--watch", "--follow", "kedge serve")
+PATIENT = ("--watch", "--follow", "killick serve")
 """Examples that go on until somebody stops them."""
 
 
@@ -328,7 +328,7 @@ def test_an_example_in_a_help_text_works(
 ) -> None:
     shutil.copytree(prepared, tmp_path / "copy", ignore=shutil.ignore_patterns("*-holder-*"))
     move_in(tmp_path / "copy", monkeypatch)
-    if line.startswith("kedge token revoke"):
+    if line.startswith("killick token revoke"):
         call(capsys, "token", "create", "ann")
     if "--snapshot" in line:
         kept = json.loads(call(capsys, "restore", "fix_17", "--at", "1:before", "--json").out)["before"]
@@ -343,7 +343,7 @@ def test_an_example_in_a_help_text_works(
 
 
 def test_whoever_reads_may_go_before_the_end(office: Path) -> None:
-    pipe = f"set -o pipefail; {sys.executable} -m kedge show claim_17 --state | head -1"
+    pipe = f"set -o pipefail; {sys.executable} -m killick show claim_17 --state | head -1"
     done = subprocess.run(
         ["bash", "-c", pipe],
         cwd=office,
@@ -362,7 +362,7 @@ def test_output_that_cannot_be_written_is_told(office: Path) -> None:
         pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "kedge", "inbox", "--json"],
+            [sys.executable, "-m", "killick", "inbox", "--json"],
             cwd=office, env=plain_environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300,
             check=False,
         )  # fmt: skip
@@ -372,13 +372,13 @@ def test_output_that_cannot_be_written_is_told(office: Path) -> None:
 
 def test_a_pipe_carries_no_colours_and_no_remarks(office: Path) -> None:
     for command in (["inbox"], ["--help"], ["ps"]):
-        done = run_kedge(*command, cwd=office)
+        done = run_killick(*command, cwd=office)
         assert done.returncode == 0
         assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_terminal_gets_colours_unless_it_wants_none(office: Path) -> None:
-    command = [sys.executable, "-m", "kedge"]
+    command = [sys.executable, "-m", "killick"]
     assert "\x1b[" in on_terminal([*command, "inbox"], cwd=office, env=plain_environment(), shades=True)[1]
     for args in (["--help"], ["inbox"]):
         _, seen = on_terminal([*command, *args], cwd=office, env=plain_environment(NO_COLOR="1"), shades=True)
@@ -386,13 +386,13 @@ def test_a_terminal_gets_colours_unless_it_wants_none(office: Path) -> None:
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert re.fullmatch(r"kedge \d+\.\d+\S*\n", call(capsys, "--version").out)
+    assert re.fullmatch(r"killick \d+\.\d+\S*\n", call(capsys, "--version").out)
 
 
 def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
     code = (
-        "import sys; from kedge.cli.main import main; main(['--help']); "
-        "print([m for m in ('pydantic', 'rich', 'kedge.cli.shell') if m in sys.modules])"
+        "import sys; from killick.cli.main import main; main(['--help']); "
+        "print([m for m in ('pydantic', 'rich', 'killick.cli.shell') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -401,7 +401,7 @@ def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from claims_wait import main; raise SystemExit(main(['inbox']))"
     (office / "claims_wait.py").write_text(
-        "import os, signal, time\nimport kedge.cli.people as people\nfrom kedge.cli.main import main\n"
+        "import os, signal, time\nimport killick.cli.people as people\nfrom killick.cli.main import main\n"
         "def stop(*a, **k):\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\npeople.print_wait = stop\n",
         encoding="utf-8",
     )
@@ -409,4 +409,4 @@ def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.Monk
         [sys.executable, "-c", script], cwd=office, env=plain_environment(), capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (130, "kedge: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "killick: interrupted\n")

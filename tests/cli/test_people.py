@@ -1,4 +1,4 @@
-"""`kedge inbox`, `kedge answer` and `kedge say`: what waits for people, and what they say to it."""
+"""`killick inbox`, `killick answer` and `killick say`: what waits for people, and what they say to it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment
-from kedge.cli.main import main
-from kedge.runtime.asked import urgency
-from kedge.runtime.views import Wait
-from kedge.runtime.waits import body_of
+from killick.cli.main import main
+from killick.runtime.asked import urgency
+from killick.runtime.views import Wait
+from killick.runtime.waits import body_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -37,7 +37,7 @@ def test_the_inbox_says_what_is_asked_of_whom_until_when_and_what_to_type(office
     assert lines[0] == "claim_17:9  Pay 80 to Ann?"
     assert lines[1].startswith("  asked of managers ")
     assert "; until 20" in lines[1]
-    assert lines[2] == "  kedge answer claim_17:9 approve  (or reject, edit|respond --value VALUE)"
+    assert lines[2] == "  killick answer claim_17:9 approve  (or reject, edit|respond --value VALUE)"
     assert second.startswith("claim_18:9  ")
 
 
@@ -66,8 +66,8 @@ def test_options_are_commands_of_their_own(office: Path, capsys: Capture) -> Non
     main(["run", "app.py:choose", "--id", "c1"])
     waits = {wait["id"]: wait for wait in json.loads(call(capsys, "inbox", "--json").out)}
     assert waits["c1:1"]["commands"][:2] == [
-        "kedge answer c1:1 respond --value left",
-        "kedge answer c1:1 respond --value right",
+        "killick answer c1:1 respond --value left",
+        "killick answer c1:1 respond --value right",
     ]
 
 
@@ -75,12 +75,12 @@ def test_what_is_in_doubt_names_the_call_and_takes_other_answers(office: Path, c
     main(["run", "app.py:doubt", "--id", "d1"])
     found = call(capsys, "inbox").out
     assert "lose() was started and its outcome is not known (OSError: the line went dead). Did it happen?" in found
-    assert "kedge answer d1:1 happened  (or not, stop, happened --value VALUE)" in found
+    assert "killick answer d1:1 happened  (or not, stop, happened --value VALUE)" in found
 
 
 def test_a_limit_says_how_much_is_left_out(office: Path, capsys: Capture) -> None:
     found = call(capsys, "inbox", "--limit", "1")
-    assert found.out.count("kedge answer") == 1
+    assert found.out.count("killick answer") == 1
     assert "1 more; --limit 2 shows them all" in found.err
 
 
@@ -88,7 +88,7 @@ def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, 
     main(["answer", "claim_17", "approve"])
     found = call(capsys, "inbox")
     assert "claim_17" not in found.out
-    assert "claim_17: answered, and goes on when somebody runs it: kedge run app.py:review --id claim_17" in found.err
+    assert "claim_17: answered, and goes on when somebody runs it: killick run app.py:review --id claim_17" in found.err
 
 
 # answer -------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_what_is_answered_leaves_the_inbox_before_the_run_goes_on(office: Path, 
 def test_an_answer_is_on_record_with_who_and_why_and_says_what_comes_next(office: Path, capsys: Capture) -> None:
     found = call(capsys, "answer", "claim_17", "reject", "--by", "mia", "--comment", "no receipt")
     assert (found.code, found.out) == (0, "claim_17:9  reject\n")
-    assert found.err == "goes on when somebody runs it: kedge run app.py:review --id claim_17\n"
+    assert found.err == "goes on when somebody runs it: killick run app.py:review --id claim_17\n"
     assert call(capsys, "run", "app.py:review", "--id", "claim_17").out == "not paid: no receipt\n"
 
 
@@ -106,13 +106,13 @@ def test_a_second_answer_is_told_who_was_first(office: Path, capsys: Capture) ->
     for _ in range(2):  # before the run takes the first answer, and after
         found = call(capsys, "answer", "claim_17:9", "reject", "--by", "max")
         assert (found.code, found.out) == (2, "")
-        assert found.err.startswith("kedge: claim_17:9: was answered by mia at 20")
+        assert found.err.startswith("killick: claim_17:9: was answered by mia at 20")
         main(["run", "app.py:review", "--id", "claim_17"])
 
 
 def test_the_run_is_not_enough_where_several_waits_are_open(office: Path, capsys: Capture) -> None:
     (office / "two.py").write_text(
-        "import kedge\n@kedge.agent\nasync def two(run: kedge.Run) -> str:\n"
+        "import killick\n@killick.agent\nasync def two(run: killick.Run) -> str:\n"
         "    await run.gather(run.ask('a?'), run.ask('b?'))\n    return 'done'\n",
         encoding="utf-8",
     )
@@ -143,19 +143,19 @@ def test_json_tells_who_answered_what(office: Path, capsys: Capture) -> None:
     found = json.loads(call(capsys, "answer", "claim_17", "approve", "--by", "mia", "--json").out)
     assert found == {
         "run": "claim_17", "wait": "claim_17:9", "answer": "approve", "by": "mia",
-        "next": "goes on when somebody runs it: kedge run app.py:review --id claim_17",
+        "next": "goes on when somebody runs it: killick run app.py:review --id claim_17",
     }  # fmt: skip
 
 
 def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "answer", "claim_17"]
+    command = [sys.executable, "-m", "killick", "answer", "claim_17"]
     code, seen = on_terminal(
         command, cwd=office, env=plain_environment(NO_COLOR="1"), types={"Enter: later": "approve\n"}
     )
     assert code == 0, seen
     assert "claim_17:9  answered" in seen
-    with kedge.open(str(office / "kedge.db")) as kd:
-        assert [message.name for message in kd.store.messages("claim_17")] == ["kedge.answer"]
+    with killick.open(str(office / "killick.db")) as kd:
+        assert [message.name for message in kd.store.messages("claim_17")] == ["killick.answer"]
 
 
 # approvals ----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_the_inbox_says_which_call_why_of_whom_and_how_many_agreed(refund: Path,
     assert lines[1] == "  amount is 400; at most 100 is allowed (rule large sums)"
     assert lines[2].startswith("  asked of managers (max, mia, moe) ")
     assert lines[3].startswith("  0 of 2 agreed; until 20")
-    assert lines[4] == "  kedge answer r1:1 approve  (or reject, edit --set amount=100, respond --value VALUE)"
+    assert lines[4] == "  killick answer r1:1 approve  (or reject, edit --set amount=100, respond --value VALUE)"
     main(["answer", "r1", "approve", "--by", "mia"])
     assert call(capsys, "inbox").out.splitlines()[3].startswith("  1 of 2 agreed (mia); until 20")
     [wait] = json.loads(call(capsys, "inbox", "--to", "moe", "--json").out)
@@ -195,7 +195,7 @@ def test_one_of_two_who_agrees_is_told_who_has_to_agree_yet(refund: Path, capsys
     assert found.err == "1 more of max or moe has to agree; what is there is kept until then\n"
     again = call(capsys, "answer", "r1", "approve", "--by", "mia")
     assert (again.code, again.out) == (2, "")
-    assert again.err.startswith("kedge: r1:1: mia agreed already; 1 of 2")
+    assert again.err.startswith("killick: r1:1: mia agreed already; 1 of 2")
     found = call(capsys, "answer", "r1", "approve", "--by", "max")
     assert found.out == 'r1:1  approve refund(to="Ann", amount=400, note=null): 2 of 2 agreed (mia, max)\n'
     assert found.err.startswith("goes on when somebody runs it: ")
@@ -237,18 +237,18 @@ def test_an_edit_can_be_json(refund: Path, capsys: Capture) -> None:
 def test_a_mistake_is_one_line_and_changes_nothing(refund: Path, capsys: Capture, args: list[str], says: str) -> None:
     found = call(capsys, "answer", "r1", *args, *([] if "--by" in args else ["--by", "mia"]))
     assert (found.code, found.out) == (2, "")
-    assert found.err.startswith("kedge: r1")
+    assert found.err.startswith("killick: r1")
     assert says in found.err
     assert found.err.count("\n") == 1
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.store.messages("r1") == []
 
 
 def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> None:
-    clock = kedge.LeapingClock()
-    with kedge.open("kedge.db") as now:
+    clock = killick.LeapingClock()
+    with killick.open("killick.db") as now:
         clock.advance((now.clock.now_us() - clock.now_us()) / 1_000_000 + 73 * 3600)
-    with kedge.open("kedge.db", clock=clock) as kd:
+    with killick.open("killick.db", clock=clock) as kd:
         kd.advance("r1")
     lines = call(capsys, "inbox").out.splitlines()
     assert re.fullmatch(r"  asked of directors \(dan, dora\) .*, passed on from managers", lines[2]), lines
@@ -259,7 +259,7 @@ def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> Non
 
 
 def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) -> None:
-    me = [sys.executable, "-m", "kedge", "answer", "r1"]
+    me = [sys.executable, "-m", "killick", "answer", "r1"]
     env = plain_environment(NO_COLOR="1")
     code, seen = on_terminal(me, cwd=refund, env=env)
     assert (code, "r1:1: is asked of managers (max, mia, moe); --by says who answers" in seen) == (2, True), seen
@@ -268,7 +268,7 @@ def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) 
     assert code == 0, seen
     assert "0 of 2 agreed" in seen
     assert "edit amount=100; respond VALUE" in seen
-    with kedge.open(str(refund / "kedge.db")) as kd:
+    with killick.open(str(refund / "killick.db")) as kd:
         [message] = kd.store.messages("r1")
         assert body_of(kd.log, message)["value"] == {"amount": 70, "to": "Bob B"}
 
@@ -278,9 +278,10 @@ def test_a_call_hides_nothing_from_whoever_is_asked(
 ) -> None:
     move_in(tmp_path, monkeypatch)
     (tmp_path / "sly.py").write_text(
-        "import kedge\n@kedge.tool(approve='mia')\nasync def pay(text: str, pin: kedge.Secret, amount: int) -> str:\n"
-        "    return 'paid'\n@kedge.agent\nasync def sly(run: kedge.Run) -> str:\n"
-        "    return await run.call(pay, 'a\\u202e\\x1b[8m' + 'x' * 999, kedge.Secret('1234'), 5000)\n",
+        "import killick\n@killick.tool(approve='mia')\n"
+        "async def pay(text: str, pin: killick.Secret, amount: int) -> str:\n"
+        "    return 'paid'\n@killick.agent\nasync def sly(run: killick.Run) -> str:\n"
+        "    return await run.call(pay, 'a\\u202e\\x1b[8m' + 'x' * 999, killick.Secret('1234'), 5000)\n",
         encoding="utf-8",
     )
     main(["run", "sly.py", "-q", "--id", "s1"])
@@ -299,6 +300,6 @@ def test_what_is_said_waits_for_the_run(office: Path, capsys: Capture) -> None:
     found = call(capsys, "say", "claim_17", "look at [page 2] again", "--by", "mia")
     assert (found.code, found.out) == (0, "")
     assert found.err.startswith("claim_17: told; goes on when somebody runs it")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         [message] = kd.store.messages("claim_17")
-    assert (message.name, message.by) == ("kedge.said", "mia")
+    assert (message.name, message.by) == ("killick.said", "mia")

@@ -1,4 +1,4 @@
-"""`kedge store prune` says what can go and what stays, asks, and leaves a file that proves itself."""
+"""`killick store prune` says what can go and what stays, asks, and leaves a file that proves itself."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.history import archive
-from kedge.model import events as e
+import killick
+from killick.cli.main import main
+from killick.history import archive
+from killick.model import events as e
 
 DAY = 86_400
 Capture = pytest.CaptureFixture[str]
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def prune_pay(amount: int, note: str) -> str:
     return f"paid {amount}: {note}"
 
 
-@kedge.agent
-async def prune_agent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def prune_agent(run: killick.Run, n: int) -> str:
     paid = await run.call(prune_pay, n, f"{n} is what is to be paid " * 200)
     if n % 2:
         await run.ask("Right?")
     return paid[:6]
 
 
-@kedge.agent
-async def prune_parent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def prune_parent(run: killick.Run, n: int) -> str:
     child = await run.spawn(prune_agent, 2, id="child")
     await child.result()
     await run.ask("Go on?")
@@ -43,12 +43,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store: `even` ended 100 days ago, `late` today, `odd` waits."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    clock = kedge.ManualClock(kedge.SystemClock().now_us() - 100 * DAY * 1_000_000)
-    with kedge.open("kedge.db", clock=clock) as kd:
+    clock = killick.ManualClock(killick.SystemClock().now_us() - 100 * DAY * 1_000_000)
+    with killick.open("killick.db", clock=clock) as kd:
         kd.run(prune_agent, 4, id="even")
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(prune_agent, 3, id="odd")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(prune_agent, 6, id="late")
     return tmp_path
 
@@ -67,7 +67,7 @@ def data(capsys: Capture, *words: str, code: int = 0) -> Any:
 
 
 def holds() -> bool:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         return kd.verify().holds
 
 
@@ -75,11 +75,11 @@ def test_old_runs_go_into_a_file_with_their_values_and_others_stay(capsys: Captu
     found = data(capsys, "--yes")
     assert found["runs"] == ["even"]
     assert found["values"] > 0
-    [file] = here.glob("kedge-pruned-*Z.jsonl.gz")
+    [file] = here.glob("killick-pruned-*Z.jsonl.gz")
     assert (found["file"], found["size_bytes"]) == (file.name, file.stat().st_size)
     assert archive.verify(file).events == found["events"]
     assert holds()
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert {listed.run for listed in kd.list()} == {"odd", "late"}
     found = data(capsys, "--yes")
     assert (found["runs"], found["file"]) == ([], None)
@@ -93,7 +93,7 @@ def test_what_went_and_how_to_prove_it_is_said(capsys: Capture) -> None:
     assert lines[2] == "  even  prune_agent, completed 100d ago"
     assert lines[3].startswith("✓ 2 runs, 12 events moved into all.gz (")
     assert lines[3].endswith(" values that nothing needed went too")
-    assert lines[4] == "    kedge verify all.gz"
+    assert lines[4] == "    killick verify all.gz"
     assert "✓ nothing was moved" in did(capsys, "store", "prune", "--older", "0s", "--yes")[0]
 
 
@@ -104,15 +104,15 @@ def test_a_dry_run_says_the_same_and_changes_nothing(capsys: Capture, here: Path
     assert "moved" not in out
     _, err = did(capsys, "store", "prune", "--to", "x.gz", code=2)
     assert "Move 1 run into x.gz, and out of the store? Nobody is here to say so" in err
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert len(kd.list()) == 3
     assert not list(here.glob("*.gz*"))
 
 
 def test_a_run_that_others_stand_on_or_look_at_stays_and_says_why(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.log.fork(e.RunForked(at=1, run="fork", parent="even", cut=3, generation=1))
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(prune_parent, 1, id="parent")
     out, _ = did(capsys, "store", "prune", "--older", "0s", "--dry-run")
     assert "  stays: even  fork is a fork of it\n" in out
@@ -134,7 +134,7 @@ def test_runs_are_chosen_by_status_agent_and_day(capsys: Capture) -> None:
     [
         (["--older", "soon"], "'soon' is no duration"),
         (["--status", "running"], "running: no status of a run that has ended; those are completed, failed, cancelled"),
-        (["--to", "kedge.db"], "kedge.db: is there already, and is never overwritten; name another file"),
+        (["--to", "killick.db"], "killick.db: is there already, and is never overwritten; name another file"),
         (["--to", "no/such/x.gz"], "no/such/x.gz: cannot be written (No such file or directory); name another file"),
     ],
 )
@@ -142,5 +142,5 @@ def test_a_mistake_is_one_line_and_changes_nothing(capsys: Capture, words: list[
     _, err = did(capsys, "store", "prune", *words, "--yes", code=2)
     assert line in err
     assert err.count("\n") == 1
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert len(kd.list()) == 3

@@ -1,4 +1,4 @@
-"""`kedge ps`: every run on a line with where it is, filters that filter, and a table that lives."""
+"""`killick ps`: every run on a line with where it is, filters that filter, and a table that lives."""
 
 from __future__ import annotations
 
@@ -15,62 +15,62 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli import ps
-from kedge.cli.main import main
-from kedge.store.sqlite import SqliteStore
+import killick
+from killick.cli import ps
+from killick.cli.main import main
+from killick.store.sqlite import SqliteStore
 
 
-@kedge.agent(name="ps_ask")
-async def ask(run: kedge.Run, who: str) -> str:
+@killick.agent(name="ps_ask")
+async def ask(run: killick.Run, who: str) -> str:
     await run.plan(["look", "ask"])
     await run.at("ask")
     answer = await run.ask(f"Pay {who}?", to="managers")
     return str(answer.kind)
 
 
-@kedge.agent(name="ps_echo")
-async def echo(run: kedge.Run, text: str) -> str:
+@killick.agent(name="ps_echo")
+async def echo(run: killick.Run, text: str) -> str:
     return text
 
 
-@kedge.agent(name="ps_fail")
-async def fail(run: kedge.Run, text: str) -> str:
+@killick.agent(name="ps_fail")
+async def fail(run: killick.Run, text: str) -> str:
     raise LookupError(text)
 
 
-@kedge.tool(name="ps_nap", effect="idempotent", retry=kedge.Retry(attempts=2, first=3600))
+@killick.tool(name="ps_nap", effect="idempotent", retry=killick.Retry(attempts=2, first=3600))
 async def nap() -> None:
     raise ConnectionError("away")
 
 
-@kedge.agent(name="ps_nap")
-async def napping(run: kedge.Run, text: str) -> None:
+@killick.agent(name="ps_nap")
+async def napping(run: killick.Run, text: str) -> None:
     await run.call(nap)
 
 
 DYING = """
-import os, signal, sys, kedge
+import os, signal, sys, killick
 
-@kedge.tool(name="ps_dying")
+@killick.tool(name="ps_dying")
 async def dying() -> str:
     os.kill(os.getpid(), signal.SIGKILL)
 
-@kedge.agent(name="ps_dies")
-async def dies(run: kedge.Run, text: str) -> str:
+@killick.agent(name="ps_dies")
+async def dies(run: killick.Run, text: str) -> str:
     return await run.call(dying)
 
-with kedge.open(sys.argv[1]) as kd:
+with killick.open(sys.argv[1]) as kd:
     kd.run(dies, "x", id="orphan_1")
 """
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("ps") / "kedge.db"
-    with kedge.open(str(path)) as kd:
+    path = tmp_path_factory.mktemp("ps") / "killick.db"
+    with killick.open(str(path)) as kd:
         kd.run(echo, "hi", id="echo_1")
-        with pytest.raises(kedge.RunFailed):
+        with pytest.raises(killick.RunFailed):
             kd.run(fail, "no such account", id="fail_1")
         kd.start(echo, "x", id="queued_1", tags=["night"])
         kd.start(ask, "ann", id="ask_1")
@@ -87,7 +87,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.parent)
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
 
 
@@ -118,7 +118,7 @@ def test_a_line_says_where_a_run_is_and_what_it_waits_for(listed: Any) -> None:
     found = {line.split()[0]: " ".join(line.split()[1:]) for line in listed()}
     assert found["ask_1"].startswith("ps_ask waiting ask 2/2 managers: Pay ann? ")
     assert found["fail_1"].startswith("ps_fail failed LookupError: no such account ")
-    assert found["orphan_1"].startswith("ps_dies orphaned step 1 ps_dying kedge resume orphan_1 ")
+    assert found["orphan_1"].startswith("ps_dies orphaned step 1 ps_dying killick resume orphan_1 ")
     assert found["paused_1"].startswith("ps_echo paused somebody to resume it ")
     assert found["nap_1"].startswith("ps_nap waiting step 1 ps_nap attempt 2 of ps_nap at ")
 
@@ -165,7 +165,7 @@ def test_json_has_the_same_runs(listed: Any) -> None:
     [asked] = [each for each in found if each["run"] == "ask_1"]
     assert (asked["status"], asked["where"], asked["about"]) == ("waiting", "ask 2/2", "managers: Pay ann?")
     assert asked["since_us"] is not None
-    assert found[0]["next"] == "kedge resume orphan_1"
+    assert found[0]["next"] == "killick resume orphan_1"
 
 
 def test_nothing_found_says_what_there_is_or_what_to_do(
@@ -180,20 +180,20 @@ def test_nothing_found_says_what_there_is_or_what_to_do(
     monkeypatch.chdir(tmp_path)
     assert main(["ps"]) == 2
     assert "no store here" in capsys.readouterr().err
-    kedge.open("kedge.db").close()
+    killick.open("killick.db").close()
     assert main(["ps"]) == 0
-    assert "kedge.db: no runs yet; `kedge run app.py:agent` starts one" in capsys.readouterr().err
+    assert "killick.db: no runs yet; `killick run app.py:agent` starts one" in capsys.readouterr().err
 
 
 def test_a_status_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "-s", "broken"]) == 2
-    assert capsys.readouterr().err.startswith("kedge: broken: no such status; there are queued, running,")
+    assert capsys.readouterr().err.startswith("killick: broken: no such status; there are queued, running,")
 
 
 def test_only_logs_of_runs_that_are_shown_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with kedge.open(str(tmp_path / "k.db"), durability="process") as kd:
+    with killick.open(str(tmp_path / "k.db"), durability="process") as kd:
         for number in range(40):
             kd.start(ask, str(number), id=f"ask_{number}")
             kd.advance(f"ask_{number}")
@@ -214,13 +214,13 @@ def test_only_logs_of_runs_that_are_shown_are_read(
 
 
 def watch(store: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "kedge", "ps", "--watch", *args]
+    command = [sys.executable, "-u", "-m", "killick", "ps", "--watch", *args]
     return subprocess.Popen(command, cwd=store.parent, text=True, **options)
 
 
 def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
     with (
-        kedge.open(str(store)) as kd,
+        killick.open(str(store)) as kd,
         watch(store, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching,
     ):
         assert watching.stdout is not None

@@ -10,9 +10,9 @@ from typing import Final
 import click
 import pytest
 
-from kedge.cli import reference
-from kedge.cli.exits import Exit
-from kedge.cli.main import GROUPS, MODULES, VARIABLES, kedge
+from killick.cli import reference
+from killick.cli.exits import Exit
+from killick.cli.main import GROUPS, MODULES, VARIABLES, killick
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -20,15 +20,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 def test_the_page_is_what_the_commands_say() -> None:
     written = (ROOT / reference.PAGE).read_text(encoding="utf-8")
     if written != reference.page():
-        pytest.fail(f"{reference.PAGE} is stale; write it again with python -m kedge.cli.reference", pytrace=False)
+        pytest.fail(f"{reference.PAGE} is stale; write it again with python -m killick.cli.reference", pytrace=False)
 
 
 def test_every_command_option_code_and_variable_is_on_the_page() -> None:
     page = reference.page()
-    context = click.Context(kedge)
+    context = click.Context(killick)
     for name in (name for group in GROUPS.values() for name in group):
-        assert f"### kedge {name}\n" in page
-        command = kedge.get_command(context, name)
+        assert f"### killick {name}\n" in page
+        command = killick.get_command(context, name)
         assert command is not None
         for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
             assert option.hidden or option.opts[-1] in page
@@ -39,14 +39,14 @@ def test_every_command_option_code_and_variable_is_on_the_page() -> None:
 
 
 def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODULES, "ps", "kedge.cli.nowhere")
+    monkeypatch.setitem(MODULES, "ps", "killick.cli.nowhere")
     page = reference.page()
-    assert "### kedge ps\n" not in page
-    assert "### kedge show\n" in page
+    assert "### killick ps\n" not in page
+    assert "### killick show\n" in page
 
 
 def test_it_is_written_where_the_repository_is(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kedge.cli.reference"]
+    command = [sys.executable, "-m", "killick.cli.reference"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     (tmp_path / "docs").mkdir()

@@ -1,4 +1,4 @@
-"""`kedge replay`: what it says step by step, how it ends, and the debugger inside the agent's own code."""
+"""`killick replay`: what it says step by step, how it ends, and the debugger inside the agent's own code."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from claims import call, on_terminal, plain_environment, run_kedge
+from claims import call, on_terminal, plain_environment, run_killick
 
 APP = """
 from pathlib import Path
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def fetch(claim: int) -> dict:
     return {"claim": claim, "amount": 1250 if not Path("other").exists() else 990}
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def double(n: int) -> int:
     return n * 2
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def pay(claim: int, amount: int) -> str:
     Path("bank").write_text(f"{amount}\\n")
     return f"payment {claim}/{amount}"
@@ -37,8 +37,8 @@ async def chat(messages: list) -> dict:
     return {"role": "assistant", "content": "auto"}
 
 
-@kedge.agent
-async def review(run: kedge.Run, claim: int) -> str:
+@killick.agent
+async def review(run: killick.Run, claim: int) -> str:
     docs = await run.call(fetch, claim)
     reply = await run.model(chat, messages=["Who decides?"])
     route = await run.decided("Who decides?", reply["content"], options=["auto", "manager"])
@@ -49,14 +49,14 @@ async def review(run: kedge.Run, claim: int) -> str:
     return f"{paid} {total}"
 
 
-async def branch(run: kedge.Run, number: int) -> int:
+async def branch(run: killick.Run, number: int) -> int:
     doubled = await run.call(double, number)
     again = await run.call(double, doubled)
     return again
 
 
-@kedge.agent
-def blocking(run: kedge.SyncRun, claim: int) -> str:
+@killick.agent
+def blocking(run: killick.SyncRun, claim: int) -> str:
     docs = run.call(fetch, claim)
     amount = docs["amount"]
     run.update(seen=amount)
@@ -65,30 +65,30 @@ def blocking(run: kedge.SyncRun, claim: int) -> str:
     return paid + str(one + two)
 
 
-@kedge.tool
+@killick.tool
 async def send(to: str) -> str:
-    raise kedge.NotDone("the mailbox is full")
+    raise killick.NotDone("the mailbox is full")
 
 
-@kedge.agent
-async def below(run: kedge.Run, claim: int) -> int:
+@killick.agent
+async def below(run: killick.Run, claim: int) -> int:
     return claim * 2
 
 
-@kedge.agent
-async def mixed(run: kedge.Run, claim: int) -> str:
+@killick.agent
+async def mixed(run: killick.Run, claim: int) -> str:
     child = await run.spawn(below, claim)
     got = await child.result()
     try:
         await run.call(send, "ann")
-    except kedge.StepFailed:
+    except killick.StepFailed:
         got += 1
     answer = await run.ask("Right?")
     await run.sleep(0)
     return f"{got} {answer.value}"
 
 
-def helper(run: kedge.SyncRun, number: int) -> int:
+def helper(run: killick.SyncRun, number: int) -> int:
     inside = run.call(double, number)
     return inside
 """
@@ -100,7 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "110")
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
     write()
     for agent, run in (("review", "c17"), ("blocking", "b17")):
         assert call(capsys, "run", f"app.py:{agent}", "-q", "-i", "17", "--id", run).code == 0
@@ -160,7 +160,7 @@ def test_failures_answers_and_children_are_told_as_people_say_them(capsys: pytes
     assert call(capsys, "replay", "m", "--agent", "app.py:mixed").out.splitlines()[1:6] == [
         "  ✓ 1     below                ",
         "  ✓ 2     m/1                  34",
-        "  ✗ 3     send                 kedge.errors.NotDone: the mailbox is full",
+        "  ✗ 3     send                 killick.errors.NotDone: the mailbox is full",
         '  ✓ 4     ask                  respond "yes"',
         "  ✓ 5     sleep                ",
     ]
@@ -197,10 +197,10 @@ def test_an_unfinished_run_goes_on_beyond_its_record_by_name_only(capsys: pytest
 
 
 def test_a_file_is_replayed_with_no_store(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "export", "c17", "-o", "c17.kedge").code == 0
-    Path("kedge.db").unlink()
-    lines = said(capsys, "c17.kedge")
-    assert lines[0] == "c17  review, 8 steps on record, from c17.kedge, completed"
+    assert call(capsys, "export", "c17", "-o", "c17.killick").code == 0
+    Path("killick.db").unlink()
+    lines = said(capsys, "c17.killick")
+    assert lines[0] == "c17  review, 8 steps on record, from c17.killick, completed"
     assert lines[-1].startswith("✓ agrees")
 
 
@@ -226,12 +226,12 @@ def test_the_same_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_agent_is_found_by_the_name_that_is_on_record_or_asked_for(here: Path) -> None:
-    assert run_kedge("replay", "c17", cwd=here).returncode == 0
+    assert run_killick("replay", "c17", cwd=here).returncode == 0
     Path("app.py").rename("elsewhere.txt")
-    found = run_kedge("replay", "c17", cwd=here)
+    found = run_killick("replay", "c17", cwd=here)
     assert found.returncode == 2
-    assert found.stderr == "kedge: c17: was a run of review; where is it? Name it: --agent app.py:review\n"
-    assert "c71: no such run in kedge.db; did you mean c17?" in run_kedge("replay", "c71", cwd=here).stderr
+    assert found.stderr == "killick: c17: was a run of review; where is it? Name it: --agent app.py:review\n"
+    assert "c71: no such run in killick.db; did you mean c17?" in run_killick("replay", "c71", cwd=here).stderr
 
 
 # one step for real --------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_step_run_for_real_is_shown_beside_its_record(capsys: pytest.CaptureFi
 
 def test_an_effect_is_run_for_real_only_if_somebody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "c17", "--live", "5", code=2) == [
-        "kedge: --live 5: pay(claim=17, amount=1250) does something to the world; nobody is here to say so; add --yes"
+        "killick: --live 5: pay(claim=17, amount=1250) does something to the world; nobody is here to say so; add --yes"
     ]
     assert not Path("bank").exists()
     lines = said(capsys, "c17", "--live", "5", "--yes")
@@ -261,7 +261,7 @@ def test_at_a_terminal_it_asks_before_it_does_anything(here: Path) -> None:
     question = "Run step 5 for real, pay(claim=17, amount=1250), whose effect is at_most_once? [y/N]"
     for answer, code, done in (("n", 2, False), ("y", 0, True)):
         found, screen = on_terminal(
-            ["kedge", "replay", "c17", "--live", "5"],
+            ["killick", "replay", "c17", "--live", "5"],
             cwd=here,
             env=plain_environment(),
             types={question: f"{answer}\n"},
@@ -270,8 +270,8 @@ def test_at_a_terminal_it_asks_before_it_does_anything(here: Path) -> None:
 
 
 def test_a_redacted_file_is_no_ground_to_call_anybody(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "export", "c17", "--redact", "-o", "x.kedge").code == 0
-    assert "the file is redacted" in said(capsys, "x.kedge", "--live", "1", code=2)[-1]
+    assert call(capsys, "export", "c17", "--redact", "-o", "x.killick").code == 0
+    assert "the file is redacted" in said(capsys, "x.killick", "--live", "1", code=2)[-1]
 
 
 # the debugger -------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_a_redacted_file_is_no_ground_to_call_anybody(capsys: pytest.CaptureFixt
 
 def session(here: Path, run: str, step: str, types: dict[str, str], **more: str) -> str:
     """A replay with a debugger on a terminal: what is typed when something appears, and the whole screen."""
-    command = ["kedge", "replay", run, "--break", step]
+    command = ["killick", "replay", run, "--break", step]
     code, screen = on_terminal(command, cwd=here, env=plain_environment(**more), types=types)
     assert code == 0, screen
     return screen

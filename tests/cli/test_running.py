@@ -1,4 +1,4 @@
-"""`kedge run` and `kedge start`: from an input that somebody types to a result, a question, a failure or an id."""
+"""`killick run` and `killick start`: from an input that somebody types to a result, a question, a failure or an id."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from claims import call, move_in, on_terminal, open_office, plain_environment, run_kedge
-from kedge.cli.main import main
+import killick
+from claims import call, move_in, on_terminal, open_office, plain_environment, run_killick
+from killick.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -31,7 +31,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_result_goes_to_stdout_and_everything_else_to_stderr(office: Path, capsys: Capture) -> None:
     found = call(capsys, "run", "app.py:greet", "--input", "Ann", "--id", "g1")
     assert (found.code, found.out) == (0, "hello Ann\n")
-    assert "made a new store: kedge.db" in found.err
+    assert "made a new store: killick.db" in found.err
     assert "g1: completed" in found.err
     assert call(capsys, "run", "app.py:greet", "-i", "Bob", "--quiet").err == ""
 
@@ -49,12 +49,12 @@ def test_json_is_one_document_whatever_came_of_it(office: Path, capsys: Capture)
     found = call(capsys, "run", "app.py:review", "-i", '{"id": 17}', "--id", "claim_17", "--json")
     waiting = json.loads(found.out)
     assert (found.code, waiting["status"], waiting["waits"][0]["id"]) == (3, "waiting", "claim_17:9")
-    assert "kedge answer claim_17:9 approve" in waiting["waits"][0]["commands"]
+    assert "killick answer claim_17:9 approve" in waiting["waits"][0]["commands"]
     Path("bank-closed").touch()
     found = call(capsys, "run", "app.py:pay_out", "-i", "13", "--id", "p1", "--json")
     failed = json.loads(found.out)
     assert (found.code, failed["status"], failed["run"]) == (1, "failed", "p1")
-    assert failed["failure"]["message"] == "step 1 (pay): kedge.errors.NotDone: the bank is closed"
+    assert failed["failure"]["message"] == "step 1 (pay): killick.errors.NotDone: the bank is closed"
 
 
 def test_a_result_that_is_no_text_is_readable_json(office: Path, capsys: Capture) -> None:
@@ -91,7 +91,7 @@ def test_an_input_is_json_or_text_or_a_file_or_stdin(
 
 def test_dates_are_written_as_text(office: Path) -> None:
     assert main(["run", "app.py:review", "-i", '{"id": 17, "on": "2026-11-14"}', "--id", "c1"]) == 3
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert str(kd.state("c1").input["on"]) == "2026-11-14"
 
 
@@ -103,18 +103,18 @@ def test_a_run_that_waits_ends_with_3_and_says_what_to_type(office: Path, capsys
     assert (found.code, found.out) == (3, "")
     assert "claim_20:9  Pay 400 to Cyd?" in found.err
     assert "asked of managers" in found.err
-    assert "kedge answer claim_20:9 approve  (or reject," in found.err
-    assert "when that is done: kedge run app.py:review --id claim_20" in found.err
+    assert "killick answer claim_20:9 approve  (or reject," in found.err
+    assert "when that is done: killick run app.py:review --id claim_20" in found.err
 
 
 def test_what_it_says_to_type_works_as_it_stands(office: Path, capsys: Capture) -> None:
     command = ["run", "app.py:review", "-i", '{"id": 17}', "--id", "claim 17", "--store", "other.db"]
     found = call(capsys, *command)
-    answer = next(line for line in found.err.splitlines() if "kedge answer" in line).split("  (or")[0].strip()
+    answer = next(line for line in found.err.splitlines() if "killick answer" in line).split("  (or")[0].strip()
     again = found.err.rpartition("when that is done: ")[2].strip()
     for line, result in ((answer, "claim 17:9  approve\n"), (again, "paid 80 to Ann\n")):
         done = subprocess.run(
-            line.replace("kedge", f"{sys.executable} -m kedge", 1), shell=True, cwd=office, env=plain_environment(),
+            line.replace("killick", f"{sys.executable} -m killick", 1), shell=True, cwd=office, env=plain_environment(),
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, result), done.stderr
@@ -124,7 +124,7 @@ def test_a_message_that_is_waited_for_is_named_with_its_command(office: Path, ca
     found = call(capsys, "run", "app.py:listen", "--id", "l1")
     assert found.code == 3
     assert "l1:1  waits for a message 'paid'" in found.err
-    assert "kedge send l1 paid BODY" in found.err
+    assert "killick send l1 paid BODY" in found.err
 
 
 def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: Path, capsys: Capture) -> None:
@@ -132,12 +132,12 @@ def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: 
     found = call(capsys, "run", "app.py:pay_out", "-q", "-i", "13", "--id", "p1")
     assert (found.code, found.out) == (1, "")
     assert found.err.splitlines()[-1] == (
-        "kedge: p1: failed at step 1 (pay): NotDone: the bank is closed; `kedge show p1` says why, "
-        "`kedge resume p1` lets it try again"
+        "killick: p1: failed at step 1 (pay): NotDone: the bank is closed; `killick show p1` says why, "
+        "`killick resume p1` lets it try again"
     )
     (office / "bank-closed").unlink()
     assert (
-        "rewound to step 1, which failed; to go on: kedge run app.py:pay_out --id p1"
+        "rewound to step 1, which failed; to go on: killick run app.py:pay_out --id p1"
         in call(capsys, "resume", "p1").out
     )
     assert call(capsys, "run", "app.py:pay_out", "--id", "p1").out == "paid 13 to Ann\n"
@@ -146,25 +146,26 @@ def test_a_failed_run_ends_with_1_and_one_line_and_goes_on_when_resumed(office: 
 def test_a_run_goes_on_by_its_id_alone_where_the_app_is_known(office: Path, capsys: Capture) -> None:
     open_office()
     main(["answer", "claim_17", "approve"])
-    (office / "pyproject.toml").write_text('[tool.kedge]\napp = "app.py"\n', encoding="utf-8")
+    (office / "pyproject.toml").write_text('[tool.killick]\napp = "app.py"\n', encoding="utf-8")
     (office / "deeper").mkdir()
     os.chdir(office / "deeper")
-    assert call(capsys, "run", "--id", "claim_17", "--store", "../kedge.db").out == "paid 80 to Ann\n"
+    assert call(capsys, "run", "--id", "claim_17", "--store", "../killick.db").out == "paid 80 to Ann\n"
 
 
 def test_a_run_whose_agent_is_not_declared_says_where_it_seems_to_be(office: Path) -> None:
-    assert run_kedge("run", "app.py:listen", "--id", "l1", cwd=office).returncode == 3
-    done = run_kedge("run", "--id", "l1", cwd=office)
+    assert run_killick("run", "app.py:listen", "--id", "l1", cwd=office).returncode == 3
+    done = run_killick("run", "--id", "l1", cwd=office)
     assert (done.returncode, done.stderr) == (
         2,
-        "kedge: l1: is a run of listen, which is not declared here; say where it is: kedge run app.py:listen --id l1\n",
+        "killick: l1: is a run of listen, which is not declared here; "
+        "say where it is: killick run app.py:listen --id l1\n",
     )
 
 
 def test_a_paused_run_ends_with_3_and_names_resume(office: Path, capsys: Capture) -> None:
     open_office()
     found = call(capsys, "run", "app.py:review", "--id", "claim_19")
-    assert (found.code, found.err) == (3, "kedge: claim_19: is paused; `kedge resume claim_19` lets it go on\n")
+    assert (found.code, found.err) == (3, "killick: claim_19: is paused; `killick resume claim_19` lets it go on\n")
 
 
 def test_a_run_that_was_not_finished_is_gone_on_with_unless_a_fresh_one_is_wanted(
@@ -174,13 +175,13 @@ def test_a_run_that_was_not_finished_is_gone_on_with_unless_a_fresh_one_is_wante
     found = call(capsys, "run", "app.py:listen")
     assert "goes on with this run, which was not finished; --fresh starts another" in found.err
     assert call(capsys, "run", "app.py:listen", "--fresh").code == 3
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert len(kd.list(agent="listen")) == 2
 
 
 def test_tags_and_priority_are_recorded(office: Path) -> None:
     main(["run", "app.py:listen", "--id", "l1", "--tag", "a", "--tag", "b", "--priority", "7"])
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         info = kd.info("l1")
     assert (info.tags, info.priority) == (("a", "b"), 7)
 
@@ -191,7 +192,7 @@ def test_tags_and_priority_are_recorded(office: Path) -> None:
 def test_start_prints_the_id_and_runs_nothing(office: Path, capsys: Capture) -> None:
     found = call(capsys, "start", "app.py:review", "-i", "@claim.json", "--id", "claim_20")
     assert (found.code, found.out) == (0, "claim_20\n")
-    assert "is queued for a worker; to run it here: kedge run app.py:review --id claim_20" in found.err
+    assert "is queued for a worker; to run it here: killick run app.py:review --id claim_20" in found.err
     again = call(capsys, "start", "app.py:review", "-i", "@claim.json", "--id", "claim_20", "--json")
     assert json.loads(again.out) == {
         "run": "claim_20", "agent": "review", "status": "queued", "created": False,
@@ -203,11 +204,11 @@ def test_start_prints_the_id_and_runs_nothing(office: Path, capsys: Capture) -> 
 
 # on a terminal ------------------------------------------------------------------------------------
 
-KEDGE = [sys.executable, "-m", "kedge"]
+KILLICK = [sys.executable, "-m", "killick"]
 
 
 def test_on_a_terminal_steps_are_shown_and_questions_are_asked_in_line(office: Path) -> None:
-    command = [*KEDGE, "run", "app.py:review", "-i", '{"id": 17}', "--id", "claim_17"]
+    command = [*KILLICK, "run", "app.py:review", "-i", '{"id": 17}', "--id", "claim_17"]
     code, seen = on_terminal(
         command,
         cwd=office,
@@ -226,11 +227,11 @@ def test_on_a_terminal_steps_are_shown_and_questions_are_asked_in_line(office: P
 
 
 def test_on_a_terminal_nothing_is_an_answer_for_later(office: Path) -> None:
-    command = [*KEDGE, "run", "app.py:doubt", "--id", "d1"]
+    command = [*KILLICK, "run", "app.py:doubt", "--id", "d1"]
     code, seen = on_terminal(command, cwd=office, env=plain_environment(NO_COLOR="1"), types={"Enter: later": "\n"})
     assert code == 3, seen
     assert "Did it happen?" in seen
-    assert "kedge answer d1:1 happened" in seen
+    assert "killick answer d1:1 happened" in seen
 
 
 # interrupted --------------------------------------------------------------------------------------
@@ -239,18 +240,18 @@ SLOW = """
 import asyncio
 from pathlib import Path
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def nap() -> None:
     Path("asleep").touch()
     while not Path("awake").exists():
         await asyncio.sleep(0.01)
 
 
-@kedge.agent
-async def sleeper(run: kedge.Run) -> str:
+@killick.agent
+async def sleeper(run: killick.Run) -> str:
     await run.call(nap)
     return "rested"
 """
@@ -259,7 +260,11 @@ async def sleeper(run: kedge.Run) -> str:
 def test_an_interrupt_parks_the_run_and_says_how_to_go_on(office: Path) -> None:
     (office / "slow.py").write_text(SLOW, encoding="utf-8")
     process = subprocess.Popen(
-        [*KEDGE, "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(), stderr=subprocess.PIPE, text=True
+        [*KILLICK, "run", "slow.py", "--id", "s1"],
+        cwd=office,
+        env=plain_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     until = time.monotonic() + 300
     while not (office / "asleep").exists() and time.monotonic() < until:
@@ -267,7 +272,7 @@ def test_an_interrupt_parks_the_run_and_says_how_to_go_on(office: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "kedge: s1: parked where it was; to go on: kedge run slow.py --id s1"
+    assert err.splitlines()[-1] == "killick: s1: parked where it was; to go on: killick run slow.py --id s1"
     (office / "awake").touch()
-    done = run_kedge("run", "slow.py", "--id", "s1", cwd=office)
+    done = run_killick("run", "slow.py", "--id", "s1", cwd=office)
     assert (done.returncode, done.stdout) == (0, "rested\n")

@@ -1,4 +1,4 @@
-"""`kedge store seal`, `kedge store prove` and what `kedge verify` says of them."""
+"""`killick store seal`, `killick store prove` and what `killick verify` says of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.errors import SealRefused
-from kedge.history.checkpoint import new_key
-from kedge.model import events as e
+import killick
+from killick.cli.main import main
+from killick.errors import SealRefused
+from killick.history.checkpoint import new_key
+from killick.model import events as e
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a store of two runs, and a key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("KEDGE_SEAL_KEY", raising=False)
+    monkeypatch.delenv("KILLICK_SEAL_KEY", raising=False)
     for run in ("a", "b"):
         grow(run, 3)
     private, public = new_key()
@@ -35,10 +35,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def grow(run: str, count: int = 1) -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         if kd.store.head(run) is None:
             kd.log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
-        kd.log.open(run).append(*(kedge.Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
+        kd.log.open(run).append(*(killick.Entry(e.NoteMade(at=2), {"note": f"{run} {n}"}) for n in range(count)))
 
 
 def did(capsys: Capture, *words: str, code: int = 0) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def sealed(capsys: Capture, out: str) -> None:
 
 def test_without_a_key_the_next_move_is_named(capsys: Capture) -> None:
     assert did(capsys, "store", "seal", code=2)[1] == (
-        "kedge: seal: needs a key to sign with; --new-key FILE makes one, --key FILE or KEDGE_SEAL_KEY names it\n"
+        "killick: seal: needs a key to sign with; --new-key FILE makes one, --key FILE or KILLICK_SEAL_KEY names it\n"
     )
 
 
@@ -77,11 +77,11 @@ def test_a_new_key_is_for_its_owner_alone_and_never_overwritten(capsys: Capture)
     before = Path("new.pem").read_bytes()
     assert "is there already, and a key is never" in did(capsys, "store", "seal", "--new-key", "new.pem", code=2)[1]
     assert Path("new.pem").read_bytes() == before
-    assert b"PRIVATE" not in Path("kedge.db").read_bytes()
+    assert b"PRIVATE" not in Path("killick.db").read_bytes()
 
 
 def test_the_key_may_come_from_the_environment(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KEDGE_SEAL_KEY", "key.pem")
+    monkeypatch.setenv("KILLICK_SEAL_KEY", "key.pem")
     out, _ = did(capsys, "store", "seal")
     assert "\n— store_" in out, "the checkpoint is printed where no file is named"
     assert "nothing changed since seal 1" in did(capsys, "store", "seal")[0]
@@ -100,7 +100,7 @@ def test_as_json_it_has_the_checkpoint_and_what_was_sealed(capsys: Capture) -> N
 
 def test_what_is_not_what_was_sealed_is_named_and_the_exit_code_says_so(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.store.remove("b")
     out, _ = did(capsys, "store", "seal", "--key", "key.pem", "--out", "two.seal", code=1)
     assert "✗ b  is gone, and nothing says where to" in out
@@ -108,14 +108,14 @@ def test_what_is_not_what_was_sealed_is_named_and_the_exit_code_says_so(capsys: 
 
 def test_a_kept_checkpoint_gives_way_only_to_one_that_grew_out_of_it(capsys: Capture) -> None:
     sealed(capsys, "kept.seal")
-    shutil.copy("kedge.db", "monday.db")
+    shutil.copy("killick.db", "monday.db")
     grow("a")
     sealed(capsys, "kept.seal")
     kept = Path("kept.seal").read_bytes()
-    shutil.copy("monday.db", "kedge.db")
+    shutil.copy("monday.db", "killick.db")
     grow("b")
     _, err = did(capsys, "store", "seal", "--key", "key.pem", "--out", "kept.seal", code=1)
-    assert err.startswith("kedge: kept.seal: this store is not what that checkpoint signs, so it is kept; see ")
+    assert err.startswith("killick: kept.seal: this store is not what that checkpoint signs, so it is kept; see ")
     assert Path("kept.seal").read_bytes() == kept
     assert (
         "is no checkpoint; name another file"
@@ -135,16 +135,16 @@ def test_verify_says_that_the_record_is_what_was_sealed(capsys: Capture) -> None
 
 def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> None:
     sealed(capsys, "monday.seal")
-    shutil.copy("kedge.db", "monday.db")
+    shutil.copy("killick.db", "monday.db")
     grow("a")
     grow("c")
     sealed(capsys, "tuesday.seal")
-    shutil.copy("monday.db", "kedge.db")
+    shutil.copy("monday.db", "killick.db")
     words = ("verify", "--checkpoint", "tuesday.seal", "--key", "key.pem.pub")
     out, _ = did(capsys, *words, code=1)
     assert "✗ a  breaks at event 5: ends at event 4, and was sealed at event 5 (seals)\n" in out
     assert "✗ c  is gone: it was sealed at event 2, and nothing says where to (seals)\n" in out
-    assert "✗ kedge.db  was rolled back or cut: " in out
+    assert "✗ killick.db  was rolled back or cut: " in out
     assert "repair" not in out
     found = data(capsys, *words, code=1)
     assert found["holds"] is False
@@ -152,8 +152,8 @@ def test_a_rolled_back_store_names_the_runs_that_were_lost(capsys: Capture) -> N
 
 
 def test_what_is_explained_is_told_and_is_no_failure(capsys: Capture) -> None:
-    with kedge.open("kedge.db") as kd:
-        kd.log.open("b").append(kedge.Entry(e.RunCompleted(at=3), {"result": None}))
+    with killick.open("killick.db") as kd:
+        kd.log.open("b").append(killick.Entry(e.RunCompleted(at=3), {"result": None}))
     sealed(capsys, "one.seal")
     did(capsys, "store", "prune", "--older", "1d", "--to", "old.gz", "--yes")
     words = ("verify", "--checkpoint", "one.seal", "--key", "key.pem.pub")
@@ -168,18 +168,18 @@ def test_a_checkpoint_or_key_that_is_none_is_one_line(capsys: Capture) -> None:
     assert "--checkpoint: needs --key PUB" in did(capsys, "verify", "--checkpoint", "one.seal", code=2)[1]
     assert "is a private key" in did(capsys, "verify", "--key", "key.pem", code=2)[1]
     words = ("verify", "--key", "key.pem.pub", "--checkpoint")
-    assert did(capsys, *words, "key.pem", code=1)[1] == "kedge: key.pem: is no checkpoint\n"
+    assert did(capsys, *words, "key.pem", code=1)[1] == "killick: key.pem: is no checkpoint\n"
     changed = Path("one.seal").read_text().replace("\n2\n", "\n1\n")
     Path("bare.seal").write_text(changed.partition("\n{")[0])
     assert did(capsys, *words, "bare.seal", code=1)[1] == (
-        "kedge: bare.seal: its signature does not hold: it was changed\n"
+        "killick: bare.seal: its signature does not hold: it was changed\n"
     )
 
 
 def test_the_values_of_the_seals_are_not_erased(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     _, err = did(capsys, "store", "erase", "seal", "--seq", "2", "--reason", "tidy", "--yes", code=2)
-    assert err.startswith("kedge: seal: without its values nothing that was sealed could be proved")
+    assert err.startswith("killick: seal: without its values nothing that was sealed could be proved")
 
 
 # prove --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_the_values_of_the_seals_are_not_erased(capsys: Capture) -> None:
 def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     sealed(capsys, "one.seal")
     out, _ = did(capsys, "store", "prove", "a", "@3", "--values", "--out", "a.proof")
-    assert out.splitlines()[-1] == "    kedge verify --proof a.proof --key PUB"
+    assert out.splitlines()[-1] == "    killick verify --proof a.proof --key PUB"
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
     for name in ("a.proof", "key.pem.pub", "one.seal"):
@@ -210,7 +210,7 @@ def test_a_proof_is_verified_without_a_store(capsys: Capture, monkeypatch: pytes
 def test_a_proof_without_a_file_is_printed(capsys: Capture) -> None:
     sealed(capsys, "one.seal")
     out, _ = did(capsys, "store", "prove", "a", "1")
-    assert kedge.verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
+    assert killick.verify_proof(out, Path("key.pem.pub").read_bytes()).run == "a"
     found = data(capsys, "store", "prove", "a", "1", "--out", "a.proof")
     assert (found["run"], found["seq"], found["bytes"]) == ("a", 1, Path("a.proof").stat().st_size)
 
@@ -235,6 +235,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_seal_in_the_store(capsys
 
 def test_a_run_called_seal_is_left_alone(capsys: Capture) -> None:
     grow("seal")
-    assert did(capsys, "store", "seal", "--key", "key.pem", code=2)[1].startswith("kedge: seal: is a run of claims")
-    with kedge.open("kedge.db") as kd, pytest.raises(SealRefused):
+    assert did(capsys, "store", "seal", "--key", "key.pem", code=2)[1].startswith("killick: seal: is a run of claims")
+    with killick.open("killick.db") as kd, pytest.raises(SealRefused):
         kd.seal(Path("key.pem").read_bytes())

@@ -1,4 +1,4 @@
-"""`kedge serve`: what it is given, and what it refuses; what it does is in tests/web."""
+"""`killick serve`: what it is given, and what it refuses; what it does is in tests/web."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in
-from kedge.cli import serve
-from kedge.runtime.registry import AGENTS
-from kedge.web import server
+from killick.cli import serve
+from killick.runtime.registry import AGENTS
+from killick.web import server
 
 Capture = pytest.CaptureFixture[str]
 LINK: Final = "http://127.0.0.1:8300/login?key=k"
@@ -21,7 +21,7 @@ LINK: Final = "http://127.0.0.1:8300/login?key=k"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_in(tmp_path, monkeypatch)
-    with kedge.open("kedge.db"):
+    with killick.open("killick.db"):
         pass
 
 
@@ -30,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the server was told, which says at once that it is ready and ends."""
     told: dict[str, Any] = {}
 
-    async def stand_in(client: kedge.Client, **options: Any) -> None:
+    async def stand_in(client: killick.Client, **options: Any) -> None:
         await asyncio.sleep(0)
         told.update(options)
         options["ready"]("http://127.0.0.1:8300/", LINK)
@@ -40,7 +40,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_it_prints_its_address_and_the_link_that_signs_in(capsys: Capture, served: dict[str, Any]) -> None:
-    said = f"serving kedge.db at http://127.0.0.1:8300/\nsign in, once, by {LINK}\n"
+    said = f"serving killick.db at http://127.0.0.1:8300/\nsign in, once, by {LINK}\n"
     assert call(capsys, "serve") == (0, said, "")
     assert (served["host"], served["port"], served["worker"]) == ("127.0.0.1", 8300, False)
     code, out, _ = call(capsys, "serve", "--json")
@@ -62,13 +62,13 @@ def test_options_reach_the_server(
 
 
 def test_fields_to_redact_may_stand_in_the_settings(capsys: Capture, served: dict[str, Any], tmp_path: Path) -> None:
-    Path("pyproject.toml").write_text('[tool.kedge]\nstore = "kedge.db"\nredact = ["ssn", "card.number"]\n')
+    Path("pyproject.toml").write_text('[tool.killick]\nstore = "killick.db"\nredact = ["ssn", "card.number"]\n')
     assert call(capsys, "serve")[0] == 0
     assert served["redact"] == ("ssn", "card.number")
-    Path("pyproject.toml").write_text('[tool.kedge]\nstore = "kedge.db"\nredact = "ssn"\n')
+    Path("pyproject.toml").write_text('[tool.killick]\nstore = "killick.db"\nredact = "ssn"\n')
     code, _, err = call(capsys, "serve")
     assert code == 2
-    assert "[tool.kedge] redact is 'ssn'; give a list of fields" in err
+    assert "[tool.killick] redact is 'ssn'; give a list of fields" in err
 
 
 def test_it_opens_a_browser_where_that_is_asked_for(
@@ -88,7 +88,7 @@ def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch:
     monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "starlette" else object())
     code, _, err = call(capsys, "serve")
     assert code == 2
-    assert err == "kedge: the dashboard needs its extra (starlette missing); pip install 'kedge[web]'\n"
+    assert err == "killick: the dashboard needs its extra (starlette missing); pip install 'killick[web]'\n"
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_worker_without_agents_is_refused(capsys: Capture) -> None:
     finally:
         AGENTS.restore(before)
     assert code == 2
-    assert "name the app: `kedge serve app.py --worker`" in err
+    assert "name the app: `killick serve app.py --worker`" in err

@@ -1,4 +1,4 @@
-"""`kedge show`: where a run is and what to type come first, and a page fits the terminal that it is read on."""
+"""`killick show`: where a run is and what to type come first, and a page fits the terminal that it is read on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli import paint
-from kedge.cli.main import main
-from kedge.log import Entry
-from kedge.model import events as e
+import killick
+from killick.cli import paint
+from killick.cli.main import main
+from killick.log import Entry
+from killick.model import events as e
 
 TRIED: list[int] = []
 LONG = "word " * 400
@@ -34,12 +34,12 @@ class Refused(Exception):
     body = '{"error": "vat_id", "message": "no such VAT id"}'
 
 
-@kedge.tool(effect="reads", name="show_fetch")
+@killick.tool(effect="reads", name="show_fetch")
 async def fetch(claim: int) -> list[str]:
     return ["report.pdf", "photo.jpg"]
 
 
-@kedge.tool(effect="idempotent", name="show_hold", retry=kedge.Retry(attempts=4, first=0.01))
+@killick.tool(effect="idempotent", name="show_hold", retry=killick.Retry(attempts=4, first=0.01))
 async def hold(claim: int, amount: int) -> str:
     TRIED.append(claim)
     if len(TRIED) < 3:
@@ -47,8 +47,8 @@ async def hold(claim: int, amount: int) -> str:
     return f"held {amount}"
 
 
-@kedge.tool(effect="idempotent", name="show_post")
-async def post(customer: str, lines: list[int], step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(effect="idempotent", name="show_post")
+async def post(customer: str, lines: list[int], step: killick.ToolStep = killick.STEP) -> str:
     step.progress({"sent": 2})
     try:
         raise Refused("422 from https://books.example")
@@ -56,13 +56,13 @@ async def post(customer: str, lines: list[int], step: kedge.ToolStep = kedge.STE
         raise ValueError("the books refused it") from refused
 
 
-@kedge.tool(name="show_charge")
+@killick.tool(name="show_charge")
 async def charge(amount: int) -> str:
     return "charged"
 
 
-@kedge.agent(name="show_review")
-async def review(run: kedge.Run, claim: int) -> str:
+@killick.agent(name="show_review")
+async def review(run: killick.Run, claim: int) -> str:
     await run.plan(["fetch", "approve", "pay"])
     await run.at("fetch")
     await run.call(fetch, claim)
@@ -75,73 +75,73 @@ async def review(run: kedge.Run, claim: int) -> str:
     return str(answer.kind)
 
 
-@kedge.agent(name="show_invoice")
-async def invoice(run: kedge.Run, customer: str) -> str:
+@killick.agent(name="show_invoice")
+async def invoice(run: killick.Run, customer: str) -> str:
     await run.update(customer=customer)
     return await run.call(post, customer, [1, 2, 3])
 
 
-@kedge.agent(name="show_parent")
-async def parent(run: kedge.Run, claim: int) -> str:
+@killick.agent(name="show_parent")
+async def parent(run: killick.Run, claim: int) -> str:
     child = await run.spawn(review, claim)
     return await child.result()
 
 
-@kedge.agent(name="show_many")
-async def many(run: kedge.Run, n: int) -> str:
+@killick.agent(name="show_many")
+async def many(run: killick.Run, n: int) -> str:
     for k in range(n):
         await run.call(fetch, k)
     return LONG
 
 
-@kedge.agent(name="show_beside")
-async def beside(run: kedge.Run, n: int) -> int:
+@killick.agent(name="show_beside")
+async def beside(run: killick.Run, n: int) -> int:
     return len(await run.gather(*(run.call(fetch, k) for k in range(n))))
 
 
-@kedge.agent(name="show_patient")
-async def patient(run: kedge.Run, name: str) -> Any:
+@killick.agent(name="show_patient")
+async def patient(run: killick.Run, name: str) -> Any:
     await run.sleep("30d")
     return await run.wait("paid")
 
 
-@kedge.tool(effect="idempotent", name="show_transfer")
+@killick.tool(effect="idempotent", name="show_transfer")
 async def transfer(to: str, amount: int) -> str:
     return f"{amount} to {to}"
 
 
-TRANSFERS = kedge.Contract(
+TRANSFERS = killick.Contract(
     "transfers",
     [
-        kedge.rules.arguments("show_transfer", amount={"max": 5000}),
-        kedge.rules.arguments("show_transfer", amount={"max": 100}, name="large sums", ask="managers"),
-        kedge.rules.deny("show_transfer", name="two people", ask=kedge.Approval("directors", need=2)),
-        kedge.rules.arguments("update", route={"one_of": ["auto"]}),
+        killick.rules.arguments("show_transfer", amount={"max": 5000}),
+        killick.rules.arguments("show_transfer", amount={"max": 100}, name="large sums", ask="managers"),
+        killick.rules.deny("show_transfer", name="two people", ask=killick.Approval("directors", need=2)),
+        killick.rules.arguments("update", route={"one_of": ["auto"]}),
     ],
     people={"managers": ["mia", "max"], "directors": ["dan", "dora"]},
 )
 
 
-@kedge.agent(name="show_judged", contract=TRANSFERS)
-async def judged(run: kedge.Run, amount: int) -> str:
+@killick.agent(name="show_judged", contract=TRANSFERS)
+async def judged(run: killick.Run, amount: int) -> str:
     for change in (run.call(transfer, "ann", 9000), run.update(route="none")):
-        with contextlib.suppress(kedge.Rejected):
+        with contextlib.suppress(killick.Rejected):
             await change
     try:
         return await run.call(transfer, "ann", amount)
-    except kedge.Rejected as rejected:
+    except killick.Rejected as rejected:
         return rejected.code
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("show") / "kedge.db"
-    with kedge.open(str(path)) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    path = tmp_path_factory.mktemp("show") / "killick.db"
+    with killick.open(str(path)) as kd:
+        with pytest.raises(killick.RunWaiting):
             kd.run(review, 17, id="claim_17")
-        with pytest.raises(kedge.RunFailed):
+        with pytest.raises(killick.RunFailed):
             kd.run(invoice, "Möller", id="invoice_7")
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(parent, 18, id="parent_1")
         kd.run(many, 120, id="many_1")
         kd.start(patient, "bob", id="patient_1")
@@ -155,7 +155,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.parent)
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
 
@@ -184,39 +184,41 @@ def test_a_waiting_run_begins_with_where_it_is_what_it_waits_for_and_what_to_typ
     )
     assert lines[2] == "  waits   Pay 80?"
     assert re.fullmatch(r"          asked of managers, until .* \(in (3d|2d 23h)\), then reject", lines[3])
-    assert lines[4].startswith("  next    kedge answer claim_17:4 approve  or reject, edit --value VALUE,")
+    assert lines[4].startswith("  next    killick answer claim_17:4 approve  or reject, edit --value VALUE,")
 
 
 def test_a_failed_run_begins_with_its_error_and_how_to_resume_it(show: Any) -> None:
     told = head(show("invoice_7"))
     assert "  failed  step 1: ValueError: the books refused it\n" in told
-    assert told.endswith("  next    kedge resume invoice_7")
+    assert told.endswith("  next    killick resume invoice_7")
 
 
 def test_a_run_that_waits_for_a_child_says_what_the_child_waits_for_and_how_to_answer_that(show: Any) -> None:
     told = head(show("parent_1"))
     assert "  waits   for parent_1/1, which is waiting: Pay 80?" in told
-    assert "  next    kedge answer parent_1/1:4 approve" in told
+    assert "  next    killick answer parent_1/1:4 approve" in told
 
 
 def test_every_other_status_says_what_to_type_too(show: Any) -> None:
-    assert "  held    paused by ops: closing\n  next    kedge resume paused_1" in show("paused_1")
-    assert re.search(r"  next    kedge run .*--id queued_1", show("queued_1"))
+    assert "  held    paused by ops: closing\n  next    killick resume paused_1" in show("paused_1")
+    assert re.search(r"  next    killick run .*--id queued_1", show("queued_1"))
     assert re.search(r"  waits   until .* \(in (30d|29d 23h)\)", show("patient_1"))
     assert "  result  word word" in show("many_1")
 
 
 def test_a_run_for_which_an_answer_came_is_due_and_needs_no_other(store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.open(str(store)) as kd:
+        with pytest.raises(killick.RunWaiting):
             kd.run(review, 20, id="answered_1")
         kd.answer("answered_1", "approve", by="mia")
-    assert re.search(r"  next    kedge run .*--id answered_1  it is due, and goes on when somebody", show("answered_1"))
+    assert re.search(
+        r"  next    killick run .*--id answered_1  it is due, and goes on when somebody", show("answered_1")
+    )
 
 
 def test_the_store_that_was_named_is_in_the_command_to_type(show: Any, store: Path) -> None:
     told = show("invoice_7", "--store", str(store))
-    assert f"  next    kedge resume invoice_7 --store {store}" in told
+    assert f"  next    killick resume invoice_7 --store {store}" in told
 
 
 # the timeline -------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def test_long_values_are_cut_and_full_shows_them_whole(show: Any) -> None:
 
 
 def test_a_pipe_gets_no_colour_and_a_terminal_does(store: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "show", "claim_17"]
+    command = [sys.executable, "-m", "killick", "show", "claim_17"]
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     plain = subprocess.run(command, cwd=store.parent, env=kept, capture_output=True, text=True, check=True).stdout
     colour = subprocess.run(
@@ -281,11 +283,11 @@ def test_as_it_was_at_a_place_in_time(show: Any) -> None:
     told = show("claim_17", "--at", "3:before")
     assert told.startswith("claim_17  running  show_review  as it was at 3:before, ")
     assert "Who decides?" not in told
-    assert "next    kedge" not in told, "nothing can be done about the past"
+    assert "next    killick" not in told, "nothing can be done about the past"
 
 
 def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.run(many, 3, id="rewound_1")
         step = kd.state("rewound_1").fold.step("2")
         assert step is not None
@@ -301,10 +303,10 @@ def test_a_rewind_shows_what_it_left_behind(store: Path, show: Any) -> None:
 
 
 def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.start(judged, 400, id="judged_1")
         kd.advance("judged_1")
-        assert "  next    kedge answer judged_1:2 approve  or reject, edit --set amount=100, respond" in show(
+        assert "  next    killick answer judged_1:2 approve  or reject, edit --set amount=100, respond" in show(
             "judged_1"
         )
         kd.answer("judged_1", "edit", value={"amount": 300}, by="mia", comment="not so much")
@@ -315,7 +317,7 @@ def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: An
             r'  waits   show_transfer\(to="ann", amount=300\)\n'
             r"          .*\(rule two people\)\n"
             r"          asked of directors \(dan, dora\), 1 of 2 agreed \(dan\)\n"
-            r"  next    kedge answer judged_1:2 approve  or",
+            r"  next    killick answer judged_1:2 approve  or",
             told,
         ), told
         kd.answer("judged_1", "approve", by="dora")
@@ -345,7 +347,7 @@ def test_a_page_tells_rejections_questions_votes_and_edits(store: Path, show: An
     ],
 )
 def test_who_said_no_or_something_else_is_told(store: Path, show: Any, verb: Any, value: Any, line: str) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.start(judged, 400, id=f"judged_{verb}")
         kd.advance(f"judged_{verb}")
         kd.answer(f"judged_{verb}", verb, value=value, by="mia", comment="why?")
@@ -356,7 +358,7 @@ def test_who_said_no_or_something_else_is_told(store: Path, show: Any, verb: Any
 
 
 def test_what_somebody_skipped_or_gave_by_hand_says_who_and_why(store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         for run in ("skipped_1", "overridden_1", "skipped_2"):
             kd.start(review if run == "skipped_2" else judged, 400, id=run)
             kd.advance(run)
@@ -374,7 +376,7 @@ def test_what_somebody_skipped_or_gave_by_hand_says_who_and_why(store: Path, sho
 def test_what_was_judged_fits_the_terminal(
     store: Path, show: Any, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.start(judged, 400, id=f"narrow_{columns}")
         kd.advance(f"narrow_{columns}")
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -387,7 +389,7 @@ def test_what_was_judged_fits_the_terminal(
 @pytest.fixture(scope="module")
 def forked(store: Path) -> str:
     """A run of five steps that was rewound from 5 to before 4, and a fork that left it after step 2."""
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.run(many, 5, id="forked_1")
         before, after = (kd.log.state("forked_1").fold.step(number) for number in ("4", "2"))
         assert before is not None
@@ -427,7 +429,7 @@ def test_a_graph_goes_into_a_file_or_down_a_pipe(
     assert file.read_text().startswith("<svg xmlns=")
     assert show(forked, "--svg", "-") == file.read_text()
     assert main(["show", forked, "--svg", str(tmp_path / "no" / "where.svg")]) == 2
-    assert capsys.readouterr().err.startswith("kedge: ")
+    assert capsys.readouterr().err.startswith("killick: ")
 
 
 def test_a_graph_is_data_for_programs(forked: str, show: Any) -> None:
@@ -453,7 +455,7 @@ def test_history_has_every_step_and_with_all_what_was_left(forked: str, show: An
 
 
 def test_history_has_steps_inside_a_gather(store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.run(beside, 2, id="beside_1")
     told = [line.split() for line in show("beside_1", "--history").splitlines()[1:]]
     assert sorted(row[0] for row in told) == ["1.1.1:before", "1.2.1:before", "1:before"]
@@ -462,11 +464,11 @@ def test_history_has_steps_inside_a_gather(store: Path, show: Any) -> None:
 @pytest.mark.parametrize("other", ["--graph", "--history"])
 def test_a_drawing_and_the_history_are_of_all_time(forked: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", forked, other, "--at", "2:before"]) == 2
-    assert capsys.readouterr().err == f"kedge: {other} and --at do not go together; choose one\n"
+    assert capsys.readouterr().err == f"killick: {other} and --at do not go together; choose one\n"
 
 
 def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Path, show: Any) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         kd.log.open(forked).append(Entry(e.ForkMade(at=2, run="forked_1-fork", cut=7, by="mia")))
     assert "forked from forked_1, effects recorded" in show("forked_1-fork")
     assert "forked by mia as forked_1-fork" in show(forked)
@@ -476,17 +478,17 @@ def test_a_fork_and_who_was_forked_say_so_on_their_pages(forked: str, store: Pat
 # a process that died ------------------------------------------------------------------------------
 
 DYING = """
-import os, signal, sys, kedge
+import os, signal, sys, killick
 
-@kedge.tool(name="show_dying")
+@killick.tool(name="show_dying")
 async def dying(amount: int) -> str:
     os.kill(os.getpid(), signal.SIGKILL)
 
-@kedge.agent(name="show_dies")
-async def dies(run: kedge.Run, amount: int) -> str:
+@killick.agent(name="show_dies")
+async def dies(run: killick.Run, amount: int) -> str:
     return await run.call(dying, amount)
 
-with kedge.open(sys.argv[1]) as kd:
+with killick.open(sys.argv[1]) as kd:
     kd.run(dies, 990, id="orphan_1")
 """
 
@@ -497,7 +499,7 @@ def test_a_run_whose_process_was_killed_is_orphaned_and_says_how_to_go_on(store:
     lines = head(show("orphan_1")).splitlines()
     assert lines[0] == "orphan_1  orphaned  show_dies"
     assert re.fullmatch(r"  dead    process \d+ was at it and is gone", lines[2])
-    assert lines[3] == "  next    kedge resume orphan_1"
+    assert lines[3] == "  next    killick resume orphan_1"
     assert "The process that was at the run is gone. Nothing happens until somebody resumes the run." in " ".join(
         show("orphan_1", "--why").split()
     )
@@ -528,7 +530,7 @@ def test_state_is_the_state_document(show: Any) -> None:
 
 
 def test_log_is_every_event_on_a_line(show: Any, store: Path) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         count = kd.log.head("claim_17").seq
     lines = show("claim_17", "--log").splitlines()
     assert len(lines) == count
@@ -549,9 +551,9 @@ def test_history_names_the_places(show: Any) -> None:
 def test_following_a_run_prints_what_is_committed_until_it_ends(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         TRIED[:] = [0, 0]
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(review, 19, id="followed_1")
         codes: list[int] = []
         following = threading.Thread(target=lambda: codes.append(main(["show", "followed_1", "--follow"])))
@@ -574,11 +576,11 @@ def test_following_a_run_prints_what_is_committed_until_it_ends(
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["claim_71"], "kedge: claim_71: no such run in kedge.db; did you mean claim_17?"),
-        (["claim_17", "--why", "9"], "kedge: claim_17: has no step 9; it has 1 to 4"),
-        (["queued_1", "--why", "1"], "kedge: queued_1: has no step 1; it has taken none yet"),
-        (["claim_17", "--log", "--state"], "kedge: --state and --log do not go together; choose one"),
-        (["claim_17", "--follow", "--at", "1:before"], "kedge: --follow and --at do not go together; choose one"),
+        (["claim_71"], "killick: claim_71: no such run in killick.db; did you mean claim_17?"),
+        (["claim_17", "--why", "9"], "killick: claim_17: has no step 9; it has 1 to 4"),
+        (["queued_1", "--why", "1"], "killick: queued_1: has no step 1; it has taken none yet"),
+        (["claim_17", "--log", "--state"], "killick: --state and --log do not go together; choose one"),
+        (["claim_17", "--follow", "--at", "1:before"], "killick: --follow and --at do not go together; choose one"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_exit_code_2(

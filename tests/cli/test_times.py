@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-import kedge
+import killick
 from claims import Called, call, move_in, on_terminal, plain_environment
-from kedge.cli.main import main
+from killick.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -20,7 +20,7 @@ APP: Final = '''
 
 from pathlib import Path
 
-import kedge
+import killick
 
 
 def said(line: str) -> None:
@@ -28,37 +28,37 @@ def said(line: str) -> None:
         book.write(line + "\\n")
 
 
-def refund(effect: kedge.Effect) -> str:
+def refund(effect: killick.Effect) -> str:
     if Path("line-is-dead").exists():
         raise OSError("the line is dead")
     said(f"refund {effect.result['receipt']}")
     return f"refunded {effect.result['receipt']}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def bill(number: int) -> dict:
     return {"payee": "b-17", "amount": 1250}
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def rate(currency: str) -> dict:
     return {"status": "up", "rate": 2}
 
 
-@kedge.tool(compensate=refund, identity=("to",), consumes=("token",))
+@killick.tool(compensate=refund, identity=("to",), consumes=("token",))
 async def pay(to: str, amount: int, token: str) -> dict:
     said(f"pay {amount} to {to}")
     return {"receipt": "PA-2211", "amount": amount}
 
 
-@kedge.tool
+@killick.tool
 async def mail(to: str, text: str) -> str:
     said("mail")
     return "M-77012"
 
 
-@kedge.agent
-async def payer(run: kedge.Run, number: int) -> str:
+@killick.agent
+async def payer(run: killick.Run, number: int) -> str:
     due = await run.call(bill, number)
     today = await run.call(rate, "EUR")
     if today["status"] == "down":
@@ -74,15 +74,15 @@ async def payer(run: kedge.Run, number: int) -> str:
     return f"paid, {paid['receipt']}"
 
 
-@kedge.agent
-async def lasting(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def lasting(run: killick.Run, count: int) -> int:
     if count < 2:
         await run.renew(count + 1)
     return count
 
 
-@kedge.agent
-async def reader(run: kedge.Run, count: int) -> int:
+@killick.agent
+async def reader(run: killick.Run, count: int) -> int:
     await run.call(bill, count)
     await run.call(rate, "EUR")
     return count
@@ -94,7 +94,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where a bill was paid, by the run bill_17."""
     move_in(tmp_path, monkeypatch)
     (tmp_path / "app.py").write_text(APP, encoding="utf-8")
-    (tmp_path / "pyproject.toml").write_text('[tool.kedge]\napp = "app.py"\n', encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text('[tool.killick]\napp = "app.py"\n', encoding="utf-8")
     assert main(["run", "app.py:payer", "-q", "-i", "17", "--id", "bill_17"]) == 3
     assert main(["answer", "bill_17", "approve", "--by", "mia"]) == 0
     assert main(["send", "bill_17", "note", "thanks"]) == 0
@@ -107,7 +107,7 @@ def bank() -> list[str]:
 
 
 def status(run: str) -> str:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         return kd.info(run).status
 
 
@@ -117,7 +117,7 @@ def status(run: str) -> str:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["fork", "bill17"], "bill17: no such run in kedge.db; did you mean bill_17?"),
+        (["fork", "bill17"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["fork", "bill_17", "--at", "9:after"], "bill_17: there is no step 9; it has step 1 to 7"),
         (["fork", "bill_17", "--at", "soon"], "'soon' names no place; write 6:before"),
         (["fork", "bill_17", "--output", "2={status: down}"], "--output 2: is not JSON"),
@@ -131,13 +131,13 @@ def status(run: str) -> str:
         (["fork", "bill_17", "--at", "5:after", "--output", "2={}"], "fork at 2:after to change it"),
         (["fork", "bill_17", "--id", "bill_17"], "bill_17"),
         (["fork", "bill_17", "--effects", "some"], "--effects: 'some' is not one of"),
-        (["rewind", "bill17", "--to", "1"], "bill17: no such run in kedge.db; did you mean bill_17?"),
+        (["rewind", "bill17", "--to", "1"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["rewind", "bill_17"], "rewind: needs"),
         (["rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
         (["rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
         (["rewind", "bill_17", "--to", "5:before"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
         (["rewind", "old", "--to", "start"], "old: goes on as old+2; rewind that, or fork this one"),
-        (["undo", "bill17", "--step", "5"], "bill17: no such run in kedge.db; did you mean bill_17?"),
+        (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
         (["undo", "bill_17"], "undo: needs"),
         (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
         (["undo", "bill_17", "--step", "1"], "step 1 cannot be undone: it did nothing to the world (bill reads)"),
@@ -151,14 +151,14 @@ def status(run: str) -> str:
 )
 def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture, args: list[str], line: str) -> None:
     main(["run", "app.py:lasting", "-q", "-i", "1", "--id", "old"])
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         before = {each.run: kd.log.head(each.run).seq for each in kd.list()}
     found = call(capsys, *args)
     assert found.code == 2
-    assert found.err.startswith("kedge: ")
+    assert found.err.startswith("killick: ")
     assert found.err.count("\n") == 1
     assert line in found.err
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert {each.run: kd.log.head(each.run).seq for each in kd.list()} == before
     assert bank() == ["pay 2500 to b-17", "mail"]
 
@@ -166,10 +166,10 @@ def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture
 def test_an_app_that_does_not_know_the_tool_is_asked_for(office: Path, capsys: Capture) -> None:
     (office / "pyproject.toml").unlink()
     for name in ("pay", "mail"):
-        kedge.runtime.registry.TOOLS.pop(name)
+        killick.runtime.registry.TOOLS.pop(name)
     found = call(capsys, "undo", "bill_17", "--step", "5")
     assert found.err == (
-        "kedge: bill_17: step 5 cannot be undone: its tool pay is not declared here; name its module with --app\n"
+        "killick: bill_17: step 5 cannot be undone: its tool pay is not declared here; name its module with --app\n"
     )
 
 
@@ -184,8 +184,8 @@ def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, 
         "  shares      steps 1 to 4, nothing is copied",
         "  differs     context limit=9",
         "  world       adopts what bill_17 did (5 pay, 6 mail); what is new is put to a person first",
-        "  next        kedge run --id bill_17-fork",
-        "              kedge diff bill_17 bill_17-fork",
+        "  next        killick run --id bill_17-fork",
+        "              killick diff bill_17 bill_17-fork",
     ]
     assert status("bill_17-fork") == "queued"
     assert call(capsys, "fork", "bill_17", "--at", "start", "--effects", "none").out.splitlines()[:4] == [
@@ -210,7 +210,7 @@ def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_p
         "  parts at    step 2: the same call, and something else came of it",
         '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
         '              bill_17-fork  rate(currency="EUR") → {"status":"down","rate":0}',
-        "  next        kedge diff bill_17 bill_17-fork",
+        "  next        killick diff bill_17 bill_17-fork",
     ]
     assert bank() == ["pay 2500 to b-17", "mail"]
     assert status("bill_17") == "completed"
@@ -221,7 +221,7 @@ def test_a_fork_that_waits_says_for_what_and_ends_with_3(office: Path, capsys: C
     assert found.code == 3
     assert "  now         is waiting" in found.out.splitlines()
     assert "again:3  Pay 1250?" in found.out
-    assert "kedge answer again:3 approve" in found.out
+    assert "killick answer again:3 approve" in found.out
 
 
 def test_a_fork_pays_once_with_its_parent(office: Path, capsys: Capture) -> None:
@@ -247,19 +247,19 @@ def test_a_fork_can_have_another_input_and_a_program_reads_it_as_json(office: Pa
         ("effects", "recorded"),
     ]
     assert told["parts"].startswith("step 1: the same call with other arguments")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.state("read-fork").result == 7
 
 
 def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: Path, capsys: Capture) -> None:
     (office / "pyproject.toml").unlink()
     (office / "app.py").rename(office / "elsewhere.txt")
-    names = kedge.runtime.registry.AGENTS.copy()
-    kedge.runtime.registry.AGENTS.restore(({}, {}))
+    names = killick.runtime.registry.AGENTS.copy()
+    killick.runtime.registry.AGENTS.restore(({}, {}))
     found = call(capsys, "fork", "bill_17", "--at", "2:after", "--run")
-    kedge.runtime.registry.AGENTS.restore(names)
+    killick.runtime.registry.AGENTS.restore(names)
     assert found.code == 2
-    assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: kedge run" in (
+    assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
         found.err
     )
 
@@ -286,7 +286,7 @@ def test_a_rewind_says_first_what_it_does_not_take_back(office: Path, capsys: Ca
     assert found.out.splitlines() == [
         *LEAVES_3,
         "bill_17  rewound to 3:before",
-        "  next        kedge run --id bill_17",
+        "  next        killick run --id bill_17",
     ]
     assert status("bill_17") == "queued"
 
@@ -300,10 +300,10 @@ def test_what_was_done_before_a_rewind_is_not_done_again(office: Path, capsys: C
 
 
 def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "rewind", "bill_17", "--to", "5:before"]
+    command = [sys.executable, "-m", "killick", "rewind", "bill_17", "--to", "5:before"]
     question = "rewind bill_17 to 5:before? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
-    assert (code, "kedge: nothing done" in seen, status("bill_17")) == (1, True, "completed")
+    assert (code, "killick: nothing done" in seen, status("bill_17")) == (1, True, "completed")
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
     assert (code, "rewound to 5:before" in seen, status("bill_17")) == (0, True, "queued")
 
@@ -314,7 +314,7 @@ def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsy
         "read would go back to 2:before @5",
         "  leaves      step 2, which stays on record",
         "read  rewound to 2:before",
-        "  next        kedge run --id read",
+        "  next        killick run --id read",
     ]
 
 
@@ -330,7 +330,7 @@ def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> 
 
 
 def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: Capture) -> None:
-    with kedge.open("kedge.db") as holder:
+    with killick.open("killick.db") as holder:
         holder.log.open("bill_17", holder="somebody")
         found = call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes")
         assert found.code == 0
@@ -346,7 +346,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: C
 def test_an_undo_says_who_used_it_then_undoes_it_and_says_what_came_of_it(office: Path, capsys: Capture) -> None:
     found = call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--because", "paid twice")
     assert found.code == 0
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         key = kd.undoing("bill_17", "5").key
     assert found.out.splitlines() == [
         'bill_17 step 5: pay(to="b-17", amount=2500, token="T-1")',
@@ -361,20 +361,20 @@ def test_an_undo_says_who_used_it_then_undoes_it_and_says_what_came_of_it(office
         "bill_17  undid step 5, pay",
         "  came to     refunded PA-2211",
         "  next        leave it so, or take the run back to before it:",
-        "              kedge rewind bill_17 --to 5:before",
+        "              killick rewind bill_17 --to 5:before",
     ]
     assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
     again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
-    assert again == Called(2, "", "kedge: bill_17: step 5 cannot be undone: it was undone already, by step 0.1\n")
+    assert again == Called(2, "", "killick: bill_17: step 5 cannot be undone: it was undone already, by step 0.1\n")
     assert "  undone      5   pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
 
 
 def test_an_undo_asks_a_terminal_and_may_only_look(office: Path, capsys: Capture) -> None:
     assert "nothing done" in call(capsys, "undo", "bill_17", "--step", "5", "--dry-run").err
-    command = [sys.executable, "-m", "kedge", "undo", "bill_17", "--step", "5"]
+    command = [sys.executable, "-m", "killick", "undo", "bill_17", "--step", "5"]
     question = "undo step 5 of bill_17? [y/N]:"
     code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
-    assert (code, "kedge: nothing done" in seen, bank()) == (1, True, ["pay 2500 to b-17", "mail"])
+    assert (code, "killick: nothing done" in seen, bank()) == (1, True, ["pay 2500 to b-17", "mail"])
     code, _ = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
     assert (code, bank()[-1]) == (0, "refund PA-2211")
 

@@ -1,4 +1,4 @@
-"""`kedge token`: a token is printed once, alone; lists and revocations say whose."""
+"""`killick token`: a token is printed once, alone; lists and revocations say whose."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in
-from kedge.runtime.tokens import Tokens, tokens
+from killick.runtime.tokens import Tokens, tokens
 
 Capture = pytest.CaptureFixture[str]
 
@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_in(tmp_path, monkeypatch)
-    with kedge.open("kedge.db"):
+    with killick.open("killick.db"):
         pass
 
 
@@ -25,7 +25,7 @@ def test_a_token_stands_alone_on_stdout_and_the_remark_beside_it(capsys: Capture
     code, out, err = call(capsys, "token", "create", "ann", "--scope", "operator", "--expires", "30d", "--by", "root")
     assert code == 0
     text = out.removesuffix("\n")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         made = Tokens(kd).check(text, kd.clock.now_us())
     assert made is not None
     assert (made.name, made.scope, made.by) == ("ann", "operator", "root")
@@ -52,23 +52,23 @@ def test_a_list_says_whose_each_is_and_whether_it_holds_and_shows_no_secret(caps
 def test_no_tokens_is_a_remark_with_the_next_move(capsys: Capture) -> None:
     code, out, err = call(capsys, "token", "list")
     assert (code, out) == (0, "")
-    assert "`kedge token create NAME`" in err
+    assert "`killick token create NAME`" in err
 
 
 def test_a_token_is_revoked_by_name_or_id_and_why_is_on_record(capsys: Capture) -> None:
     call(capsys, "token", "create", "ann")
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         [made] = tokens(kd)
     code, out, _ = call(capsys, "token", "revoke", made.id, "--because", "lost")
     assert (code, out) == (0, f"{made.id}  ann  revoked\n")
-    with kedge.open("kedge.db") as kd:
-        assert kd.log.data("kedge:tokens", 3) == {"because": "lost"}
+    with killick.open("killick.db") as kd:
+        assert kd.log.data("killick:tokens", 3) == {"because": "lost"}
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("revoke", "nobody"), "nobody: no token in force has this id or name; `kedge token list` lists them"),
+        (("revoke", "nobody"), "nobody: no token in force has this id or name; `killick token list` lists them"),
         (("create", "ann", "--expires", "soon"), "'soon' is no duration"),
         (("create", "ann", "--expires", "0s"), "would have expired already"),
         (("create", "ann", "--scope", "root"), "--scope"),
@@ -81,5 +81,5 @@ def test_what_is_mistyped_is_one_line_and_changes_nothing(capsys: Capture, words
     assert (code, out) == (2, "")
     assert says in err
     assert len(err.splitlines()) == 1
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert tokens(kd) == []

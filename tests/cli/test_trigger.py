@@ -1,4 +1,4 @@
-"""`kedge trigger`: what there is, what it did, and what people do to it."""
+"""`killick trigger`: what there is, what it did, and what people do to it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 from claims import call, move_in, on_terminal, plain_environment
-from kedge.runtime import firing
-from kedge.runtime.registry import AGENTS
-from kedge.runtime.triggers import TRIGGERS
+from killick.runtime import firing
+from killick.runtime.registry import AGENTS
+from killick.runtime.triggers import TRIGGERS
 
 Capture = pytest.CaptureFixture[str]
 
 APP = """
-import kedge
+import killick
 
 
-@kedge.agent
-async def report(run: kedge.Run, day: str) -> str:
+@killick.agent
+async def report(run: killick.Run, day: str) -> str:
     return f"report of {day}"
 
 
-@kedge.agent
-async def fulfil(run: kedge.Run, order: dict[str, int]) -> int:
+@killick.agent
+async def fulfil(run: killick.Run, order: dict[str, int]) -> int:
     return order["number"]
 
 
-kedge.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="today")
-kedge.on_event("order.created", fulfil)
+killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="today")
+killick.on_event("order.created", fulfil)
 """
 
 
@@ -43,8 +43,8 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     move_in(tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "app.py").write_text(APP)
-    (tmp_path / "pyproject.toml").write_text('[tool.kedge]\napp = "app.py"\nstore = "kedge.db"\n')
-    with kedge.open("kedge.db"):
+    (tmp_path / "pyproject.toml").write_text('[tool.killick]\napp = "app.py"\nstore = "killick.db"\n')
+    with killick.open("killick.db"):
         pass
     yield tmp_path
     TRIGGERS.restore(before)
@@ -53,7 +53,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def take_up() -> None:
     """What a worker does when it starts."""
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         firing.ensure(kd)
 
 
@@ -84,7 +84,7 @@ def test_a_trigger_is_fired_by_hand_without_a_worker(office: Path, capsys: Captu
     run = found.out.split()[-1]
     fired = json.loads(call(capsys, "trigger", "fire", "report", "--input", "monday", "--json").out)
     assert fired["started"]
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert kd.state(run).input == "today"
         assert kd.state(fired["run"]).input == "monday"
     assert f"fired     {run} by ada" in call(capsys, "trigger", "history", "report").out
@@ -96,7 +96,7 @@ def test_who_mistypes_a_name_is_told_the_nearest(office: Path, capsys: Capture) 
     assert "reprot: no such trigger in" in found.err
     assert "did you mean report?" in found.err
     found = call(capsys, "trigger", "pause", "report")
-    assert (found.code, found.err) == (2, "kedge: report: no worker has taken it up yet; `kedge worker` does\n")
+    assert (found.code, found.err) == (2, "killick: report: no worker has taken it up yet; `killick worker` does\n")
 
 
 def test_an_event_is_published_to_whoever_listens(office: Path, capsys: Capture) -> None:
@@ -124,13 +124,13 @@ def test_a_history_tells_what_was_fired_and_what_was_passed_and_why(office: Path
     assert (last["did"], last["by"]) == ("resumed", "ada")
     call(capsys, "trigger", "fire", "fulfil")
     found = call(capsys, "trigger", "history", "fulfil").out.splitlines()
-    assert "no input could be made (kedge.errors.ValueRefused" in found[-1]
+    assert "no input could be made (killick.errors.ValueRefused" in found[-1]
 
 
 def test_on_a_narrow_terminal_nothing_is_cut_off(office: Path, capsys: Capture) -> None:
     call(capsys, "trigger")
     take_up()
-    code, seen = on_terminal(["kedge", "trigger"], cwd=office, env=plain_environment(), columns=60)
+    code, seen = on_terminal(["killick", "trigger"], cwd=office, env=plain_environment(), columns=60)
     assert code == 0
     assert max(map(len, seen.splitlines())) <= 60
     assert "cron 0 9 * * mon-fri Europe/Berlin" in seen

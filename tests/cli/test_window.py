@@ -1,4 +1,4 @@
-"""`kedge show --window`: what fills a run's window, what was wasted, what left and what it saved, on a terminal."""
+"""`killick show --window`: what fills a run's window, what was wasted, what left and what it saved, on a terminal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.cli.main import main
-from kedge.cli.window import dollars, share
+import killick
+from killick.cli.main import main
+from killick.cli.window import dollars, share
 from sessions import coder, without_models
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp("window") / "kedge.db"
-    with kedge.open(str(path)) as kd:
+    path = tmp_path_factory.mktemp("window") / "killick.db"
+    with killick.open(str(path)) as kd:
         kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="held")
         kd.run(coder, {"provider": "openai", "calls": 12}, id="short")
         kd.run(coder, {"provider": "openai-responses", "calls": 40, "model": "homebrew-1"}, id="unpriced")
@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.parent)
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
 
@@ -57,7 +57,7 @@ def test_a_held_window_says_what_it_saved(show: Any) -> None:
     assert re.search(r"^left     \d+ pages in \d+ batches; [\d,]+ tokens fewer at the last call$", told, re.MULTILINE)
     assert re.search(r"^back     \d+ faults \(.*\d+ recalled", told, re.MULTILINE)
     assert re.search(r"^without  [▁-█]+  up to [\d,]+ tokens$", told, re.MULTILINE)
-    assert told.endswith("more: kedge show held --window  --full  --all\n")
+    assert told.endswith("more: killick show held --window  --full  --all\n")
     assert all(len(line) <= 100 for line in told.splitlines())
 
 
@@ -66,7 +66,7 @@ def test_a_short_run_has_a_line_a_call(show: Any) -> None:
     lines = told.partition("CALL")[2].splitlines()[1:13]
     assert [line.split()[0] for line in lines] == [str(number) for number in range(1, 13)]
     assert "WITHOUT" not in told
-    assert "left     nothing: no window was held; kedge.loop(…, budget=…) and kedge.Window hold one" in told
+    assert "left     nothing: no window was held; killick.loop(…, budget=…) and killick.Window hold one" in told
     assert "instead" not in told
 
 
@@ -109,7 +109,7 @@ def test_a_program_gets_the_document(show: Any) -> None:
     [
         (
             ["none", "--window"],
-            "none: called no model, so there is no window; kedge show none tells what it did",
+            "none: called no model, so there is no window; killick show none tells what it did",
         ),
         (["held", "--window", "--log"], "--log and --window do not go together; choose one"),
     ],
@@ -119,7 +119,7 @@ def test_what_cannot_be_shown_is_told_in_one_line(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", *arguments]) == 2
-    assert capsys.readouterr().err == f"kedge: {told}\n"
+    assert capsys.readouterr().err == f"killick: {told}\n"
 
 
 def test_shares_and_money_are_never_rounded_away() -> None:

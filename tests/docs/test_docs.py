@@ -14,16 +14,16 @@ from typing import Final, get_args
 import click
 import pytest
 
-import kedge
-import kedge.testing
-from kedge.check.findings import FindingKind
-from kedge.cli import reference
-from kedge.cli.main import GROUPS
-from kedge.cli.main import kedge as commands
-from kedge.model.events import KINDS
+import killick
+import killick.testing
+from killick.check.findings import FindingKind
+from killick.cli import reference
+from killick.cli.main import GROUPS
+from killick.cli.main import killick as commands
+from killick.model.events import KINDS
 from pages import ROOT, pages, run, run_page, split, write_page
 
-WRITE: Final = os.environ.get("KEDGE_DOCS") == "write"
+WRITE: Final = os.environ.get("KILLICK_DOCS") == "write"
 GENERATED: Final = ROOT / reference.PAGE
 
 LINK: Final = re.compile(
@@ -79,7 +79,7 @@ def unmentioned(names: Iterable[str], text: str, form: str = r"(?<![\w-])NAME(?!
 
 INSIDE: Final = {"begin", "blocking", "executor", "named", "close", "end", "fail", "held", "note", "outcome",
                  "own_loop", "desks"}  # fmt: skip
-"""What clients and plays have for other parts of Kedge, and no page has to say."""
+"""What clients and plays have for other parts of Killick, and no page has to say."""
 
 
 def public(kind: type) -> list[str]:
@@ -87,20 +87,20 @@ def public(kind: type) -> list[str]:
 
 
 def test_every_public_name_is_on_a_page() -> None:
-    assert unmentioned(kedge.__all__, prose(by_hand=True), r"(?<![\w-])(?:kedge\.)?NAME(?!\w)") == []
-    assert unmentioned(kedge.testing.__all__, prose(by_hand=True)) == []
+    assert unmentioned(killick.__all__, prose(by_hand=True), r"(?<![\w-])(?:killick\.)?NAME(?!\w)") == []
+    assert unmentioned(killick.testing.__all__, prose(by_hand=True)) == []
 
 
 def test_every_method_is_on_a_page() -> None:
     text = prose(by_hand=True)
-    assert unmentioned(public(kedge.Client), text, r"kd\.NAME\b|`NAME`") == []
-    assert unmentioned(public(kedge.Run), text, r"run\.NAME\b|`NAME`") == []
-    assert unmentioned(public(kedge.testing.BlockingPlay), text, r"\bt\.NAME\b") == []
+    assert unmentioned(public(killick.Client), text, r"kd\.NAME\b|`NAME`") == []
+    assert unmentioned(public(killick.Run), text, r"run\.NAME\b|`NAME`") == []
+    assert unmentioned(public(killick.testing.BlockingPlay), text, r"\bt\.NAME\b") == []
 
 
 def test_every_command_is_shown_on_a_page_that_somebody_wrote() -> None:
     names = [name for group in GROUPS.values() for name in group]
-    assert unmentioned(names, prose(by_hand=True), r"kedge NAME\b") == []
+    assert unmentioned(names, prose(by_hand=True), r"killick NAME\b") == []
 
 
 def test_every_kind_of_finding_has_its_lines() -> None:
@@ -127,7 +127,7 @@ def test_the_examples_in_the_reference_can_be_typed() -> None:
         line
         for block in split(GENERATED.read_text(encoding="utf-8"))[1]
         for line in block.lines
-        if block.info == "sh" and line.startswith("kedge ")
+        if block.info == "sh" and line.startswith("killick ")
     ]
     assert len(lines) > 20
     for line in lines:

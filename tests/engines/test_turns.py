@@ -8,72 +8,72 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.engines.turns import RESULT_BYTES_MAX, Standing, Turn, name_of
-from kedge.errors import RunBusy, RunUnknown
+import killick
+from killick.engines.turns import RESULT_BYTES_MAX, Standing, Turn, name_of
+from killick.errors import RunBusy, RunUnknown
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look(seconds: float = 0.0) -> str:
     await asyncio.sleep(seconds)
     return "seen"
 
 
-@kedge.agent
-async def sleeper(run: kedge.Run, seconds: float) -> str:
+@killick.agent
+async def sleeper(run: killick.Run, seconds: float) -> str:
     await run.sleep(seconds)
     return await run.call(look)
 
 
-@kedge.agent
-async def walker(run: kedge.Run) -> str:
+@killick.agent
+async def walker(run: killick.Run) -> str:
     for _ in range(1_000):
         await run.call(look, 0.005)
     return "there"
 
 
-@kedge.agent
-async def asker(run: kedge.Run) -> bool:
+@killick.agent
+async def asker(run: killick.Run) -> bool:
     return (await run.ask("Go on?", to="anybody")).approved
 
 
-@kedge.agent
-async def parent(run: kedge.Run) -> str:
+@killick.agent
+async def parent(run: killick.Run) -> str:
     child = await run.spawn(sleeper, 0.0, id="child")
     return await child.result()
 
 
-@kedge.agent
-async def renewing(run: kedge.Run, left: int) -> str:
+@killick.agent
+async def renewing(run: killick.Run, left: int) -> str:
     if left:
         await run.renew(left - 1)
     return "done"
 
 
-@kedge.agent
-async def writer(run: kedge.Run, length: int) -> str:
+@killick.agent
+async def writer(run: killick.Run, length: int) -> str:
     return "x" * length
 
 
-@kedge.agent
-async def failing(run: kedge.Run) -> None:
+@killick.agent
+async def failing(run: killick.Run) -> None:
     raise ValueError("no such account")
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as made:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as made:
         yield made
 
 
-def taken(kd: kedge.Client, run: str, **options: float) -> Standing:
+def taken(kd: killick.Client, run: str, **options: float) -> Standing:
     async def turn() -> Standing:
         return await Turn(kd, run, **options).take()
 
     return kd.blocking(turn())
 
 
-def test_a_wait_that_lasts_is_given_back_with_its_seconds_and_a_short_one_is_sat_out(kd: kedge.Client) -> None:
+def test_a_wait_that_lasts_is_given_back_with_its_seconds_and_a_short_one_is_sat_out(kd: killick.Client) -> None:
     kd.start(sleeper, 3600.0, id="long")
     kd.start(sleeper, 0.05, id="short")
     standing = taken(kd, "long")
@@ -83,7 +83,7 @@ def test_a_wait_that_lasts_is_given_back_with_its_seconds_and_a_short_one_is_sat
     assert taken(kd, "short") == Standing("short", "completed", result="seen")
 
 
-def test_a_run_that_waits_for_people_is_to_be_left_alone_until_something_comes(kd: kedge.Client) -> None:
+def test_a_run_that_waits_for_people_is_to_be_left_alone_until_something_comes(kd: killick.Client) -> None:
     kd.start(asker, id="asking")
     assert taken(kd, "asking") == Standing("asking", "waiting", None)
     kd.answer("asking", "approve", by="ann")
@@ -91,7 +91,7 @@ def test_a_run_that_waits_for_people_is_to_be_left_alone_until_something_comes(k
     assert taken(kd, "asking").has_ended
 
 
-def test_a_paused_run_is_not_gone_on_with(kd: kedge.Client) -> None:
+def test_a_paused_run_is_not_gone_on_with(kd: killick.Client) -> None:
     kd.start(sleeper, 0.0, id="paused")
     kd.pause("paused")
     assert taken(kd, "paused") == Standing("paused", "paused", None)
@@ -99,7 +99,7 @@ def test_a_paused_run_is_not_gone_on_with(kd: kedge.Client) -> None:
     assert taken(kd, "paused").status == "completed"
 
 
-def test_a_run_that_somebody_else_has_is_busy_and_one_that_is_not_there_unknown(kd: kedge.Client) -> None:
+def test_a_run_that_somebody_else_has_is_busy_and_one_that_is_not_there_unknown(kd: killick.Client) -> None:
     kd.start(sleeper, 0.0, id="held")
     held = kd.store.lease("held", "somebody", seconds=30)
     with pytest.raises(RunBusy):
@@ -110,7 +110,7 @@ def test_a_run_that_somebody_else_has_is_busy_and_one_that_is_not_there_unknown(
         taken(kd, "nobody")
 
 
-def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: kedge.Client) -> None:
+def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: killick.Client) -> None:
     kd.start(walker, id="walking")
     standing = taken(kd, "walking", slice_seconds=0.1)
     assert (standing.wait_seconds, standing.has_ended) == (0.0, False)
@@ -119,14 +119,14 @@ def test_a_turn_that_leaves_finishes_its_step_and_the_run_is_due_at_once(kd: ked
     assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["walking"]
 
 
-def test_children_are_for_the_engine_as_all_other_runs_are(kd: kedge.Client) -> None:
+def test_children_are_for_the_engine_as_all_other_runs_are(kd: killick.Client) -> None:
     kd.start(parent, id="parent")
     assert taken(kd, "parent") == Standing("parent", "waiting", None)
     assert taken(kd, "child") == Standing("child", "completed", result="seen")
     assert taken(kd, "parent") == Standing("parent", "completed", result="seen")
 
 
-def test_a_renewed_run_keeps_its_name_and_is_gone_on_with_as_what_it_is_now(kd: kedge.Client) -> None:
+def test_a_renewed_run_keeps_its_name_and_is_gone_on_with_as_what_it_is_now(kd: killick.Client) -> None:
     kd.start(renewing, 2, id="again")
     kd.start(renewing, 0, id="other+2")
     assert taken(kd, "again") == Standing("again+3", "completed", result="done")
@@ -134,7 +134,7 @@ def test_a_renewed_run_keeps_its_name_and_is_gone_on_with_as_what_it_is_now(kd: 
     assert names == {"again+3": "again", "other+2": "other+2"}
 
 
-def test_a_large_result_stays_in_the_store_and_a_failure_is_a_line(kd: kedge.Client) -> None:
+def test_a_large_result_stays_in_the_store_and_a_failure_is_a_line(kd: killick.Client) -> None:
     kd.start(writer, RESULT_BYTES_MAX, id="large")
     kd.start(failing, id="failing")
     large = taken(kd, "large")

@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge.engines.turns import Turn
-from kedge.engines.waking import Waking
-from kedge.store.base import RunRow
+import killick
+from killick.engines.turns import Turn
+from killick.engines.waking import Waking
+from killick.store.base import RunRow
 
 
-@kedge.agent
-async def asker(run: kedge.Run) -> bool:
+@killick.agent
+async def asker(run: killick.Run) -> bool:
     return (await run.ask("Go on?", to="anybody")).approved
 
 
-@kedge.agent
-async def sleeper(run: kedge.Run, seconds: float) -> str:
+@killick.agent
+async def sleeper(run: killick.Run, seconds: float) -> str:
     await run.sleep(seconds)
     return "rested"
 
@@ -43,9 +43,9 @@ class Told:
 
 
 @asynccontextmanager
-async def listening(store: Path, **options: Any) -> AsyncIterator[tuple[kedge.Client, Told]]:
+async def listening(store: Path, **options: Any) -> AsyncIterator[tuple[killick.Client, Told]]:
     told = Told()
-    async with kedge.open(store) as kd, Waking(kd, told.stir, **options):
+    async with killick.open(store) as kd, Waking(kd, told.stir, **options):
         yield kd, told
 
 
@@ -57,8 +57,8 @@ async def until(seen: Callable[[], Any]) -> None:
 
 def test_a_start_and_an_answer_from_another_process_are_heard_of_once(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db", poll_seconds=30) as (kd, told):
-            with kedge.open(tmp_path / "kedge.db") as elsewhere:
+        async with listening(tmp_path / "killick.db", poll_seconds=30) as (kd, told):
+            with killick.open(tmp_path / "killick.db") as elsewhere:
                 elsewhere.start(asker, id="asking")
                 await until(lambda: told.runs == ["asking"])
                 await Turn(kd, "asking").take()
@@ -73,7 +73,7 @@ def test_a_start_and_an_answer_from_another_process_are_heard_of_once(tmp_path: 
 
 def test_two_who_listen_give_the_same_reason(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db") as (kd, one), listening(tmp_path / "kedge.db") as (_, two):
+        async with listening(tmp_path / "killick.db") as (kd, one), listening(tmp_path / "killick.db") as (_, two):
             kd.start(asker, id="asking")
             await until(lambda: one.reasons and two.reasons)
             assert one.reasons == two.reasons
@@ -82,11 +82,11 @@ def test_two_who_listen_give_the_same_reason(tmp_path: Path) -> None:
 
 
 def test_what_was_started_before_anybody_listened_is_found(tmp_path: Path) -> None:
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         kd.start(asker, id="before")
 
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db") as (_, told):
+        async with listening(tmp_path / "killick.db") as (_, told):
             await until(lambda: told.runs == ["before"])
 
     asyncio.run(story())
@@ -94,7 +94,7 @@ def test_what_was_started_before_anybody_listened_is_found(tmp_path: Path) -> No
 
 def test_a_timer_is_the_engines_own_until_it_is_late(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db", poll_seconds=0.05, grace_seconds=0.5) as (kd, told):
+        async with listening(tmp_path / "killick.db", poll_seconds=0.05, grace_seconds=0.5) as (kd, told):
             kd.start(sleeper, 0.8, id="resting")
             await until(lambda: told.runs)
             began = kd.clock.monotonic()
@@ -108,7 +108,7 @@ def test_a_timer_is_the_engines_own_until_it_is_late(tmp_path: Path) -> None:
 
 def test_a_run_that_is_held_for_a_moment_is_looked_at_again(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db", poll_seconds=30) as (kd, told):
+        async with listening(tmp_path / "killick.db", poll_seconds=30) as (kd, told):
             await asyncio.sleep(0)
             kd.start(asker, id="asking")
             await until(lambda: told.runs == ["asking"])
@@ -125,7 +125,7 @@ def test_a_run_that_is_held_for_a_moment_is_looked_at_again(tmp_path: Path) -> N
 
 def test_an_engine_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db", poll_seconds=0.05) as (kd, told):
+        async with listening(tmp_path / "killick.db", poll_seconds=0.05) as (kd, told):
             told.away = True
             kd.start(asker, id="asking")
             await asyncio.sleep(0.2)
@@ -137,7 +137,7 @@ def test_an_engine_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
 
 def test_runs_of_other_agents_and_runs_that_are_over_are_nobodys_business(tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path / "kedge.db", agents=("asker",), poll_seconds=0.05) as (kd, told):
+        async with listening(tmp_path / "killick.db", agents=("asker",), poll_seconds=0.05) as (kd, told):
             kd.start(sleeper, 0.0, id="other")
             kd.start(asker, id="mine")
             await until(lambda: told.runs == ["mine"])

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import kedge
+import killick
 from escape import law, tricks, world
 from escape.families import kin
 from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
-from kedge import rules
+from killick import rules
 
 _AMOUNTS = (1, 100, 400, 500, 501, 700, 1000, 1001, 5000, -1)
 
@@ -42,17 +42,17 @@ class _Around:
             go(kd, "schemer", self.plan, "r")
             for _ in range(8):
                 runs = kin(kd, "r")
-                act: Callable[[kedge.Client, str], object] = self.chance.choice(
+                act: Callable[[killick.Client, str], object] = self.chance.choice(
                     (self.answer, self.answer, self.answer, self.rewind, self.fork, self.undo, self.know)
                 )
-                with contextlib.suppress(kedge.KedgeError):
+                with contextlib.suppress(killick.KillickError):
                     act(kd, self.chance.choice(runs))
                 for run in kin(kd, "r"):
                     self.go_on(kd, run)
                 law.lawful(self.stage.grounds, approved=self.approved, forks=self.forks)
             return law.on_record(kd, *kin(kd, "r"))
 
-    def go_on(self, kd: kedge.Client, run: str) -> None:
+    def go_on(self, kd: killick.Client, run: str) -> None:
         """As far as it gets; days pass meanwhile."""
         clock: Any = kd.clock
         for _ in range(20):
@@ -65,7 +65,7 @@ class _Around:
 
     # people -------------------------------------------------------------------------------------
 
-    def answer(self, kd: kedge.Client, run: str) -> None:
+    def answer(self, kd: killick.Client, run: str) -> None:
         waits = [wait for wait in kd.inbox() if wait.intention is not None]
         if not waits:
             return
@@ -83,19 +83,19 @@ class _Around:
         if verb in ("approve", "edit") and by != "mallory" and "amount" in given:
             self.approved.append((given["to"], (value or given)["amount"]))
 
-    def rewind(self, kd: kedge.Client, run: str) -> None:
+    def rewind(self, kd: killick.Client, run: str) -> None:
         kd.rewind(run, f"{self.chance.randint(1, 4)}:before", by="mia")
 
-    def fork(self, kd: kedge.Client, run: str) -> None:
+    def fork(self, kd: killick.Client, run: str) -> None:
         name = f"f{len(self.forks)}"
         place = self.chance.choice(("now", "1:after", "2:before", "3:before"))
         kd.fork(run, place, id=name, effects=self.chance.choice(("live", "recorded", "none")))
         self.forks[name] = self.forks.get(run, run)
 
-    def undo(self, kd: kedge.Client, run: str) -> None:
+    def undo(self, kd: killick.Client, run: str) -> None:
         kd.undo(run, str(self.chance.randint(1, 4)), by="mia")
 
-    def know(self, kd: kedge.Client, run: str) -> None:
+    def know(self, kd: killick.Client, run: str) -> None:
         kd.set(run, by="mia", frozen=self.chance.random() < 0.5)
 
 

@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import kedge
+import killick
 from escape import law, world
 from escape.law import Tried
 from escape.stage import Stage, Task, go
 from escape.world import Plan
-from kedge import rules
-from kedge.model import events as e
-from kedge.runtime import gate
+from killick import rules
+from killick.model import events as e
+from killick.runtime import gate
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
 _CLOSE: list[Any] = ["call", "close", {"account": "a"}]
@@ -25,7 +25,7 @@ def _pays(to: str, amount: int, tool: str = "pay") -> list[Any]:
     return ["call", tool, {"to": to, "amount": amount}]
 
 
-def kin(kd: kedge.Client, *runs: str) -> list[str]:
+def kin(kd: killick.Client, *runs: str) -> list[str]:
     """Runs, and all that they spawned, forked and went on as."""
     found = list(runs)
     for run in found:
@@ -156,7 +156,7 @@ def a_child_asks_its_own_people(stage: Stage) -> Tried:
             try:
                 kd.answer(wait.id, "approve", by=by)
                 raise AssertionError(by)
-            except kedge.KedgeError:
+            except killick.KillickError:
                 pass
         assert go(kd, "schemer", plan, "r") == "waits"
         law.lawful(stage.grounds)
@@ -188,7 +188,7 @@ def the_context_made_to_fit(stage: Stage) -> Tried:
     with stage.client() as kd:
         told = go(kd, "schemer", plan, "r")
         assert told[1].startswith("rejected"), told
-        with contextlib.suppress(kedge.KedgeError):
+        with contextlib.suppress(killick.KillickError):
             kd.set("r", by="mia", approved=True)
         assert law.paid(stage.grounds) == []
         return law.on_record(kd, *kin(kd, "r"))
@@ -198,7 +198,7 @@ def the_context_made_to_fit(stage: Stage) -> Tried:
 
 
 def _advance(agent: str, plan: Plan, run: str) -> Task:
-    def task(kd: kedge.Client) -> Any:
+    def task(kd: killick.Client) -> Any:
         return go(kd, agent, plan, run)
 
     return task
@@ -208,7 +208,7 @@ def _begun(stage: Stage, agents: list[str], plan: Plan) -> list[str]:
     """Children that wait for the sign."""
     waiting: Plan = [["wait", "go"], *plan]
 
-    def begin(kd: kedge.Client) -> Any:
+    def begin(kd: killick.Client) -> Any:
         children = go(kd, "schemer", [["spawn", agent, waiting, False] for agent in agents], "r")
         for child in children:
             kd.send(child, "go")
@@ -224,7 +224,7 @@ def _raced(stage: Stage, agents: list[str], plan: Plan) -> Tried:
     stage.together(*(_advance(agent, waiting, child) for agent, child in zip(agents, children, strict=True)))
     law.lawful(stage.grounds)
 
-    def look(kd: kedge.Client) -> Any:
+    def look(kd: killick.Client) -> Any:
         return law.on_record(kd, *kin(kd, "r"))
 
     return Tried(*stage.live(look))
@@ -262,7 +262,7 @@ def a_fork_at_the_same_instant(stage: Stage) -> Tried:
 
     plan, other = made("ann", "a"), made("bob", "b")
 
-    def begin(kd: kedge.Client) -> Any:
+    def begin(kd: killick.Client) -> Any:
         go(kd, "schemer", plan, "r")
         kd.fork("r", "1:after", id="f", input=other, effects="live")
         go(kd, "schemer", other, "f")
@@ -270,7 +270,7 @@ def a_fork_at_the_same_instant(stage: Stage) -> Tried:
             kd.send(run, "go")
         return None
 
-    def look(kd: kedge.Client) -> Any:
+    def look(kd: killick.Client) -> Any:
         return law.on_record(kd, *kin(kd, "r"))
 
     stage.live(begin)
@@ -289,7 +289,7 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
     plan: Plan = [_ASSESS, _pays("ann", amount, tool), _pays("bob", 400, tool)]
     place = stage.chance.choice(("before it begins", tool))
 
-    def first(kd: kedge.Client) -> Any:
+    def first(kd: killick.Client) -> Any:
         if place != tool:
             gate.Attempting._attempt = dying(gate.Attempting._attempt)  # type: ignore[method-assign]
         return go(kd, "schemer", plan, "r")
@@ -298,7 +298,7 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
     stage.live(first, dies_in=place)
     world.declare(stage.grounds, limit=after)
 
-    def second(kd: kedge.Client) -> Any:
+    def second(kd: killick.Client) -> Any:
         told = go(kd, "schemer", plan, "r")
         return [told, law.on_record(kd, "r")]
 
@@ -320,7 +320,7 @@ def killed_at_any_moment(stage: Stage) -> Tried:
 
     plan: Plan = [_ASSESS, ["together", made(), made(), [["spawn", chance.choice(("helper", "weak")), made()]]]]
 
-    def lived(kd: kedge.Client) -> Any:
+    def lived(kd: killick.Client) -> Any:
         go(kd, "schemer", plan, "r")
         for wait in kd.inbox():
             kd.answer(wait.id, "reject", by="mia")
@@ -336,7 +336,7 @@ def killed_at_any_moment(stage: Stage) -> Tried:
     law.lawful(stage.grounds)
     assert law.paid(stage.grounds), "nothing was paid, so nothing was tried"
 
-    def look(kd: kedge.Client) -> Any:
+    def look(kd: killick.Client) -> Any:
         return law.on_record(kd, *kin(kd, "r"))
 
     return Tried(*stage.live(look))
@@ -372,7 +372,7 @@ def another_folder_between_two_attempts(stage: Stage) -> Tried:
     stage.live(_advance("schemer", plan, "r"), dies_in="write_file")
     swap()
 
-    def look(kd: kedge.Client) -> Any:
+    def look(kd: killick.Client) -> Any:
         go(kd, "schemer", plan, "r")
         return law.on_record(kd, "r")
 
@@ -403,14 +403,14 @@ def other_arguments_than_those_on_record(stage: Stage) -> Tried:
     much: Plan = [_ASSESS, _pays("ann", 900, "pay_known")]
     stage.live(_advance("schemer", much, "r"))
 
-    async def less(run: kedge.Run, plan: Plan) -> list[Any]:
+    async def less(run: killick.Run, plan: Plan) -> list[Any]:
         return await world.schemer_body(run, [_ASSESS, _pays("ann", 10, "pay_known")])
 
-    world.AGENTS["schemer"] = kedge.agent(name="schemer", contract=world.contract(stage.grounds))(less)
+    world.AGENTS["schemer"] = killick.agent(name="schemer", contract=world.contract(stage.grounds))(less)
     stage.live(_advance("schemer", much, "r"))
     law.lawful(stage.grounds)
 
-    def look(kd: kedge.Client) -> Any:
+    def look(kd: killick.Client) -> Any:
         asked = [event for _, event, _ in kd.log.read("r") if isinstance(event, e.WaitOpened)]
         return [len(asked), *law.on_record(kd, "r")]
 

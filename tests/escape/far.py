@@ -1,4 +1,4 @@
-"""The far side: what was really done, by books of its own, and what the kernel saw. It knows nothing of Kedge.
+"""The far side: what was really done, by books of its own, and what the kernel saw. It knows nothing of Killick.
 
 The books are one file that every process appends to; an effect whose key was seen before is not done again. Files are
 noted by what the kernel says was opened, whatever path it was asked for by.

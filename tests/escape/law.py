@@ -1,6 +1,6 @@
 """What the books of the far side have to say if nothing was done outside of the contract; and what the record has to.
 
-The books are read without Kedge. Of the record it is only asked whether every attempt is on it.
+The books are read without Killick. Of the record it is only asked whether every attempt is on it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-import kedge
+import killick
 from escape import world
 from escape.far import CANARY, Grounds
-from kedge.model import events as e
+from killick.model import events as e
 
 
 class Tried(NamedTuple):
@@ -78,7 +78,7 @@ def unread(results: Any) -> None:
     assert CANARY not in repr(results)
 
 
-def on_record(kd: kedge.Client, *runs: str) -> Tried:
+def on_record(kd: killick.Client, *runs: str) -> Tried:
     """Every intention is there with its verdict, the record holds, and judged once more it comes out the same."""
     found = Tried(0)
     for run in runs:
@@ -90,7 +90,7 @@ def on_record(kd: kedge.Client, *runs: str) -> Tried:
     return found
 
 
-def _recorded(kd: kedge.Client, run: str) -> Tried:
+def _recorded(kd: killick.Client, run: str) -> Tried:
     tries = stopped = done = asked = 0
     for seq, event, _ in kd.log.read(run):
         if isinstance(event, e.StepEnded) and event.verdict is not None and event.verdict.ruling == "reject":
@@ -111,6 +111,6 @@ def _recorded(kd: kedge.Client, run: str) -> Tried:
     return Tried(tries, stopped, done, asked)
 
 
-def decisions(kd: kedge.Client, run: str) -> list[str]:
+def decisions(kd: killick.Client, run: str) -> list[str]:
     """What a model chose, call by call."""
     return [kd.log.data(run, seq)["choice"] for seq, event, _ in kd.log.read(run) if isinstance(event, e.DecisionMade)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import kedge
+import killick
 from escape import law, tricks, world
 from escape.law import Tried
 from escape.stage import Stage, followed, go
-from kedge.model import events as e
+from killick.model import events as e
 
 _ASSESS: world.Call = ("assess", {"claim": "17"})
 
@@ -101,13 +101,13 @@ def raw_json(stage: Stage) -> Tried:
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         return {"object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
-    async def body(run: kedge.Run, given: None) -> list[str]:
+    async def body(run: killick.Run, given: None) -> list[str]:
         await run.call(world.assess, "17")
-        tools = kedge.Toolset(world.pay, world.pay_strict)
-        done = await kedge.loop(run, model, tools, messages="Go on.", provider="openai", turns_max=100)
+        tools = killick.Toolset(world.pay, world.pay_strict)
+        done = await killick.loop(run, model, tools, messages="Go on.", provider="openai", turns_max=100)
         return world.told(done.messages)
 
-    world.AGENTS["raw"] = kedge.agent(name="raw", contract=world.contract(stage.grounds))(body)
+    world.AGENTS["raw"] = killick.agent(name="raw", contract=world.contract(stage.grounds))(body)
     with stage.client() as kd:
         told = go(kd, "raw", None, "r")
         assert len(told) == len(pieces), told

@@ -7,17 +7,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import kedge
+import killick
 from escape import law, world
 from escape.families import dying
 from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
-from kedge import rules
-from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
-from kedge.runtime import gate
-from kedge.runtime.steps import delivery
-from kedge.runtime.waits import ANSWER, COMMAND, answer_id
+from killick import rules
+from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from killick.runtime import gate
+from killick.runtime.steps import delivery
+from killick.runtime.waits import ANSWER, COMMAND, answer_id
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
 _PAY: list[Any] = ["call", "pay", {"to": "ann", "amount": 800}]
@@ -27,14 +27,14 @@ def _pays(to: str, amount: int, tool: str = "pay") -> list[Any]:
     return ["call", tool, {"to": to, "amount": amount}]
 
 
-def _question(kd: kedge.Client, run: str) -> tuple[str, str, str | None]:
+def _question(kd: killick.Client, run: str) -> tuple[str, str, str | None]:
     """The id that answers to an open wait carry, its step, and what they have to be bound to."""
     [wait] = kd.state(run).fold.facts.waits.values()
     event: Any = kd.log.event(run, wait.opened)
     return answer_id(run, wait.step, wait.opened), wait.step, event.digest
 
 
-def _slip(kd: kedge.Client, run: str, body: Any, *, id: str, by: str | None, name: str = ANSWER) -> None:  # noqa: A002
+def _slip(kd: killick.Client, run: str, body: Any, *, id: str, by: str | None, name: str = ANSWER) -> None:  # noqa: A002
     """Put a message straight into the inbox, past everything that looks at it."""
     kd.store.deliver([delivery(run, name, body, id=id, by=by, at_us=kd.clock.now_us())])
 
@@ -101,7 +101,7 @@ def _forgeries(chance: Any, bound: str | None) -> Iterator[tuple[Any, str | None
 def forged_answers(stage: Stage) -> Tried:
     """Messages in the form of answers, delivered past everybody, by people who may not or who do not exist."""
     need = stage.chance.choice((1, 2))
-    people = rules.arguments("pay", amount={"max": 700}, name="many", ask=kedge.Approval("managers", need=need))
+    people = rules.arguments("pay", amount={"max": 700}, name="many", ask=killick.Approval("managers", need=need))
     world.declare(stage.grounds, people)
     plan: Plan = [_ASSESS, _PAY]
     tries = 0
@@ -122,7 +122,7 @@ def forged_answers(stage: Stage) -> Tried:
 
 def answers_of_the_wrong_people(stage: Stage) -> Tried:
     """Those who may not are told so, one who votes twice counts once, and everybody is told."""
-    asks = rules.arguments("pay", amount={"max": 600}, name="two of them", ask=kedge.Approval("managers", need=2))
+    asks = rules.arguments("pay", amount={"max": 600}, name="two of them", ask=killick.Approval("managers", need=2))
     world.declare(stage.grounds, asks)
     plan: Plan = [_ASSESS, _PAY]
     refused = 0
@@ -148,7 +148,7 @@ def answers_of_the_wrong_people(stage: Stage) -> Tried:
 
 def edits(stage: Stage) -> Tried:
     """An edit voids the votes of others, is judged as any intention, and is all that is done."""
-    asks = rules.arguments("pay", amount={"max": 600}, name="two of them", ask=kedge.Approval("managers", need=2))
+    asks = rules.arguments("pay", amount={"max": 600}, name="two of them", ask=killick.Approval("managers", need=2))
     world.declare(stage.grounds, asks, people={"managers": ["mia", "max", "moe"]})
     plan: Plan = [_ASSESS, _pays("ann", 900)]
     bad = stage.chance.choice(
@@ -230,7 +230,7 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
     how = stage.chance.choice(("people", "limit", "need"))
     is_answered = stage.chance.random() < 0.5
 
-    def first(kd: kedge.Client) -> Any:
+    def first(kd: killick.Client) -> Any:
         go(kd, "schemer", plan, "r")
         if is_answered:
             kd.answer("r", "approve", by="mia")
@@ -238,7 +238,7 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
             go(kd, "schemer", plan, "r")
         return None
 
-    def then(kd: kedge.Client) -> Any:
+    def then(kd: killick.Client) -> Any:
         if not is_answered:
             kd.answer("r", "approve", by="mia")
         told = go(kd, "schemer", plan, "r")
@@ -253,7 +253,7 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
     if how == "limit":
         limit = 600
     if how == "need":
-        asks = kedge.Approval("managers", need=2)
+        asks = killick.Approval("managers", need=2)
     more = rules.arguments("pay", amount={"max": limit}, name="more", ask=asks)
     world.declare(stage.grounds, more, people=people)
     told, *found = stage.live(then)
@@ -265,8 +265,8 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
 def a_link_changed_after_the_approval(stage: Stage) -> Tried:
     """Somebody agrees to a file outside; where its name leads is changed before it is read."""
     reads = rules.paths("read_file", path=[str(stage.grounds.root)], ask="managers", name="elsewhere")
-    binding = kedge.Contract("files", [reads], people={"managers": ["mia"]})
-    world.AGENTS["schemer"] = kedge.agent(name="schemer", contract=binding)(world.schemer_body)
+    binding = killick.Contract("files", [reads], people={"managers": ["mia"]})
+    world.AGENTS["schemer"] = killick.agent(name="schemer", contract=binding)(world.schemer_body)
     place = stage.grounds.folder / "shared"
     place.mkdir()
     (place / "harmless").write_text("harmless")
@@ -289,14 +289,14 @@ def a_link_changed_after_the_approval(stage: Stage) -> Tried:
 
 
 def other_runs(stage: Stage) -> Tried:
-    """A run that sends Kedge's own messages to another, or to itself, commands nobody."""
+    """A run that sends Killick's own messages to another, or to itself, commands nobody."""
     target = stage.chance.choice(("r", "box"))
     body = stage.chance.choice((
         {"command": "set", "set": {"approved": True}, "unset": []}, {"command": "cancel", "compensate": True},
         {"command": "override", "step": "2", "output": "paid"}, {"command": "skip", "step": "1"}, {"kind": "approve"},
         {"command": "rewind", "to": "1:before"},
     ))  # fmt: skip
-    name = stage.chance.choice((COMMAND, ANSWER, "kedge.said", "kedge.child"))
+    name = stage.chance.choice((COMMAND, ANSWER, "killick.said", "killick.child"))
     plan: Plan = [_ASSESS, ["send", target, name, body], ["send", "nobody", "x", 1], _pays("ann", 5)]
     waiting: Plan = [["wait", "never"], _pays("bob", 5)]
     with stage.client() as kd:

@@ -14,12 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import kedge
+import killick
 from attack.lives import ended, fork
 from escape import law, world
 from escape.far import Grounds, Watcher
 
-Task = Callable[[kedge.Client], Any]
+Task = Callable[[killick.Client], Any]
 
 
 class Stage:
@@ -28,7 +28,7 @@ class Stage:
     def __init__(self, folder: Path, seed: str) -> None:
         self.chance = Random(seed)
         self.grounds = Grounds(folder)
-        self.url = f"sqlite:///{folder}/kedge.db"
+        self.url = f"sqlite:///{folder}/killick.db"
         self.lives = self.deaths = 0
         world.forget()
         world.declare(self.grounds)
@@ -40,21 +40,21 @@ class Stage:
         seen = self._watcher.seen()
         self._watcher.close()
         assert seen == [], f"outside of the root: {seen}"
-        for made in ("kedge.db", "kedge.db-wal", "kedge.db-shm"):
+        for made in ("killick.db", "killick.db-wal", "killick.db-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.grounds.folder / made)
-        for held in self.grounds.folder.glob("kedge.db-*"):
+        for held in self.grounds.folder.glob("killick.db-*"):
             held.unlink()
         assert self.grounds.picture() == self._picture
 
     # clients and processes ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def client(self, **options: Any) -> Iterator[kedge.Client]:
+    def client(self, **options: Any) -> Iterator[killick.Client]:
         """A client of a store in memory, for which days pass in no time."""
         logging.disable()
         try:
-            with kedge.open("memory:", clock=kedge.LeapingClock(), **options) as kd:
+            with killick.open("memory:", clock=killick.LeapingClock(), **options) as kd:
                 yield kd
         finally:
             logging.disable(logging.NOTSET)
@@ -68,7 +68,7 @@ class Stage:
         waiting, starting = os.pipe()
 
         def at_the_sign(task: Task) -> Task:
-            def begins(kd: kedge.Client) -> Any:
+            def begins(kd: killick.Client) -> Any:
                 os.close(starting)
                 os.read(waiting, 1)  # until nobody holds the other end
                 return task(kd)
@@ -85,7 +85,7 @@ class Stage:
         def lived(out: int) -> None:
             logging.disable()
             world.HERE.dies_in = dies_in
-            with kedge.open(self.url) as kd:
+            with killick.open(self.url) as kd:
                 os.write(out, json.dumps(task(kd)).encode())
 
         self.lives += 1
@@ -113,17 +113,17 @@ def stage(seed: str) -> Iterator[Stage]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def go(kd: kedge.Client, agent: str, given: Any, run: str) -> Any:
+def go(kd: killick.Client, agent: str, given: Any, run: str) -> Any:
     """Advance a run until it ends or waits; its result, if it has one."""
     try:
         return kd.run(world.AGENTS[agent], given, id=run)
-    except kedge.RunWaiting:
+    except killick.RunWaiting:
         return "waits"
-    except kedge.RunFailed as failed:
+    except killick.RunFailed as failed:
         return f"failed: {failed}"
 
 
-def followed(stage: Stage, kd: kedge.Client, calls: list[world.Call], run: str = "r") -> tuple[Any, law.Tried]:
+def followed(stage: Stage, kd: killick.Client, calls: list[world.Call], run: str = "r") -> tuple[Any, law.Tried]:
     """A model goes through its calls: what it was told, and what is on record of that."""
     provider = stage.chance.choice(("openai", "openai-responses", "anthropic"))
     world.HERE.scripts[run] = calls

@@ -154,7 +154,7 @@ def named_call(chance: Random) -> Call:
     looks = chance.choice((
         "delete_everything", name.upper(), f"{name} ", f" {name}", f"{name}\u200b", name.replace("a", "а"),
         name.replace("e", "е"), f"{name}\n", f"functions.{name}", f"{name}()", "spawn:helper", "send", "update",
-        "model:m", "kedge.command", "__class__", "undo " + name, f"{name}*", "*", "", "PAY", "x" * 5000,
+        "model:m", "killick.command", "__class__", "undo " + name, f"{name}*", "*", "", "PAY", "x" * 5000,
         "pay; delete_everything", "delete_everything/pay",
     ))  # fmt: skip
     if looks == "delete_everything":

@@ -9,12 +9,12 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import kedge
+import killick
 from escape.far import Grounds
-from kedge import rules
-from kedge.errors import ChildFailed, Rejected, StepFailed
-from kedge.runtime.registry import TOOLS as DECLARED
-from kedge.testing import call, scripted
+from killick import rules
+from killick.errors import ChildFailed, Rejected, StepFailed
+from killick.runtime.registry import TOOLS as DECLARED
+from killick.testing import call, scripted
 
 Call = tuple[str, dict[str, Any]]
 """What a model wants done: a tool's name, and arguments."""
@@ -61,7 +61,7 @@ def _at_work(tool: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if HERE.flaky.get(tool, 0):
         HERE.flaky[tool] -= 1
-        raise kedge.NotDone("busy")
+        raise killick.NotDone("busy")
     if HERE.lost.get(tool, 0):
         HERE.lost[tool] -= 1
         if HERE.between is not None:
@@ -71,27 +71,27 @@ def _at_work(tool: str) -> None:
 
 # tools ------------------------------------------------------------------------------------------
 
-_RETRY: Final = kedge.Retry(attempts=4, first=0.01, jitter=0)
+_RETRY: Final = killick.Retry(attempts=4, first=0.01, jitter=0)
 
 
-@kedge.tool(effect="idempotent", retry=_RETRY)
-async def pay(to: Any, amount: Any, currency: Any = "EUR", key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", retry=_RETRY)
+async def pay(to: Any, amount: Any, currency: Any = "EUR", key: killick.Key = killick.KEY) -> str:
     """Pay somebody. Takes anything that it is given."""
     _at_work("pay")
     HERE.grounds.books.enter("pay", key=key, to=to, amount=repr(amount), currency=currency)
     return f"paid {amount!r}"
 
 
-@kedge.tool(effect="at_most_once", retry=_RETRY)
-async def pay_strict(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="at_most_once", retry=_RETRY)
+async def pay_strict(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     """Pay somebody, by declared types."""
     _at_work("pay_strict")
     HERE.grounds.books.enter("pay", key=key, to=to, amount=repr(amount), currency="EUR")
     return "paid"
 
 
-@kedge.tool(effect="idempotent", identity=("to",))
-async def pay_known(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", identity=("to",))
+async def pay_known(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     """Pay somebody, where two payments to one person are the same."""
     _at_work("pay_known")
     HERE.grounds.books.enter("pay", key=key, to=to, amount=repr(amount), currency="EUR")
@@ -102,43 +102,43 @@ async def _retract(effect: Any) -> None:
     HERE.grounds.books.enter("retract", key=f"{effect.key}:undo")
 
 
-@kedge.tool(effect="idempotent", compensate=_retract)
-async def assess(claim: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", compensate=_retract)
+async def assess(claim: str, key: killick.Key = killick.KEY) -> str:
     """Look into a claim, which has to be done before anything is paid."""
     if claim == "broken":
-        raise kedge.NotDone("it cannot be assessed")
+        raise killick.NotDone("it cannot be assessed")
     HERE.grounds.books.enter("assess", key=key, claim=claim)
     return "fine"
 
 
-@kedge.tool(effect="idempotent")
-async def close(account: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def close(account: str, key: killick.Key = killick.KEY) -> str:
     """Close an account, which may be done once."""
     _at_work("close")
     HERE.grounds.books.enter("close", key=key, account=account)
     return "closed"
 
 
-@kedge.tool(effect="idempotent")
-async def delete_everything(key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def delete_everything(key: killick.Key = killick.KEY) -> str:
     """What nobody may do."""
     HERE.grounds.books.enter("delete", key=key)
     return "gone"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def read_file(path: Any) -> str:
     """Read a file."""
     return HERE.grounds.read(path)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def read_many(paths: Any) -> list[str]:
     """Read files."""
     return [HERE.grounds.read(path) for path in paths]
 
 
-@kedge.tool(effect="idempotent", retry=_RETRY)
+@killick.tool(effect="idempotent", retry=_RETRY)
 async def write_file(path: Any, text: str = "x") -> str:
     """Write to a file."""
     _at_work("write_file")
@@ -146,7 +146,7 @@ async def write_file(path: Any, text: str = "x") -> str:
     return "written"
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def link(path: str, target: str) -> str:
     """Make a link, which may lead anywhere, in a place that the contract says."""
     await remove.fn(path)
@@ -154,7 +154,7 @@ async def link(path: str, target: str) -> str:
     return "linked"
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def remove(path: str) -> str:
     """Remove a file or a folder."""
     if os.path.islink(path) or os.path.isfile(path):
@@ -174,12 +174,12 @@ TOOLS: Final = {
 # contracts --------------------------------------------------------------------------------------
 
 
-def contract(grounds: Grounds, *more: rules.Rule, limit: int = AMOUNT_MAX, **options: Any) -> kedge.Contract:
+def contract(grounds: Grounds, *more: rules.Rule, limit: int = AMOUNT_MAX, **options: Any) -> killick.Contract:
     """What binds everybody here. `limit` is the most that one payment may be."""
     root = str(grounds.root)
     people: dict[str, Any] = {"managers": ["mia", "max", "moe"], "directors": ["dan"]}
     said: dict[str, Any] = {"people": people, "rejections": 10_000} | options
-    return kedge.Contract(
+    return killick.Contract(
         "clerks",
         [
             rules.allow("assess", "pay", "pay_*", "close", "*_file", "read_many", "link", "remove", "spawn:*", "send"),
@@ -228,11 +228,11 @@ def model_of(run: str, provider: Any) -> Any:
     return scripted(says, provider=provider, forever=True)
 
 
-async def clerk_body(run: kedge.Run, provider: str) -> list[str]:
+async def clerk_body(run: killick.Run, provider: str) -> list[str]:
     """The whole loop of a model with tools: what it was told of each call."""
-    toolset = kedge.Toolset(*TOOLS.values())
+    toolset = killick.Toolset(*TOOLS.values())
     form: Any = provider
-    done = await kedge.loop(
+    done = await killick.loop(
         run, model_of(run.id, provider), toolset, messages="Go on.", provider=form, turns_max=500, model="m"
     )
     return told(done.messages)
@@ -251,12 +251,12 @@ def told(messages: Sequence[Any]) -> list[str]:
     return found
 
 
-async def schemer_body(run: kedge.Run, plan: Plan) -> list[Any]:
+async def schemer_body(run: killick.Run, plan: Plan) -> list[Any]:
     """Follow a plan, whatever comes of its moves."""
     return [await move(run, each) for each in plan]
 
 
-async def move(run: kedge.Run, what: list[Any]) -> Any:
+async def move(run: killick.Run, what: list[Any]) -> Any:
     """One move of a plan, and what came of it."""
     kind, *rest = what
     try:
@@ -267,46 +267,46 @@ async def move(run: kedge.Run, what: list[Any]) -> Any:
         return f"failed {failed.failure.type if failed.failure else ''}"
 
 
-async def _call(run: kedge.Run, tool: str, arguments: dict[str, Any]) -> Any:
+async def _call(run: killick.Run, tool: str, arguments: dict[str, Any]) -> Any:
     return await run.call(TOOLS[tool], **arguments)
 
 
-async def _propose(run: kedge.Run, tool: str, arguments: dict[str, Any]) -> Any:
+async def _propose(run: killick.Run, tool: str, arguments: dict[str, Any]) -> Any:
     return (await run.propose(TOOLS[tool], **arguments)).kind
 
 
-async def _together(run: kedge.Run, *plans: Plan) -> Any:
+async def _together(run: killick.Run, *plans: Plan) -> Any:
     return list(await run.gather(schemer_body(run, plan) for plan in plans))
 
 
-async def _spawn(run: kedge.Run, agent: str, plan: Plan, wait: bool = True) -> Any:
+async def _spawn(run: killick.Run, agent: str, plan: Plan, wait: bool = True) -> Any:
     child = await run.spawn(AGENTS[agent], plan, on_parent_end="abandon")
     return await child.result() if wait else child.id
 
 
-async def _send(run: kedge.Run, to: str, name: str, body: Any) -> Any:
+async def _send(run: killick.Run, to: str, name: str, body: Any) -> Any:
     try:
         await run.send(to, name, body)
-    except kedge.KedgeError as error:
+    except killick.KillickError as error:
         return f"failed {type(error).__name__}"
     return "sent"
 
 
-async def _update(run: kedge.Run, changes: dict[str, Any]) -> Any:
+async def _update(run: killick.Run, changes: dict[str, Any]) -> Any:
     await run.update(**changes)
     return "updated"
 
 
-async def _wait(run: kedge.Run, name: str) -> Any:
+async def _wait(run: killick.Run, name: str) -> Any:
     return await run.wait(name)
 
 
-async def _sleep(run: kedge.Run, seconds: float) -> Any:
+async def _sleep(run: killick.Run, seconds: float) -> Any:
     await run.sleep(seconds)
     return "slept"
 
 
-async def _renew(run: kedge.Run, plan: Plan) -> Any:
+async def _renew(run: killick.Run, plan: Plan) -> Any:
     return await run.renew(plan)
 
 
@@ -324,13 +324,13 @@ def declare(grounds: Grounds, *more: rules.Rule, **options: Any) -> None:
     DECLARED.update(TOOLS)
     binding = contract(grounds, *more, **options)
     # What a child may do by its own contract is everything, and who its managers are is its own idea.
-    weak = kedge.Contract(
+    weak = killick.Contract(
         "weak", [rules.allow("*")], people={"managers": ["mallory"]}, prices={"m": {"input": 0, "output": 0}}
     )
-    AGENTS["clerk"] = kedge.agent(name="clerk", contract=binding)(clerk_body)
-    AGENTS["schemer"] = kedge.agent(name="schemer", contract=binding)(schemer_body)
-    AGENTS["helper"] = kedge.agent(name="helper")(schemer_body)
-    AGENTS["weak"] = kedge.agent(name="weak", contract=weak)(schemer_body)
+    AGENTS["clerk"] = killick.agent(name="clerk", contract=binding)(clerk_body)
+    AGENTS["schemer"] = killick.agent(name="schemer", contract=binding)(schemer_body)
+    AGENTS["helper"] = killick.agent(name="helper")(schemer_body)
+    AGENTS["weak"] = killick.agent(name="weak", contract=weak)(schemer_body)
 
 
 def forget() -> None:

@@ -16,25 +16,25 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import ArchiveRefused, ExportBroken, RunError, RunUnknown
-from kedge.history import archive, pruning
-from kedge.history.export import export
-from kedge.model import events as e
-from kedge.store import MemoryStore
-from kedge.store.base import RunIndex
+import killick
+from killick.errors import ArchiveRefused, ExportBroken, RunError, RunUnknown
+from killick.history import archive, pruning
+from killick.history.export import export
+from killick.model import events as e
+from killick.store import MemoryStore
+from killick.store.base import RunIndex
 
 DAY = 86_400
 LONG = "a note that several runs share, and that is long enough to be stored apart " * 40
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def archive_note(text: str, n: int) -> str:
     return f"{n}: {text}"
 
 
-@kedge.agent
-async def archive_leaf(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def archive_leaf(run: killick.Run, n: int) -> str:
     noted = await run.call(archive_note, LONG + str(n % 3), n)
     if n % 5 == 4:
         raise ValueError(f"{n} is no good")
@@ -43,10 +43,10 @@ async def archive_leaf(run: kedge.Run, n: int) -> str:
     return noted[:4]
 
 
-@kedge.agent
-async def archive_parent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def archive_parent(run: killick.Run, n: int) -> str:
     child = await run.spawn(archive_leaf, n)
-    with contextlib.suppress(kedge.StepFailed):
+    with contextlib.suppress(killick.StepFailed):
         await child.result()
     if n % 2:
         await run.ask("Go on?")
@@ -55,8 +55,8 @@ async def archive_parent(run: kedge.Run, n: int) -> str:
     return "done"
 
 
-@kedge.agent
-async def archive_renewing(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def archive_renewing(run: killick.Run, n: int) -> str:
     if n:
         await run.renew(n - 1)
     await run.ask("For ever?")
@@ -64,40 +64,41 @@ async def archive_renewing(run: kedge.Run, n: int) -> str:
 
 
 @pytest.fixture
-def clock() -> kedge.LeapingClock:
-    return kedge.LeapingClock()
+def clock() -> killick.LeapingClock:
+    return killick.LeapingClock()
 
 
 @pytest.fixture
-def kd(clock: kedge.LeapingClock) -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(clock=clock), clock=clock) as client:
+def kd(clock: killick.LeapingClock) -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 
 
-def ran(kd: kedge.Client, agent: Any, n: int, run: str) -> str:
+def ran(kd: killick.Client, agent: Any, n: int, run: str) -> str:
     """A run, as far as it comes."""
     with contextlib.suppress(RunError):
         kd.run(agent, n, id=run)
     return run
 
 
-def forked(kd: kedge.Client, parent: str, run: str, cut: int = 3) -> str:
+def forked(kd: killick.Client, parent: str, run: str, cut: int = 3) -> str:
     kd.log.fork(e.RunForked(at=kd.clock.now_us(), run=run, parent=parent, cut=cut, generation=1))
     return run
 
 
-def there(kd: kedge.Client) -> set[str]:
+def there(kd: killick.Client) -> set[str]:
     return {head.run for _, head in kd.store.heads()}
 
 
 def filed(path: Path) -> dict[str, bytes]:
     """Every run of an archive, as it would be exported from a store that it is loaded into."""
     return {
-        found.header.run: export(kedge.Log(found.store(MemoryStore)), found.header.run) for found in archive.read(path)
+        found.header.run: export(killick.Log(found.store(MemoryStore)), found.header.run)
+        for found in archive.read(path)
     }
 
 
-def old(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path, **options: Any) -> pruning.Pruned:
+def old(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, **options: Any) -> pruning.Pruned:
     """Everything becomes old, and what may go goes."""
     clock.advance(100 * DAY)
     return kd.prune(older="90d", to=tmp_path / "old.gz", **options)
@@ -107,7 +108,7 @@ def old(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path, **options: 
 
 
 def test_a_run_that_went_into_the_file_is_whole_in_it(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     for n in range(3):
         ran(kd, archive_leaf, n, f"r{n}")
@@ -117,21 +118,21 @@ def test_a_run_that_went_into_the_file_is_whole_in_it(
     assert there(kd) == set()
     assert done.size_bytes == (tmp_path / "old.gz").stat().st_size
     for run, told in before.items():
-        log = kedge.Log(archive.load(tmp_path / "old.gz", run).store)
-        assert kedge.verify(log).holds
+        log = killick.Log(archive.load(tmp_path / "old.gz", run).store)
+        assert killick.verify(log).holds
         assert (export(log, run), log.state(run).to_json()) == told
     with pytest.raises(RunUnknown):
         archive.load(tmp_path / "old.gz", "r9")
 
 
 def test_the_file_says_what_it_is_and_ends_with_a_count(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     done = old(kd, clock, tmp_path)
     first, *_, last = map(json.loads, gzip.decompress((tmp_path / "old.gz").read_bytes()).splitlines())
     assert first == {
-        "is": "kedge.archive", "version": 1, "format": 1, "store": kd.store.id, "at": kd.clock.now_us(),
+        "is": "killick.archive", "version": 1, "format": 1, "store": kd.store.id, "at": kd.clock.now_us(),
     }  # fmt: skip
     assert (last["is"], last["runs"], last["events"]) == ("end", 1, done.events)
     assert archive.is_archive(tmp_path / "old.gz")
@@ -139,7 +140,7 @@ def test_the_file_says_what_it_is_and_ends_with_a_count(
 
 
 def test_wherever_a_file_is_cut_or_changed_that_is_found(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     for n in range(3):
         ran(kd, archive_leaf, n, f"r{n}")
@@ -164,7 +165,7 @@ def test_wherever_a_file_is_cut_or_changed_that_is_found(
             archive.verify(bad)
 
 
-FOREIGN = [b"", b"{}", b"\x1f\x8b", gzip.compress(b"", mtime=0), gzip.compress(b'{"is":"kedge.run"}\n', mtime=0)]
+FOREIGN = [b"", b"{}", b"\x1f\x8b", gzip.compress(b"", mtime=0), gzip.compress(b'{"is":"killick.run"}\n', mtime=0)]
 
 
 @pytest.mark.parametrize("data", FOREIGN, ids=range(len(FOREIGN)))
@@ -174,7 +175,9 @@ def test_a_foreign_file_is_told_to_be_one(tmp_path: Path, data: bytes) -> None:
         archive.verify(tmp_path / "x.gz")
 
 
-def test_a_file_that_is_there_is_never_overwritten(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_never_overwritten(
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+) -> None:
     ran(kd, archive_leaf, 1, "r")
     (tmp_path / "old.gz").write_text("mine")
     with pytest.raises(ArchiveRefused, match="never overwritten"):
@@ -190,7 +193,7 @@ def test_a_file_that_is_there_is_never_overwritten(kd: kedge.Client, clock: kedg
 
 
 def test_a_file_that_the_device_did_not_keep_leaves_nothing_behind_and_everything_in_the_store(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
 
@@ -208,7 +211,7 @@ def test_a_file_that_the_device_did_not_keep_leaves_nothing_behind_and_everythin
 
 
 def test_only_old_and_ended_runs_of_the_wanted_sort_go(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "done")
     ran(kd, archive_leaf, 4, "failed")
@@ -227,15 +230,17 @@ def test_only_old_and_ended_runs_of_the_wanted_sort_go(
         kd.prune(older="90d", to=tmp_path / "c.gz", status=("running",))
 
 
-def test_an_id_that_was_pruned_is_never_used_again(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path) -> None:
+def test_an_id_that_was_pruned_is_never_used_again(
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
+) -> None:
     ran(kd, archive_leaf, 1, "r")
     old(kd, clock, tmp_path)
-    with pytest.raises(kedge.KedgeError, match="r: "):
+    with pytest.raises(killick.KillickError, match="r: "):
         kd.run(archive_leaf, 1, id="r")
 
 
 def test_what_a_fork_stands_on_stays_with_it_and_goes_with_it(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_leaf, 1, "r")
     forked(kd, "r", "live")
@@ -249,7 +254,7 @@ def test_what_a_fork_stands_on_stays_with_it_and_goes_with_it(
 
 
 def test_a_child_stays_while_its_parent_may_still_ask_for_it(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_parent, 1, "waits")
     ran(kd, archive_parent, 2, "fails")
@@ -266,10 +271,10 @@ def test_a_child_stays_while_its_parent_may_still_ask_for_it(
 
 
 def test_a_parent_stays_while_its_child_has_not_ended(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
-    @kedge.agent(name="archive_leaving")
-    async def leaving(run: kedge.Run, n: int) -> str:
+    @killick.agent(name="archive_leaving")
+    async def leaving(run: killick.Run, n: int) -> str:
         child = await run.spawn(archive_leaf, 6, on_parent_end="abandon")
         return child.id
 
@@ -278,7 +283,7 @@ def test_a_parent_stays_while_its_child_has_not_ended(
 
 
 def test_the_old_logs_of_a_run_that_goes_on_are_archived_and_it_is_still_found_by_its_first_id(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     ran(kd, archive_renewing, 2, "r")
     assert there(kd) == {"r", "r+2", "r+3"}
@@ -291,7 +296,7 @@ def test_the_old_logs_of_a_run_that_goes_on_are_archived_and_it_is_still_found_b
 
 
 def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     for n, run in enumerate(("apart", "erased", "broken", "fine")):
         ran(kd, archive_leaf, n, run)
@@ -310,29 +315,29 @@ def test_what_does_not_hold_or_says_what_was_erased_stays_and_is_named(
     assert archive.verify(tmp_path / "old.gz").runs == 1
 
 
-def test_a_run_whose_index_lies_stays(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path) -> None:
+def test_a_run_whose_index_lies_stays(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path) -> None:
     ran(kd, archive_leaf, 6, "r")
     row = kd.store.index("r")
     assert row is not None
     index = RunIndex(agent=row.agent, status="completed", changed_at_us=row.changed_at_us)
     assert kd.store.reindex("r", index, at=kd.log.head("r").seq)
     done = old(kd, clock, tmp_path)
-    assert done.kept == {"r": "its log does not say that it ended; kedge verify mends the index"}
+    assert done.kept == {"r": "its log does not say that it ended; killick verify mends the index"}
     assert list(tmp_path.iterdir()) == []
     assert there(kd) == {"r"}
 
 
-def test_kedges_own_logs_are_never_pruned(kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path) -> None:
-    started = e.RunStarted(at=kd.clock.now_us(), run="trigger:x", agent="kedge.trigger:x")
+def test_killicks_own_logs_are_never_pruned(kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path) -> None:
+    started = e.RunStarted(at=kd.clock.now_us(), run="trigger:x", agent="killick.trigger:x")
     log = kd.log.create(started, {"input": None}, holder="test", seconds=30)
-    log.append(kedge.Entry(e.RunCompleted(at=kd.clock.now_us()), {"result": None}))
+    log.append(killick.Entry(e.RunCompleted(at=kd.clock.now_us()), {"result": None}))
     assert old(kd, clock, tmp_path).runs == ()
-    assert kd.prune(older=0, to=tmp_path / "b.gz", agent="kedge.trigger:x").runs == ()
+    assert kd.prune(older=0, to=tmp_path / "b.gz", agent="killick.trigger:x").runs == ()
     assert there(kd) == {"trigger:x"}
 
 
 def test_a_run_that_somebody_went_on_with_meanwhile_stays(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
     for run in ("a", "b", "c"):
         ran(kd, archive_leaf, 4, run)
@@ -354,7 +359,7 @@ def test_a_run_that_somebody_went_on_with_meanwhile_stays(
 # what must hold whatever the runs are -------------------------------------------------------------
 
 
-def world(kd: kedge.Client, clock: kedge.LeapingClock, chance: random.Random) -> None:
+def world(kd: killick.Client, clock: killick.LeapingClock, chance: random.Random) -> None:
     """Runs, children and forks that share values, of all ages and statuses, some with values erased."""
     for n in range(chance.randint(4, 14)):
         known = sorted(there(kd))
@@ -368,7 +373,7 @@ def world(kd: kedge.Client, clock: kedge.LeapingClock, chance: random.Random) ->
                 stands = kd.log.head(parent)
                 forked(kd, parent, f"f{n}", chance.randint(stands.base + 1, stands.seq))
                 if chance.random() < 0.7:
-                    with contextlib.suppress(kedge.KedgeError):
+                    with contextlib.suppress(killick.KillickError):
                         kd.advance(f"f{n}")
             case "e" if known and chance.random() < 0.3:
                 log = kd.log.open(chance.choice(known), holder="test", seconds=30)
@@ -381,7 +386,7 @@ def world(kd: kedge.Client, clock: kedge.LeapingClock, chance: random.Random) ->
 
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_lost_and_what_stays_holds_as_before(
-    kd: kedge.Client, clock: kedge.LeapingClock, tmp_path: Path, seed: int
+    kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     world(kd, clock, chance)
@@ -406,11 +411,11 @@ def test_nothing_is_lost_and_what_stays_holds_as_before(
 MANY = 200
 MORTAL = """
 import os, signal, sys
-import kedge
-from kedge.history import pruning
+import killick
+from killick.history import pruning
 
 path, to, what, at = sys.argv[1:]
-with kedge.open(path) as kd:
+with killick.open(path) as kd:
     def tell(doing, done, total):
         if doing == what and done >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -427,8 +432,8 @@ with kedge.open(path) as kd:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with runs, children and forks that have ended, and that share values."""
-    path = tmp_path_factory.mktemp("many") / "kedge.db"
-    with kedge.open(str(path), durability="process") as kd:
+    path = tmp_path_factory.mktemp("many") / "killick.db"
+    with killick.open(str(path), durability="process") as kd:
         for n in range(MANY // 2 - 10):
             kd.run(archive_parent, 12 * (n % 2), id=f"p{n}")
         for n in range(20):
@@ -448,16 +453,16 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_whenever_it_is_killed_every_run_is_in_the_store_or_in_a_file(
     many: Path, tmp_path: Path, what: str, at: int
 ) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     path.write_bytes(many.read_bytes())
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         before = {run: kd.export(run) for run in there(kd)}
         assert len(before) == MANY
     words = [sys.executable, "-c", MORTAL, str(path), str(tmp_path / "a.gz"), what, str(at)]
     assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
     moved = filed(tmp_path / "a.gz") if (tmp_path / "a.gz").exists() else {}
     assert bool(moved) == (what in ("leased", "removing", "sweeping values"))
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.verify().problems == []
         left = {run: kd.export(run) for run in there(kd)}
         assert moved | left == before

@@ -7,31 +7,31 @@ from collections.abc import Iterator
 import pytest
 from stories import Story, started
 
-import kedge
-from kedge.errors import BoundaryUnknown
-from kedge.history import boundaries
-from kedge.log import Log
-from kedge.model import events as e
-from kedge.model.fold import fold_timeline, timeline
-from kedge.store import Store
+import killick
+from killick.errors import BoundaryUnknown
+from killick.history import boundaries
+from killick.log import Log
+from killick.model import events as e
+from killick.model.fold import fold_timeline, timeline
+from killick.store import Store
 
 broken = True
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def boundary_look(n: int) -> int:
     return n * 10
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def boundary_pay(amount: int) -> str:
     if broken:
-        raise kedge.NotDone("closed")
+        raise killick.NotDone("closed")
     return f"paid {amount}"
 
 
-@kedge.agent
-async def boundary_agent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def boundary_agent(run: killick.Run, n: int) -> str:
     await run.call(boundary_look, n)
     await run.decided("How?", "fast")
     await run.gather(run.call(boundary_look, 1), run.call(boundary_look, 2))
@@ -41,25 +41,25 @@ async def boundary_agent(run: kedge.Run, n: int) -> str:
 
 
 @pytest.fixture
-def kd(store: Store) -> Iterator[kedge.Client]:
+def kd(store: Store) -> Iterator[killick.Client]:
     """A run that waits at step 5, after step 4 had failed once and was taken back."""
     global broken
-    with kedge.Client(store, clock=kedge.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.LeapingClock()) as client:
         broken = True
-        with pytest.raises(kedge.RunFailed):
+        with pytest.raises(killick.RunFailed):
             client.run(boundary_agent, 7, id="r")
         broken = False
         assert client.resume("r") == "rewound to step 4, which failed"
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             client.run(boundary_agent, 7, id="r")
         yield client
 
 
-def at(kd: kedge.Client, text: str) -> boundaries.Place:
+def at(kd: killick.Client, text: str) -> boundaries.Place:
     return boundaries.at(kd.log, "r", text)
 
 
-def test_a_step_is_not_there_before_it_and_has_ended_after_it(kd: kedge.Client) -> None:
+def test_a_step_is_not_there_before_it_and_has_ended_after_it(kd: killick.Client) -> None:
     for text in ("1", "2", "3", "3.1.1", "3.2.1", "4"):
         before, after = at(kd, f"{text}:before"), at(kd, f"{text}:after")
         assert kd.state("r", before.seq).fold.step(text) is None
@@ -70,17 +70,17 @@ def test_a_step_is_not_there_before_it_and_has_ended_after_it(kd: kedge.Client) 
         assert (before.label, after.label) == (f"{text}:before", f"{text}:after")
 
 
-def test_a_step_alone_is_where_it_ended(kd: kedge.Client) -> None:
+def test_a_step_alone_is_where_it_ended(kd: killick.Client) -> None:
     assert at(kd, "2") == at(kd, " 2:after ")
 
 
-def test_a_step_that_has_not_ended_ends_now_and_the_label_says_so(kd: kedge.Client) -> None:
+def test_a_step_that_has_not_ended_ends_now_and_the_label_says_so(kd: killick.Client) -> None:
     place = at(kd, "5:after")
     assert place.seq == kd.log.head("r").seq
     assert place.label == "5:after (step 5 has not ended: now)"
 
 
-def test_events_the_start_and_now_are_places(kd: kedge.Client) -> None:
+def test_events_the_start_and_now_are_places(kd: killick.Client) -> None:
     head = kd.log.head("r").seq
     assert at(kd, "@9") == boundaries.Place(9, "@9")
     assert at(kd, "@0").seq == 0
@@ -88,7 +88,7 @@ def test_events_the_start_and_now_are_places(kd: kedge.Client) -> None:
     assert at(kd, "now") == at(kd, "head") == boundaries.Place(head, "now")
 
 
-def test_a_step_is_meant_in_the_current_timeline_unless_a_generation_is_named(kd: kedge.Client) -> None:
+def test_a_step_is_meant_in_the_current_timeline_unless_a_generation_is_named(kd: killick.Client) -> None:
     rewound = next(r.seq for r in kd.events("r") if isinstance(r.event, e.RunRewound))
     assert at(kd, "4:before").seq > rewound > at(kd, "4~0:after").seq > at(kd, "4~0:before").seq
     assert at(kd, "4~1:before") == boundaries.Place(at(kd, "4:before").seq, "4~1:before")
@@ -101,13 +101,13 @@ def test_a_step_is_meant_in_the_current_timeline_unless_a_generation_is_named(kd
 def test_a_step_that_was_open_when_its_timeline_was_left_ends_there(log: Log) -> None:
     first = started()
     run = log.create(first.event, first.values or {})
-    run.append(kedge.Entry(e.StepIntended(at=1, step="1", sort="tool", name="pay")))
-    run.append(kedge.Entry(e.RunRewound(at=2, cut=1, generation=1)))
-    run.append(kedge.Entry(e.NoteMade(at=3)))
+    run.append(killick.Entry(e.StepIntended(at=1, step="1", sort="tool", name="pay")))
+    run.append(killick.Entry(e.RunRewound(at=2, cut=1, generation=1)))
+    run.append(killick.Entry(e.NoteMade(at=3)))
     assert boundaries.at(log, "run_1", "1~0:after") == boundaries.Place(2, "1~0:after (step 1 has not ended: @2)")
 
 
-def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event(kd: kedge.Client) -> None:
+def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event(kd: killick.Client) -> None:
     cut = at(kd, "2:after").seq
     kd.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=2))
     assert boundaries.at(kd.log, "f", "2") == at(kd, "2")
@@ -130,7 +130,7 @@ def test_a_fork_has_the_steps_before_its_cut_and_starts_with_its_own_first_event
         ("", "'' names no place"),
     ],
 )
-def test_a_text_that_names_no_place_is_told_what_there_is(kd: kedge.Client, text: str, told: str) -> None:
+def test_a_text_that_names_no_place_is_told_what_there_is(kd: killick.Client, text: str, told: str) -> None:
     with pytest.raises(BoundaryUnknown) as error:
         at(kd, text)
     assert str(error.value).startswith(f"r: {told}")
@@ -144,7 +144,7 @@ def test_a_run_without_steps_says_so(log: Log) -> None:
         boundaries.at(log, "run_1", "1")
 
 
-def test_the_history_is_every_step_with_the_events_around_it(kd: kedge.Client) -> None:
+def test_the_history_is_every_step_with_the_events_around_it(kd: killick.Client) -> None:
     steps = boundaries.history(kd.log, "r")
     assert [(b.step, b.sort, b.name, b.outcome) for b in steps] == [
         ("1", "tool", "boundary_look", "done"),

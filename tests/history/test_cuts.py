@@ -8,11 +8,11 @@ from itertools import combinations
 import pytest
 from stories import started
 
-import kedge
-from kedge.history.cuts import cut
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.store import MemoryStore
+import killick
+from killick.history.cuts import cut
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.store import MemoryStore
 from simulation.travelling import differences, plainly
 
 RUN = "run_1"
@@ -300,30 +300,30 @@ def test_a_cut_in_a_generation_that_was_left_brings_back_what_stood_there(log: L
 # what people and others had said ------------------------------------------------------------------
 
 
-@kedge.agent
-async def cut_hears(run: kedge.Run) -> list[str]:
+@killick.agent
+async def cut_hears(run: killick.Run) -> list[str]:
     return list(await run.gather(run.wait("left"), run.wait("right")))
 
 
-@kedge.agent
-async def cut_asks(run: kedge.Run) -> list[str]:
+@killick.agent
+async def cut_asks(run: killick.Run) -> list[str]:
     first = await run.ask("First?")
     both = await run.gather(run.ask("Left?"), run.ask("Right?"))
     return [first.value, *(answer.value for answer in both)]
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    clock = kedge.LeapingClock()
-    with kedge.Client(MemoryStore(clock=clock), clock=clock) as client:
+def kd() -> Iterator[killick.Client]:
+    clock = killick.LeapingClock()
+    with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 
 
-def advanced(kd: kedge.Client) -> str:
+def advanced(kd: killick.Client) -> str:
     return kd.advance("r").status
 
 
-def test_a_message_taken_after_the_cut_returns_and_one_that_a_kept_branch_took_does_not(kd: kedge.Client) -> None:
+def test_a_message_taken_after_the_cut_returns_and_one_that_a_kept_branch_took_does_not(kd: killick.Client) -> None:
     kd.start(cut_hears, id="r")
     advanced(kd)
     for name in ("left", "right"):
@@ -339,14 +339,14 @@ def test_a_message_taken_after_the_cut_returns_and_one_that_a_kept_branch_took_d
     assert not kd.store.inbox("r")
 
 
-def answer(kd: kedge.Client, *values: str) -> None:
+def answer(kd: killick.Client, *values: str) -> None:
     """Answer what is open now, in the order of the steps."""
     for wait, value in zip(sorted(kd.info("r").waits, key=lambda wait: wait.step), values, strict=True):
         kd.answer(wait.id, "respond", value=value, by="ann")
     advanced(kd)
 
 
-def test_answers_do_not_carry_over_but_those_of_kept_branches_and_of_what_is_before_stand(kd: kedge.Client) -> None:
+def test_answers_do_not_carry_over_but_those_of_kept_branches_and_of_what_is_before_stand(kd: killick.Client) -> None:
     kd.start(cut_asks, id="r")
     advanced(kd)
     answer(kd, "a")
@@ -364,7 +364,7 @@ def test_answers_do_not_carry_over_but_those_of_kept_branches_and_of_what_is_bef
 
 
 @pytest.mark.parametrize("step", ["1", "2.1.1", "2.2.1"])
-def test_a_question_that_was_open_at_the_cut_can_be_answered_again(kd: kedge.Client, step: str) -> None:
+def test_a_question_that_was_open_at_the_cut_can_be_answered_again(kd: killick.Client, step: str) -> None:
     kd.start(cut_asks, id="r")
     advanced(kd)
     answer(kd, "a")

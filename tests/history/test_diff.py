@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kedge
-from kedge.history import boundaries
-from kedge.history.diff import Diff, across, between, diff, shown, values
-from kedge.log import Log
-from kedge.model import events as e
-from kedge.store import Store
+import killick
+from killick.history import boundaries
+from killick.history.diff import Diff, across, between, diff, shown, values
+from killick.log import Log
+from killick.model import events as e
+from killick.store import Store
 
 LETTER = "Dear Madam or Sir, " * 80
 attempts = 0
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def diff_fetch(claim: int) -> dict[str, Any]:
     return {"claim": claim, "size": (3, claim), "letter": LETTER, "raw": b"\x00" * claim}
 
 
-@kedge.tool(effect="at_most_once", retry=2, nothing_happened=(ConnectionRefusedError,))
+@killick.tool(effect="at_most_once", retry=2, nothing_happened=(ConnectionRefusedError,))
 async def diff_pay(amount: int) -> str:
     global attempts
     attempts += 1
@@ -37,8 +37,8 @@ async def diff_pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.agent
-async def diff_agent(run: kedge.Run, claim: int) -> str:
+@killick.agent
+async def diff_agent(run: killick.Run, claim: int) -> str:
     await run.plan(["fetch", "pay"])
     docs = await run.call(diff_fetch, claim)
     route = await run.decided("Who?", "manager", options=["auto", "manager"], because="it is large")
@@ -50,18 +50,18 @@ async def diff_agent(run: kedge.Run, claim: int) -> str:
     return paid
 
 
-def finished(kd: kedge.Client, claim: int, run: str) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def finished(kd: killick.Client, claim: int, run: str) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(diff_agent, claim, id=run)
     kd.answer(run, "approve", by="ann")
     kd.run(diff_agent, claim, id=run)
 
 
 @pytest.fixture
-def kd(store: Store) -> Iterator[kedge.Client]:
+def kd(store: Store) -> Iterator[killick.Client]:
     global attempts
     attempts = 0
-    with kedge.Client(store, clock=kedge.LeapingClock()) as client:
+    with killick.Client(store, clock=killick.LeapingClock()) as client:
         finished(client, 4, "r")
         yield client
 
@@ -97,7 +97,7 @@ def told(found: Diff, width: int = 100) -> list[str]:
 # patches ------------------------------------------------------------------------------------------
 
 
-def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: kedge.Client) -> None:
+def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: killick.Client) -> None:
     places = [b.before for b in boundaries.history(kd.log, "r")] + [kd.log.head("r").seq]
     documents = {seq: json.loads(kd.state("r", seq).to_json()) for seq in places}
     for one, two in permutations(places, 2):
@@ -106,11 +106,11 @@ def test_the_patch_between_any_two_boundaries_gives_the_second_state(kd: kedge.C
         assert found.patch() == diff(kd.state("r", one), kd.state("r", two)).patch()
 
 
-def test_the_patch_between_two_runs_and_a_fork_gives_the_other_state(kd: kedge.Client) -> None:
+def test_the_patch_between_two_runs_and_a_fork_gives_the_other_state(kd: killick.Client) -> None:
     finished(kd, 5, "other")
     cut = boundaries.at(kd.log, "r", "3:before").seq
     fork = kd.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
-    fork.append(kedge.Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
+    fork.append(killick.Entry(e.DecisionMade(at=2, step="3"), {"question": "Fork?", "choice": 1.0}))
     for one, two in permutations(("r", "other", "fork"), 2):
         document, wanted = (json.loads(kd.state(run).to_json()) for run in (one, two))
         found = across(kd.log, one, two)
@@ -155,7 +155,7 @@ def test_long_lists_with_nothing_in_common_are_still_compared_soon() -> None:
 # what is told -------------------------------------------------------------------------------------
 
 
-def test_a_step_is_told_part_by_part(kd: kedge.Client) -> None:
+def test_a_step_is_told_part_by_part(kd: killick.Client) -> None:
     assert told(kd.diff("r", "4")) == [
         "position ~ step  3.2.1 → 4",
         "position + committed  4",
@@ -171,12 +171,12 @@ def test_a_step_is_told_part_by_part(kd: kedge.Client) -> None:
     assert "pending - 5 answer from managers: Was it right?" in told(kd.diff("r", f"@{opened}", "now"))
 
 
-def test_what_came_to_the_context_is_told_by_its_name(kd: kedge.Client) -> None:
+def test_what_came_to_the_context_is_told_by_its_name(kd: killick.Client) -> None:
     found = told(kd.diff("r", "4:after", "5:before"))
     assert found == ["context ~ version  1 → 2", 'context + document.paid  "paid 4"']
 
 
-def test_one_place_means_its_step_its_event_or_all_since_it(kd: kedge.Client) -> None:
+def test_one_place_means_its_step_its_event_or_all_since_it(kd: killick.Client) -> None:
     head = kd.log.head("r").seq
     places = [(found.before.label, found.after.label) for found in map(between_r(kd), ["3", "3.1.1", "@9", "4:before"])]
     assert places == [
@@ -189,16 +189,16 @@ def test_one_place_means_its_step_its_event_or_all_since_it(kd: kedge.Client) ->
     assert between(kd.log, "r", "start").after.seq == head
 
 
-def between_r(kd: kedge.Client) -> Any:
+def between_r(kd: killick.Client) -> Any:
     return lambda place: kd.diff("r", place)
 
 
-def test_events_that_change_nothing_make_no_difference(kd: kedge.Client) -> None:
+def test_events_that_change_nothing_make_no_difference(kd: killick.Client) -> None:
     assert not kd.diff("r", "now", "now")
     assert not kd.diff("r", "now", "now").patch()
     started = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptStarted))
     noted = kd.log.open("r")
-    noted.append(kedge.Entry(e.NoteMade(at=1), {"note": "nothing"}))
+    noted.append(killick.Entry(e.NoteMade(at=1), {"note": "nothing"}))
     found = kd.diff("r", f"@{kd.log.head('r').seq}")
     assert not found
     assert found.lines() == []
@@ -206,7 +206,7 @@ def test_events_that_change_nothing_make_no_difference(kd: kedge.Client) -> None
     assert kd.diff("r", f"@{started}")
 
 
-def test_items_are_matched_by_their_step_and_not_by_their_place(kd: kedge.Client) -> None:
+def test_items_are_matched_by_their_step_and_not_by_their_place(kd: killick.Client) -> None:
     finished(kd, 5, "five")
     found = kd.diff("r", against="five")
     gone = [change for change in found.told() if change.op in ("add", "remove") and change.step]
@@ -214,7 +214,7 @@ def test_items_are_matched_by_their_step_and_not_by_their_place(kd: kedge.Client
     assert 'outputs ~ 4 value  "paid 4" → "paid 5"' in told(found)
 
 
-def test_two_runs_are_told_without_what_only_names_the_run_or_the_time(kd: kedge.Client) -> None:
+def test_two_runs_are_told_without_what_only_names_the_run_or_the_time(kd: killick.Client) -> None:
     finished(kd, 4, "again")
     found = kd.diff("r", against="again")
     assert found.changes
@@ -222,14 +222,14 @@ def test_two_runs_are_told_without_what_only_names_the_run_or_the_time(kd: kedge
     assert found.lines() == []
 
 
-def test_two_runs_are_compared_at_the_same_place(kd: kedge.Client) -> None:
+def test_two_runs_are_compared_at_the_same_place(kd: killick.Client) -> None:
     finished(kd, 6, "six")
     found = kd.diff("r", "2:after", against="six")
     assert [change.step for change in found.told() if change.part == "outputs"] == ["1", "1", "1"]
     assert (found.before.run, found.after.run) == ("r", "six")
 
 
-def test_a_fork_is_told_from_its_parent_by_what_it_did_since(kd: kedge.Client) -> None:
+def test_a_fork_is_told_from_its_parent_by_what_it_did_since(kd: killick.Client) -> None:
     cut = boundaries.at(kd.log, "r", "2:after").seq
     kd.log.fork(e.RunForked(at=1, run="fork", parent="r", cut=cut, generation=1))
     found = kd.diff("r", "2", against="fork")
@@ -239,7 +239,7 @@ def test_a_fork_is_told_from_its_parent_by_what_it_did_since(kd: kedge.Client) -
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_long_values_are_folded_to_their_ends_and_their_size(kd: kedge.Client, width: int) -> None:
+def test_long_values_are_folded_to_their_ends_and_their_size(kd: killick.Client, width: int) -> None:
     lines = told(kd.diff("r", "start", "now"), width)
     assert max(map(len, lines)) <= width + len("decisions + ") + 20
     output = next(line for line in lines if line.startswith("outputs + 1 "))
@@ -254,7 +254,7 @@ def test_a_folded_text_says_how_long_it_is() -> None:
     assert len(shown(list(range(10_000)), 50)) <= 50
 
 
-def test_a_long_text_that_changed_shows_where(kd: kedge.Client) -> None:
+def test_a_long_text_that_changed_shows_where(kd: killick.Client) -> None:
     finished(kd, 5, "five")
     line = next(line for line in told(kd.diff("r", against="five"), 80) if "document.letter" in line)
     assert line == 'context ~ document.letter  …"Madam or Sir, Dear Ma"… → …"Madam or Lord, Dear Ma"…'
@@ -263,8 +263,8 @@ def test_a_long_text_that_changed_shows_where(kd: kedge.Client) -> None:
 # what it costs ------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def diff_long(run: kedge.Run, n: int) -> None:
+@killick.agent
+async def diff_long(run: killick.Run, n: int) -> None:
     for k in range(n):
         await run.call(diff_fetch, k)
 
@@ -272,7 +272,7 @@ async def diff_long(run: kedge.Run, n: int) -> None:
 def test_one_step_of_a_long_run_is_compared_without_reading_the_others(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         kd.run(diff_long, 200, id="long")
         read: list[int] = []
         data = Log.data

@@ -10,75 +10,75 @@ from typing import Any
 import msgspec
 import pytest
 
-import kedge
-from kedge.errors import RunError
-from kedge.history import doctor
-from kedge.history.doctor import Diagnosis, Finding, examine
-from kedge.model import events as e
-from kedge.store import MemoryStore, Store
-from kedge.store.base import Condition, RunIndex
-from kedge.store.sqlite_conditions import kind_of_file_system
-from kedge.store.sqlite_file import PAGE_BYTES
+import killick
+from killick.errors import RunError
+from killick.history import doctor
+from killick.history.doctor import Diagnosis, Finding, examine
+from killick.model import events as e
+from killick.store import MemoryStore, Store
+from killick.store.base import Condition, RunIndex
+from killick.store.sqlite_conditions import kind_of_file_system
+from killick.store.sqlite_file import PAGE_BYTES
 
 DAY = 86_400
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def doctor_look(n: int) -> int:
     return n
 
 
-@kedge.agent
-async def doctor_asking(run: kedge.Run, timeout: str | None) -> str:
+@killick.agent
+async def doctor_asking(run: killick.Run, timeout: str | None) -> str:
     await run.call(doctor_look, 1)
     await run.ask("Right?", timeout=timeout, default="reject")
     return "done"
 
 
-@kedge.agent
-async def doctor_parent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def doctor_parent(run: killick.Run, n: int) -> str:
     child = await run.spawn(doctor_asking, None)
     await child.result()
     return "done"
 
 
 @pytest.fixture
-def clock() -> kedge.ManualClock:
-    return kedge.ManualClock()
+def clock() -> killick.ManualClock:
+    return killick.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: kedge.ManualClock) -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(clock=clock), clock=clock) as client:
+def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield client
 
 
-def ran(kd: kedge.Client, agent: Any, given: Any, run: str) -> None:
+def ran(kd: killick.Client, agent: Any, given: Any, run: str) -> None:
     with contextlib.suppress(RunError):
         kd.run(agent, given, id=run)
 
 
-def look(kd: kedge.Client, **options: Any) -> Diagnosis:
+def look(kd: killick.Client, **options: Any) -> Diagnosis:
     return examine(kd.log, clock=kd.clock, **options)
 
 
-def found(kd: kedge.Client, **options: Any) -> dict[str, list[str]]:
+def found(kd: killick.Client, **options: Any) -> dict[str, list[str]]:
     """The runs of each finding."""
     return {each.reason: [named.run for named in each.runs] for each in look(kd, **options).findings}
 
 
-def only(kd: kedge.Client) -> Finding:
+def only(kd: killick.Client) -> Finding:
     [finding] = look(kd).findings
     return finding
 
 
-def taken(kd: kedge.Client, run: str, *, seconds: float = 30) -> None:
+def taken(kd: killick.Client, run: str, *, seconds: float = 30) -> None:
     """Somebody takes a run and is at work on it."""
     log = kd.log.open(run, holder="worker-1", seconds=seconds)
-    log.append(kedge.Entry(e.RunTaken(at=kd.clock.now_us(), epoch=log.epoch, holder="worker-1")))
+    log.append(killick.Entry(e.RunTaken(at=kd.clock.now_us(), epoch=log.epoch, holder="worker-1")))
 
 
-def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: killick.Client, clock: killick.ManualClock) -> None:
     ran(kd, doctor_asking, None, "waits")
     kd.start(doctor_asking, None, id="fresh")
     diagnosis = look(kd)
@@ -89,7 +89,7 @@ def test_a_store_where_nothing_is_wrong_is_said_to_be_so(kd: kedge.Client, clock
     assert found(kd) == {"queued": ["fresh"]}, "whoever waits for a person may wait for long"
 
 
-def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: killick.Client, clock: killick.ManualClock) -> None:
     kd.start(doctor_asking, None, id="r")
     clock.advance(50)
     assert found(kd) == {}
@@ -101,7 +101,9 @@ def test_a_queued_run_that_nobody_takes_is_told_after_a_while(kd: kedge.Client, 
     assert finding.wrong
 
 
-def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(
+    kd: killick.Client, clock: killick.ManualClock
+) -> None:
     kd.start(doctor_asking, None, id="r")
     taken(kd, "r")
     clock.advance(20)
@@ -112,7 +114,7 @@ def test_a_run_that_was_left_in_the_middle_is_told_with_who_left_it(kd: kedge.Cl
     assert ("run", "--id", "r") in finding.next
 
 
-def test_an_answer_whose_time_was_up_is_told(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_an_answer_whose_time_was_up_is_told(kd: killick.Client, clock: killick.ManualClock) -> None:
     kd.start(doctor_asking, "1h", id="r")
     kd.advance("r")
     clock.advance(3_500)
@@ -121,14 +123,14 @@ def test_an_answer_whose_time_was_up_is_told(kd: kedge.Client, clock: kedge.Manu
     assert found(kd) == {"expired": ["r"]}
 
 
-def test_a_run_that_was_answered_and_that_nobody_takes_is_due(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_a_run_that_was_answered_and_that_nobody_takes_is_due(kd: killick.Client, clock: killick.ManualClock) -> None:
     ran(kd, doctor_asking, None, "r")
     kd.answer("r", "approve")
     clock.advance(100)
     assert found(kd) == {"due": ["r"]}
 
 
-def test_a_run_that_waits_for_a_child_that_is_over_is_told(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_a_run_that_waits_for_a_child_that_is_over_is_told(kd: killick.Client, clock: killick.ManualClock) -> None:
     ran(kd, doctor_parent, 1, "r")
     clock.advance(100)
     assert found(kd) == {}
@@ -136,11 +138,11 @@ def test_a_run_that_waits_for_a_child_that_is_over_is_told(kd: kedge.Client, clo
     assert found(kd) == {"child": ["r"]}
 
 
-def test_a_diverged_run_is_told_with_its_step(kd: kedge.Client) -> None:
+def test_a_diverged_run_is_told_with_its_step(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
     log = kd.log.open("r", holder="test", seconds=30)
     log.append(
-        kedge.Entry(e.RunDiverged(at=kd.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []})
+        killick.Entry(e.RunDiverged(at=kd.clock.now_us(), step="2"), {"recorded": "a", "found": "b", "builds": []})
     )
     kd.store.release("r", epoch=log.epoch)
     finding = only(kd)
@@ -148,7 +150,7 @@ def test_a_diverged_run_is_told_with_its_step(kd: kedge.Client) -> None:
     assert finding.next == (("show", "r"), ("resume", "r"))
 
 
-def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it(kd: kedge.Client) -> None:
+def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
     kd.store.quarantine("r", "somebody touched it")
     finding = only(kd)
@@ -156,7 +158,7 @@ def test_a_run_that_was_set_apart_is_told_with_its_reason_and_nothing_else_of_it
     assert finding.next == (("store", "repair", "r"),)
 
 
-def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: killick.Client, clock: killick.ManualClock) -> None:
     ran(kd, doctor_asking, None, "paused")
     kd.pause("paused")
     kd.start(doctor_asking, None, id="silent")
@@ -169,7 +171,7 @@ def test_what_may_be_meant_so_is_told_and_is_not_wrong(kd: kedge.Client, clock: 
 
 
 def test_a_lease_without_end_is_wrong_where_nobody_can_tell_that_its_holder_died(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kd.start(doctor_asking, None, id="r")
     taken(kd, "r", seconds=float("inf"))
@@ -177,23 +179,23 @@ def test_a_lease_without_end_is_wrong_where_nobody_can_tell_that_its_holder_died
     assert found(kd) == {"endless": ["r"]}
 
 
-def test_runs_of_agents_that_no_code_knows_are_told_where_the_code_is_at_hand(kd: kedge.Client) -> None:
+def test_runs_of_agents_that_no_code_knows_are_told_where_the_code_is_at_hand(kd: killick.Client) -> None:
     ran(kd, doctor_asking, None, "r")
     ran(kd, doctor_parent, 1, "p")
     assert found(kd) == {}
     assert found(kd, knows=lambda agent: agent == "doctor_asking") == {"unknown": ["p"]}
 
 
-def test_triggers_and_hooks_that_are_behind_are_told(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_triggers_and_hooks_that_are_behind_are_told(kd: killick.Client, clock: killick.ManualClock) -> None:
     for name in ("trigger:nightly", "hook:mail"):
-        kd.log.create(e.RunStarted(at=kd.clock.now_us(), run=name, agent=f"kedge.{name}"), {"input": None})
+        kd.log.create(e.RunStarted(at=kd.clock.now_us(), run=name, agent=f"killick.{name}"), {"input": None})
     clock.advance(100)
     assert found(kd) == {"trigger": ["trigger:nightly"], "hook": ["hook:mail"]}
     assert look(kd).runs == {}, "they are no runs of anybody's"
 
 
 def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
-    kd: kedge.Client, clock: kedge.ManualClock
+    kd: killick.Client, clock: killick.ManualClock
 ) -> None:
     for n in range(8):
         kd.start(doctor_asking, None, id=f"r{n}")
@@ -204,23 +206,23 @@ def test_a_finding_names_a_few_the_longest_first_and_counts_the_rest(
     assert finding.what == "runs are queued, and nobody takes them"
 
 
-def test_clocks_that_differ_are_wrong(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_differ_are_wrong(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     # As a database on another machine is: its leases end by its own wall clock.
     monkeypatch.setattr(kd.store, "proves_life", False)
     monkeypatch.setattr(kd.store, "now_us", kd.clock.now_us)
-    ours = kedge.ManualClock(kd.clock.now_us() + 5_000_000)
+    ours = killick.ManualClock(kd.clock.now_us() + 5_000_000)
     [clocks] = [each for each in examine(kd.log, clock=ours).conditions if each.name == "clock"]
     assert clocks.value == "5.0 s ahead of the store's"
     assert clocks.wrong
 
 
-def test_what_was_not_looked_at_is_said(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_looked_at_is_said(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(4):
         ran(kd, doctor_asking, None, f"r{n}")
     monkeypatch.setattr(doctor, "FOLDED_MAX", 3)
     monkeypatch.setattr(doctor, "LOOKED_MAX", 3)
     assert look(kd).unseen == (
-        "whether 1 older runs hold (kedge verify proves all)",
+        "whether 1 older runs hold (killick verify proves all)",
         "1 of 4 waiting runs",
     )
     monkeypatch.setattr(doctor, "COUNTED_MAX", 3)
@@ -231,7 +233,7 @@ def test_what_was_not_looked_at_is_said(kd: kedge.Client, monkeypatch: pytest.Mo
 
 
 def conditions(path: Path) -> dict[str, Condition]:
-    store: Store = kedge.open_store(str(path))
+    store: Store = killick.open_store(str(path))
     try:
         return {each.name: each for each in store.conditions()}
     finally:
@@ -239,19 +241,19 @@ def conditions(path: Path) -> dict[str, Condition]:
 
 
 def test_a_sqlite_store_on_a_local_disk_says_what_it_rests_on(tmp_path: Path) -> None:
-    said = conditions(tmp_path / "kedge.db")
+    said = conditions(tmp_path / "killick.db")
     assert said["journal"].value == "WAL"
     assert said["durability"].value == "a commit survives power loss (synchronous FULL)"
     assert said["file"].value == "whole, by a quick check"
     assert said["size"].value.endswith("in the write-ahead log")
     assert not [each for each in said.values() if each.wrong]
-    (tmp_path / "kedge.db").chmod(0o666)
-    assert "other users may read or change it" in str(conditions(tmp_path / "kedge.db")["permissions"].wrong)
+    (tmp_path / "killick.db").chmod(0o666)
+    assert "other users may read or change it" in str(conditions(tmp_path / "killick.db")["permissions"].wrong)
 
 
 def test_a_damaged_file_is_told_by_a_quick_check(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
-    with kedge.open(str(path)) as kd:
+    path = tmp_path / "killick.db"
+    with killick.open(str(path)) as kd:
         for n in range(20):
             kd.start(doctor_asking, None, id=f"r{n}")
     data = bytearray(path.read_bytes())
@@ -273,8 +275,8 @@ MOUNTS = """\
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/srv/kedge.db", "ext4"), ("/mnt/far away/kedge.db", "nfs4"), ("/mnt/far/kedge.db", "fuse.sshfs"),
-        ("/mnt/far/near/kedge.db", "xfs"), ("/mnt/farther/kedge.db", "ext4"),
+        ("/srv/killick.db", "ext4"), ("/mnt/far away/killick.db", "nfs4"), ("/mnt/far/killick.db", "fuse.sshfs"),
+        ("/mnt/far/near/killick.db", "xfs"), ("/mnt/farther/killick.db", "ext4"),
     ],
 )  # fmt: skip
 def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path, path: str, kind: str) -> None:
@@ -287,8 +289,8 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path, path: str,
 def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:26 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr("kedge.store.sqlite_conditions.MOUNTS", mounts)
-    said = conditions(tmp_path / "kedge.db")["file system"]
+    monkeypatch.setattr("killick.store.sqlite_conditions.MOUNTS", mounts)
+    said = conditions(tmp_path / "killick.db")["file system"]
     assert said.value == "nfs4"
     assert str(said.wrong).endswith("move the file to a local disk")
 
@@ -297,16 +299,16 @@ def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, mon
 
 
 def test_a_look_reads_no_more_of_a_large_store_than_of_a_small_one(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = kd.clock.now_us() - DAY * 1_000_000
     for n in range(5_000):
         index = RunIndex(agent="a", status="completed" if n % 2 else "waiting", started_at_us=at, changed_at_us=at)
-        item = kd.log.begin(f"r{n}").built(kedge.Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
+        item = kd.log.begin(f"r{n}").built(killick.Entry(e.RunStarted(at=at, run=f"r{n}", agent="a"), {"input": None}))
         kd.store.append([msgspec.structs.replace(item, index=index)])
     asked: dict[str, int] = {}
     store = Counted(kd.store, asked)
-    examine(kedge.Log(store), clock=kd.clock)  # type: ignore[arg-type]
+    examine(killick.Log(store), clock=kd.clock)  # type: ignore[arg-type]
     assert asked["read"] + asked.get("opening", 0) <= 2 * doctor.FOLDED_MAX
     assert asked["quarantined"] <= 2 * doctor.LOOKED_MAX
 

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from families import Family, claim
-from kedge.history.drawing import Line, cells, cut, text
-from kedge.history.graph import family
-from kedge.history.svg import CHAR, svg
-from kedge.log import Entry
-from kedge.model import events as e
+from killick.history.drawing import Line, cells, cut, text
+from killick.history.graph import family
+from killick.history.svg import CHAR, svg
+from killick.log import Entry
+from killick.model import events as e
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -204,8 +204,8 @@ def test_it_stands_by_itself_and_says_what_it_is() -> None:
     assert root.attrib["role"] == "img"
     named = {element.get("id"): element.text for element in root.iter() if element.get("id")}
     assert root.attrib["aria-labelledby"].split() == list(named)
-    assert named["kedge-title"] == "r: its forks, children and rewinds"
-    assert "r-fork (fork, leaving at 3:after): 2 steps, waiting." in str(named["kedge-desc"])
+    assert named["killick-title"] == "r: its forks, children and rewinds"
+    assert "r-fork (fork, leaving at 3:after): 2 steps, waiting." in str(named["killick-desc"])
     assert "prefers-color-scheme:dark" in made
     for foreign in ("<script", "href", "url(", "@import", "<image", "<foreignObject", "http://", "https://"):
         assert foreign not in made.replace("http://www.w3.org/2000/svg", "")

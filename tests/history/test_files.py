@@ -11,19 +11,19 @@ from typing import get_args
 
 import pytest
 
-import kedge
-from kedge.errors import SnapshotBroken, WorkspaceRefused
-from kedge.history import files, prose, vaults
-from kedge.model import events as e
-from kedge.runtime.restoring import restored
+import killick
+from killick.errors import SnapshotBroken, WorkspaceRefused
+from killick.history import files, prose, vaults
+from killick.model import events as e
+from killick.runtime.restoring import restored
 
 BEFORE = "def add(a, b):\n    return a - b\n\n\ndef main():\n    print(add(1, 2))\n"
 AFTER = BEFORE.replace("a - b", "a + b")
 ODD = b"odd \xff\nname"
 
 
-@kedge.tool(effect="workspace")
-async def files_made(folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+async def files_made(folder: Path = killick.WORKSPACE) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "app.py").write_text(BEFORE)
     (folder / "README.md").write_text("read me")
@@ -32,8 +32,8 @@ async def files_made(folder: Path = kedge.WORKSPACE) -> None:
     (folder / "main.py").symlink_to("src/app.py")
 
 
-@kedge.tool(effect="workspace")
-async def files_changed(folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+async def files_changed(folder: Path = killick.WORKSPACE) -> None:
     (folder / "src" / "app.py").write_text(AFTER)
     (folder / "README.md").unlink()
     (folder / "logo.png").write_bytes(bytes(range(255, -1, -1)) * 21)
@@ -46,13 +46,13 @@ async def files_changed(folder: Path = kedge.WORKSPACE) -> None:
         huge.write(b"end")
 
 
-@kedge.tool(effect="reads")
-async def files_seen(folder: Path = kedge.WORKSPACE) -> list[str]:
+@killick.tool(effect="reads")
+async def files_seen(folder: Path = killick.WORKSPACE) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-@kedge.agent(workspace="{run}.shop")
-async def files_agent(run: kedge.Run) -> str:
+@killick.agent(workspace="{run}.shop")
+async def files_agent(run: killick.Run) -> str:
     await run.call(files_made)
     await run.call(files_changed)
     await run.call(files_seen)
@@ -60,27 +60,27 @@ async def files_agent(run: kedge.Run) -> str:
     return "done"
 
 
-@kedge.agent
-async def without_files(run: kedge.Run) -> str:
+@killick.agent
+async def without_files(run: killick.Run) -> str:
     await run.call(files_none)
     return "done"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def files_none() -> None:
     return None
 
 
 @pytest.fixture
-def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kedge.Client]:
+def kd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[killick.Client]:
     monkeypatch.chdir(tmp_path)
-    with kedge.open("kedge.db") as made:
+    with killick.open("killick.db") as made:
         yield made
 
 
 @pytest.fixture
-def run(kd: kedge.Client, tmp_path: Path) -> str:
-    with pytest.raises(kedge.RunWaiting):
+def run(kd: killick.Client, tmp_path: Path) -> str:
+    with pytest.raises(killick.RunWaiting):
         kd.run(files_agent, id="fix")
     return "fix"
 
@@ -92,7 +92,7 @@ def names(listing: files.Listing) -> dict[str, files.How | None]:
 # a place ------------------------------------------------------------------------------------------
 
 
-def test_a_listing_has_every_path_and_what_became_of_it_in_the_step(kd: kedge.Client, run: str) -> None:
+def test_a_listing_has_every_path_and_what_became_of_it_in_the_step(kd: killick.Client, run: str) -> None:
     with files.at(kd.log, run, "2:after") as found:
         listing = found.listing()
     assert names(listing) == {
@@ -108,7 +108,7 @@ def test_a_listing_has_every_path_and_what_became_of_it_in_the_step(kd: kedge.Cl
     assert told["src/app.py"].mtime_ns == (Path("fix.shop") / "src" / "app.py").stat().st_mtime_ns
 
 
-def test_a_place_that_is_no_end_of_a_step_is_compared_with_the_snapshot_before(kd: kedge.Client, run: str) -> None:
+def test_a_place_that_is_no_end_of_a_step_is_compared_with_the_snapshot_before(kd: killick.Client, run: str) -> None:
     with files.at(kd.log, run, "2:before") as found:
         listing = found.listing()
     assert listing.since is not None
@@ -121,7 +121,7 @@ def test_a_place_that_is_no_end_of_a_step_is_compared_with_the_snapshot_before(k
         assert found.listing().since == "1:after"
 
 
-def test_a_folder_is_listed_by_itself_and_a_long_listing_is_counted(kd: kedge.Client, run: str) -> None:
+def test_a_folder_is_listed_by_itself_and_a_long_listing_is_counted(kd: killick.Client, run: str) -> None:
     with files.at(kd.log, run, "2:after") as found:
         assert list(names(found.listing("src"))) == ["src/app.py"]
         assert list(names(found.listing("./src/"))) == ["src/app.py"]
@@ -134,7 +134,7 @@ def test_a_folder_is_listed_by_itself_and_a_long_listing_is_counted(kd: kedge.Cl
         assert (cut.left_out, cut.files) == (5, 6)
 
 
-def test_content_is_what_the_file_held_then(kd: kedge.Client, run: str) -> None:
+def test_content_is_what_the_file_held_then(kd: killick.Client, run: str) -> None:
     with files.at(kd.log, run, "2:before") as found:
         assert found.read("src/app.py") == BEFORE.encode()
         assert found.read("README.md") == b"read me"
@@ -151,19 +151,19 @@ def test_content_is_what_the_file_held_then(kd: kedge.Client, run: str) -> None:
             found.read("src")
 
 
-def test_a_path_that_was_not_there_is_refused_with_what_was(kd: kedge.Client, run: str) -> None:
+def test_a_path_that_was_not_there_is_refused_with_what_was(kd: killick.Client, run: str) -> None:
     with files.at(kd.log, run, "2:before") as found:
         with pytest.raises(WorkspaceRefused, match=r"fix: there was no src/other at 2:before; src had app\.py$"):
             found.find("src/other")
         with pytest.raises(WorkspaceRefused, match=r"no nowhere/x at 2:before; the folder had README\.md, logo\.png"):
             found.find("nowhere/x")
         with pytest.raises(WorkspaceRefused, match=r"is not below the run's folder"):
-            found.find("../kedge.db")
+            found.find("../killick.db")
         with pytest.raises(WorkspaceRefused, match=r"is not below the run's folder"):
             found.find("/etc/passwd")
 
 
-def test_what_cannot_be_told_is_refused_in_one_line(kd: kedge.Client, run: str) -> None:
+def test_what_cannot_be_told_is_refused_in_one_line(kd: killick.Client, run: str) -> None:
     kd.run(without_files, id="plain")
     for name, place, said in (
         ("plain", "now", "plain: has no workspace, so no files of it are on record"),
@@ -172,21 +172,23 @@ def test_what_cannot_be_told_is_refused_in_one_line(kd: kedge.Client, run: str) 
         with pytest.raises(WorkspaceRefused) as refused:
             files.at(kd.log, name, place)
         assert str(refused.value) == said
-    shutil.move("kedge.files", "elsewhere")
-    with pytest.raises(WorkspaceRefused, match=r"the vault of its files, \S+kedge\.files, is not here; bring it back"):
+    shutil.move("killick.files", "elsewhere")
+    with pytest.raises(
+        WorkspaceRefused, match=r"the vault of its files, \S+killick\.files, is not here; bring it back"
+    ):
         files.at(kd.log, run)
 
 
-def test_a_vault_that_moved_with_its_store_is_found_beside_it(kd: kedge.Client, run: str, tmp_path: Path) -> None:
+def test_a_vault_that_moved_with_its_store_is_found_beside_it(kd: killick.Client, run: str, tmp_path: Path) -> None:
     kd.close()
     (tmp_path / "there").mkdir()
-    for each in ("kedge.db", "kedge.files"):
+    for each in ("killick.db", "killick.files"):
         shutil.move(each, tmp_path / "there" / each)
-    with kedge.open(str(tmp_path / "there" / "kedge.db")) as moved, files.at(moved.log, run) as found:
+    with killick.open(str(tmp_path / "there" / "killick.db")) as moved, files.at(moved.log, run) as found:
         assert found.read("src/app.py") == AFTER.encode()
 
 
-def test_a_timeline_that_was_left_has_its_files_still(kd: kedge.Client, run: str) -> None:
+def test_a_timeline_that_was_left_has_its_files_still(kd: killick.Client, run: str) -> None:
     kd.rewind(run, "2:before")
     with files.at(kd.log, run) as found:
         assert found.read("src/app.py") == BEFORE.encode()
@@ -194,7 +196,7 @@ def test_a_timeline_that_was_left_has_its_files_still(kd: kedge.Client, run: str
         assert found.read("src/app.py") == AFTER.encode()
 
 
-def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: kedge.Client, run: str) -> None:
+def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: killick.Client, run: str) -> None:
     Path("fix.shop/mine.txt").write_text("by hand")
     kd.rewind(run, "2:before")
     [kept] = [event for _, event, _ in kd.events(run) if isinstance(event, e.WorkspaceRestored)]
@@ -208,7 +210,7 @@ def test_a_snapshot_is_found_by_the_beginning_of_its_id(kd: kedge.Client, run: s
         files.by_id(kd.log, run, "00000000")
 
 
-def test_files_are_brought_back_without_blocking_the_loop(kd: kedge.Client, run: str) -> None:
+def test_files_are_brought_back_without_blocking_the_loop(kd: killick.Client, run: str) -> None:
     done = asyncio.run(kd.restore.soon(run, "2:before", paths=["README.md"], by="mia"))
     assert (done.written, done.removed, done.paths) == (1, 0, ("README.md",))
     assert Path("fix.shop/README.md").read_text() == "read me"
@@ -224,7 +226,7 @@ def test_files_are_brought_back_without_blocking_the_loop(kd: kedge.Client, run:
 # what changed -------------------------------------------------------------------------------------
 
 
-def test_a_step_says_what_it_did_to_files_line_by_line(kd: kedge.Client, run: str) -> None:
+def test_a_step_says_what_it_did_to_files_line_by_line(kd: killick.Client, run: str) -> None:
     found = kd.diff(run, "2").files
     assert found is not None
     told = {change.path: change for change in found.changes}
@@ -245,7 +247,7 @@ def test_a_step_says_what_it_did_to_files_line_by_line(kd: kedge.Client, run: st
     assert (found.before.label, found.after.label) == ("2:before", "2:after")
 
 
-def test_a_step_that_changed_no_file_says_so(kd: kedge.Client, run: str) -> None:
+def test_a_step_that_changed_no_file_says_so(kd: killick.Client, run: str) -> None:
     found = kd.diff(run, "3").files
     assert found is not None
     assert not found
@@ -254,14 +256,14 @@ def test_a_step_that_changed_no_file_says_so(kd: kedge.Client, run: str) -> None
     assert kd.diff("plain", "start", "now").no_files is None
 
 
-def test_places_before_the_first_snapshot_are_compared_by_it(kd: kedge.Client, run: str) -> None:
+def test_places_before_the_first_snapshot_are_compared_by_it(kd: killick.Client, run: str) -> None:
     found = kd.diff(run, "start", "1:after").files
     assert found is not None
     assert found.before.label == "@3"
     assert found.counts == {"added": 6}
 
 
-def test_two_runs_are_compared_in_their_files(kd: kedge.Client, run: str) -> None:
+def test_two_runs_are_compared_in_their_files(kd: killick.Client, run: str) -> None:
     kd.fork(run, "1:after", id="other")
     found = kd.diff(run, against="other").files
     assert found is not None
@@ -272,8 +274,8 @@ def test_two_runs_are_compared_in_their_files(kd: kedge.Client, run: str) -> Non
     assert kd.diff(run, against="plain").no_files == "plain has no workspace"
 
 
-def test_a_diff_of_states_does_not_need_the_vault(kd: kedge.Client, run: str) -> None:
-    shutil.move("kedge.files", "elsewhere")
+def test_a_diff_of_states_does_not_need_the_vault(kd: killick.Client, run: str) -> None:
+    shutil.move("killick.files", "elsewhere")
     found = kd.diff(run, "2")
     assert found.files is None
     assert str(found.no_files).startswith("fix: the vault of its files,")
@@ -293,11 +295,11 @@ def test_a_diff_of_states_does_not_need_the_vault(kd: kedge.Client, run: str) ->
     ],
 )
 def test_only_small_texts_are_compared_line_by_line(
-    kd: kedge.Client, tmp_path: Path, before: str | bytes, after: str, said: str
+    kd: killick.Client, tmp_path: Path, before: str | bytes, after: str, said: str
 ) -> None:
     place = tmp_path / "tree"
     place.mkdir()
-    with kedge.Workspace(place, vault=tmp_path / "vault") as workspace:
+    with killick.Workspace(place, vault=tmp_path / "vault") as workspace:
         sides: list[bytes] = []
         for content in (before, after):
             (place / "f").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -312,13 +314,13 @@ def test_only_small_texts_are_compared_line_by_line(
 
 
 def test_limits_hold_and_what_is_left_out_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kd: kedge.Client
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kd: killick.Client
 ) -> None:
     place = tmp_path / "tree"
     place.mkdir()
     monkeypatch.setattr(files, "LISTED_MAX", 5)
     monkeypatch.setattr(files, "DIFFED_MAX", 2)
-    with kedge.Workspace(place, vault=tmp_path / "vault") as workspace:
+    with killick.Workspace(place, vault=tmp_path / "vault") as workspace:
         empty = workspace.capture().root
         for number in range(8):
             (place / f"f{number}").write_text("text\n")
@@ -330,7 +332,7 @@ def test_limits_hold_and_what_is_left_out_is_counted(
     assert found.changes[-1].about == "5 B"
 
 
-def test_a_redacted_export_says_nothing_of_files(kd: kedge.Client, run: str, tmp_path: Path) -> None:
+def test_a_redacted_export_says_nothing_of_files(kd: killick.Client, run: str, tmp_path: Path) -> None:
     Path("fix.shop/mine.txt").write_text("by hand")
     kd.rewind(run, "2:before")
     told, bare = (kd.export(run, redact=redact).decode() for redact in (False, True))
@@ -344,29 +346,29 @@ def test_a_redacted_export_says_nothing_of_files(kd: kedge.Client, run: str, tmp
 # what has to be whole, and what can go ------------------------------------------------------------
 
 
-def test_every_snapshot_on_record_is_proved(kd: kedge.Client, run: str) -> None:
+def test_every_snapshot_on_record_is_proved(kd: killick.Client, run: str) -> None:
     held = vaults.verify(kd.log, [run])
     assert held.holds
     assert (held.runs, held.snapshots) == (1, 3)
-    [pack] = Path("kedge.files/packs").iterdir()
+    [pack] = Path("killick.files/packs").iterdir()
     pack.write_bytes(bytes(byte ^ 0xFF for byte in pack.read_bytes()))
     held = vaults.verify(kd.log, [run])
     assert not held.holds
     assert all(each.startswith("snapshot ") for each in held.broken)
-    shutil.rmtree("kedge.files")
+    shutil.rmtree("killick.files")
     [said] = vaults.verify(kd.log, [run]).broken
     assert "is not here" in said
     with pytest.raises((SnapshotBroken, WorkspaceRefused)):
         files.at(kd.log, run).listing()
 
 
-def test_only_snapshots_of_runs_that_are_gone_leave_the_vault(kd: kedge.Client, run: str) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_only_snapshots_of_runs_that_are_gone_leave_the_vault(kd: killick.Client, run: str) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(files_agent, id="second")
     Path("second.shop/own.bin").write_bytes(os.urandom(200_000))
     restored(kd, "second", "2:before")
     places = vaults.of_runs(kd.log, ["second"])
-    assert places == {Path("kedge.files").resolve()}
+    assert places == {Path("killick.files").resolve()}
     [would] = vaults.clean(kd.log, places, going=["second"], dry_run=True)
     [nothing] = vaults.clean(kd.log, places)
     assert (nothing.snapshots, nothing.bytes_freed) == (0, 0)
@@ -377,12 +379,12 @@ def test_only_snapshots_of_runs_that_are_gone_leave_the_vault(kd: kedge.Client, 
     assert vaults.verify(kd.log, [run]).holds
 
 
-def test_the_vault_of_another_store_is_left_alone(kd: kedge.Client, run: str) -> None:
+def test_the_vault_of_another_store_is_left_alone(kd: killick.Client, run: str) -> None:
     kd.close()
-    shutil.copy("kedge.db", "copy.db")
-    with kedge.open("copy.db") as copy, kedge.open("kedge.db") as original:
+    shutil.copy("killick.db", "copy.db")
+    with killick.open("copy.db") as copy, killick.open("killick.db") as original:
         assert copy.store.id == original.store.id
-        assert vaults.of_runs(original.log, [run]) == {Path("kedge.files").resolve()}
+        assert vaults.of_runs(original.log, [run]) == {Path("killick.files").resolve()}
         assert vaults.of_runs(copy.log, [run]) == set()
 
 

@@ -15,14 +15,14 @@ from typing import Any, cast
 import pytest
 from stories import START_US, Story, started
 
-import kedge
-from kedge.errors import RunUnknown, StoreReadOnly
-from kedge.history.find import Finder
-from kedge.history.found import Findings
-from kedge.history.marks import term
-from kedge.log import Entry, Log, RunLog, repair, verify
-from kedge.model import events as e
-from kedge.store import MemoryStore, SqliteStore, Store
+import killick
+from killick.errors import RunUnknown, StoreReadOnly
+from killick.history.find import Finder
+from killick.history.found import Findings
+from killick.history.marks import term
+from killick.log import Entry, Log, RunLog, repair, verify
+from killick.model import events as e
+from killick.store import MemoryStore, SqliteStore, Store
 
 TESTS = Path(__file__).parent.parent
 
@@ -251,7 +251,7 @@ def test_what_a_fork_undid_of_its_parent_is_undone_and_told_once(log: Log, find:
 
 
 def test_attempts_that_a_repair_set_aside_are_in_doubt(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     store = SqliteStore(path)
     log = Log(store)
     teller = Teller(log)
@@ -445,14 +445,14 @@ def test_a_store_that_cannot_be_written_is_read_and_says_so(log: Log, store: Sto
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     one, two = Teller(log, "a"), Teller(log, "b")
     first = one.decide("left")
     broken = one.call()
     one.decide("left")
     second = two.decide("left")
-    with sqlite3.connect(tmp_path / "kedge.db") as db:
+    with sqlite3.connect(tmp_path / "killick.db") as db:
         db.execute("UPDATE events SET body = x'00' WHERE id = (1 << 32) + ?", (broken,))
     db.close()
     for _ in range(2):
@@ -464,9 +464,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
 
 CATCHING = """
 import sys
-from kedge.history.find import Finder
-from kedge.log import Log
-from kedge.store import SqliteStore
+from killick.history.find import Finder
+from killick.log import Log
+from killick.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 log = Log(store)
 print("ready", flush=True)
@@ -477,7 +477,7 @@ log.close(); store.close()
 
 
 def test_processes_that_catch_up_at_once_do_no_harm(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     store = SqliteStore(path, durability="process")
     log = Log(store)
     handles = told(log, 12, 200)
@@ -510,10 +510,10 @@ def test_processes_that_catch_up_at_once_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_writers_go_on_while_others_catch_up(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db", durability="process", busy_seconds=5)
+    store = SqliteStore(tmp_path / "killick.db", durability="process", busy_seconds=5)
     log = Log(store)
     told(log, 8, 400)
-    other = SqliteStore(tmp_path / "kedge.db", durability="process", busy_seconds=5)
+    other = SqliteStore(tmp_path / "killick.db", durability="process", busy_seconds=5)
     writing = Log(other)
     done = threading.Event()
     marking = threading.Thread(target=lambda: (Finder(log).catch_up(), done.set()))
@@ -532,19 +532,19 @@ def test_writers_go_on_while_others_catch_up(tmp_path: Path) -> None:
 # the client ---------------------------------------------------------------------------------------
 
 
-@kedge.tool
+@killick.tool
 async def mail(to: str) -> str:
     return f"sent to {to}"
 
 
-@kedge.agent
-async def mailing(run: kedge.Run, to: str) -> str:
+@killick.agent
+async def mailing(run: killick.Run, to: str) -> str:
     await run.decided("Send it?", "yes", options=["yes", "no"], because="They asked")
     return await run.call(mail, to=to)
 
 
 def test_the_client_asks_and_so_it_does_soon() -> None:
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.run(mailing, "ada@x.org", id="m1")
         [hit] = kd.find.calls("mail", where={"to": "ada@x.org"})
         assert (hit.run, hit.output, hit.status) == ("m1", "sent to ada@x.org", "done")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kedge
+import killick
 from families import Family, claim
-from kedge.history import boundaries
-from kedge.history.diff import between
-from kedge.history.graph import Graph, Lane, Node, family, generations, kept, layout
-from kedge.history.timeline import timeline
-from kedge.log import Entry
-from kedge.model import events as e
+from killick.history import boundaries
+from killick.history.diff import between
+from killick.history.graph import Graph, Lane, Node, family, generations, kept, layout
+from killick.history.timeline import timeline
+from killick.log import Entry
+from killick.model import events as e
 
 
 def numbers(lane: Lane) -> list[str]:
@@ -374,25 +374,25 @@ def test_the_diff_of_a_step_that_a_rewind_kept_is_what_that_step_did() -> None:
     assert [line.text for line in found.lines() if line.part == "outputs"] == ['1.1.2 fetch → "ok"']
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def graph_pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def graph_check(bank: str) -> str:
     return "up"
 
 
-@kedge.agent
-async def graph_agent(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def graph_agent(run: killick.Run, amount: int) -> str:
     if await run.call(graph_check, "DE02") == "up":
         return await run.call(graph_pay, amount)
     return await run.decided("What now?", "nothing", options=["nothing", "wait"], because="it is down")
 
 
 def test_runs_that_were_really_forked_and_rewound_are_drawn_as_they_went() -> None:
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.run(graph_agent, 5, id="r")
         kd.rewind("r", "2:before", by="ann")
         kd.advance("r")

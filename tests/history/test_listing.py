@@ -9,34 +9,34 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.history import listing
-from kedge.history.listing import About, Line, Listing
-from kedge.runtime.client import Client
-from kedge.store.base import ASKS, RunQuery
+import killick
+from killick.clock import ManualClock
+from killick.history import listing
+from killick.history.listing import About, Line, Listing
+from killick.runtime.client import Client
+from killick.store.base import ASKS, RunQuery
 
 
-@kedge.tool(name="line_look", effect="reads", retry=kedge.Retry(attempts=3, on=(ConnectionError,), first="1h"))
+@killick.tool(name="line_look", effect="reads", retry=killick.Retry(attempts=3, on=(ConnectionError,), first="1h"))
 async def look(place: str) -> str:
     if place == "away":
         raise ConnectionError("nobody is there")
     return place
 
 
-@kedge.tool(name="line_pay")
+@killick.tool(name="line_pay")
 async def pay(to: str, amount: int) -> None:
     raise ValueError("half of it")
 
 
-@kedge.agent(name="line_child")
-async def child(run: kedge.Run, what: str) -> str:
+@killick.agent(name="line_child")
+async def child(run: killick.Run, what: str) -> str:
     await run.wait("paper", timeout="3d")
     return what
 
 
-@kedge.agent(name="line_agent")
-async def agent(run: kedge.Run, what: str) -> str:
+@killick.agent(name="line_agent")
+async def agent(run: killick.Run, what: str) -> str:
     await run.plan(["look", "ask", "act"])
     await run.at("look")
     await run.call(look, what)
@@ -61,7 +61,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def kd(clock: ManualClock) -> Iterator[Client]:
-    with kedge.open("memory:", clock=clock) as made:
+    with killick.open("memory:", clock=clock) as made:
         yield made
 
 
@@ -132,7 +132,7 @@ def test_a_paused_run_waits_for_somebody_first(kd: Client) -> None:
 def test_a_run_that_nobody_is_at_is_orphaned_and_one_set_apart_is_broken(kd: Client, clock: ManualClock) -> None:
     kd.start(agent, "done", id="done")
     started = kd.log.open("done", holder="w1", seconds=30)
-    started.append(kedge_taken(clock))
+    started.append(killick_taken(clock))
     assert line_of(kd, "done").status == "running"
     assert line_of(kd, "done").worker == "w1"
     clock.advance(31)
@@ -143,15 +143,15 @@ def test_a_run_that_nobody_is_at_is_orphaned_and_one_set_apart_is_broken(kd: Cli
     assert (line.status, [one.kind for one in line.about]) == ("broken", ["record"])
 
 
-def kedge_taken(clock: ManualClock) -> Any:
-    from kedge.log import Entry
-    from kedge.model import events as e
+def killick_taken(clock: ManualClock) -> Any:
+    from killick.log import Entry
+    from killick.model import events as e
 
     return Entry(e.RunTaken(at=clock.now_us(), epoch=1, holder="w1"))
 
 
 def test_tags_that_nobody_gave_are_not_shown(kd: Client) -> None:
-    with contextlib.suppress(kedge.RunWaiting):
+    with contextlib.suppress(killick.RunWaiting):
         kd.run(agent, "ada")
     [row] = kd.store.runs(RunQuery(tag=ASKS))
     assert len(row.tags) > 1

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.history.marks import (
+from killick.history.marks import (
     LEAVES_MAX,
     TEXT_CHARS_MAX,
     Marker,
@@ -26,12 +26,12 @@ from kedge.history.marks import (
     values_terms,
     verb_of,
 )
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.model.codec import Secret, plain
-from kedge.model.failure import Failure
-from kedge.model.ledger import Ledger
-from kedge.model.values import pack
+from killick.log import Entry
+from killick.model import events as e
+from killick.model.codec import Secret, plain
+from killick.model.failure import Failure
+from killick.model.ledger import Ledger
+from killick.model.values import pack
 
 
 class Nothing:

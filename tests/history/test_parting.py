@@ -9,30 +9,30 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 from families import Family, claim
-from kedge.history.parting import Parting, folded, parting, place_of
-from kedge.log import Entry
-from kedge.model import events as e
+from killick.history.parting import Parting, folded, parting, place_of
+from killick.log import Entry
+from killick.model import events as e
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def part_check(bank: str) -> dict[str, Any]:
     return {"bank": bank, "status": "up"}
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def part_pay(to: str, amount: int) -> str:
     return f"paid {amount} to {to}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def part_wait() -> str:
     return "waited"
 
 
-@kedge.agent
-async def part_agent(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def part_agent(run: killick.Run, amount: int) -> str:
     found = await run.call(part_check, "DE02")
     if found["status"] == "down":
         await run.call(part_wait)
@@ -43,13 +43,13 @@ async def part_agent(run: kedge.Run, amount: int) -> str:
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as client:
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as client:
         client.run(part_agent, 5, id="r")
         yield client
 
 
-def forked(kd: kedge.Client, at: str, **conditions: Any) -> Parting:
+def forked(kd: killick.Client, at: str, **conditions: Any) -> Parting:
     fork = kd.fork("r", at, **conditions)
     kd.advance(fork.id)
     return parting(kd.log, "r", fork.id)
@@ -76,7 +76,7 @@ def patched(document: Any, patch: list[dict[str, Any]]) -> Any:
 # a fork -------------------------------------------------------------------------------------------
 
 
-def test_a_fork_with_another_output_parts_at_that_step_and_goes_another_way(kd: kedge.Client) -> None:
+def test_a_fork_with_another_output_parts_at_that_step_and_goes_another_way(kd: killick.Client) -> None:
     found = forked(kd, "1:after", output={"1": {"bank": "DE02", "status": "down"}}, by="ann")
     assert found.shared is not None
     assert (found.shared.place, found.shared.steps) == ("start", 0)
@@ -87,7 +87,7 @@ def test_a_fork_with_another_output_parts_at_that_step_and_goes_another_way(kd: 
     assert found.why() == "step 1: the same call, and something else came of it"
 
 
-def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: kedge.Client) -> None:
+def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: killick.Client) -> None:
     found = forked(kd, "1:after", set={"to": "Bob"}, effects="live")
     assert found.shared is not None
     assert (found.shared.run, found.shared.place, found.shared.steps) == ("r", "1:after", 1)
@@ -101,7 +101,7 @@ def test_a_fork_with_another_context_parts_where_that_is_first_seen(kd: kedge.Cl
     assert first.told(60) == tuple(f'part_pay(to="{to}", amount=5) → "paid 5 to {to}"' for to in ("Ann", "Bob"))
 
 
-def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(kd: kedge.Client) -> None:
+def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(kd: killick.Client) -> None:
     found = forked(kd, "1:after", input=50, effects="live")
     [given, _] = found.conditions
     assert (given.what, given.value, given.was) == ("input", 50, 5)
@@ -109,13 +109,13 @@ def test_a_fork_with_another_input_says_so_though_the_state_has_no_word_for_it(k
     assert (found.parts_at.step, found.parts_at.how) == ("2", "output")
 
 
-def test_a_fork_that_did_the_same_parts_nowhere(kd: kedge.Client) -> None:
+def test_a_fork_that_did_the_same_parts_nowhere(kd: killick.Client) -> None:
     found = forked(kd, "1:after")
     assert (found.pairs, found.parts_at) == ((), None)
     assert found.why() == "every step is the same so far"
 
 
-def test_a_fork_that_has_not_gone_on_yet_says_which_has_not_come_so_far(kd: kedge.Client) -> None:
+def test_a_fork_that_has_not_gone_on_yet_says_which_has_not_come_so_far(kd: killick.Client) -> None:
     found = parting(kd.log, "r", kd.fork("r", "2:after").id)
     assert found.why() == "step 3: r took it, r-fork has not come so far (queued)"
 
@@ -161,7 +161,7 @@ def test_what_was_rewound_since_the_fork_is_not_shared_any_more() -> None:
     assert found.why() == "step 2: other in the one, fetch in the other"
 
 
-def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_other(kd: kedge.Client) -> None:
+def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_other(kd: killick.Client) -> None:
     found = forked(kd, "1:after", output={"1": {"bank": "DE02", "status": "down"}}, set={"x": [1, {"y": 2}]})
     document = json.loads(json.dumps(found.document()))
     assert list(document) == ["shared", "conditions", "parts_at", "steps", "patch"]
@@ -174,7 +174,7 @@ def test_the_document_has_all_of_it_and_its_patch_makes_the_one_state_of_the_oth
 # strangers ----------------------------------------------------------------------------------------
 
 
-def test_two_runs_of_one_agent_that_share_nothing_part_at_the_first_step_that_differs(kd: kedge.Client) -> None:
+def test_two_runs_of_one_agent_that_share_nothing_part_at_the_first_step_that_differs(kd: killick.Client) -> None:
     kd.run(part_agent, 50, id="other")
     found = parting(kd.log, "r", "other")
     assert (found.shared, found.conditions) == (None, ())

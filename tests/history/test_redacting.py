@@ -18,24 +18,24 @@ from uuid import UUID
 import msgspec
 import pytest
 
-import kedge
-from kedge.errors import FieldUnknown
-from kedge.history.export import export, load, read
-from kedge.history.redacting import Redaction
-from kedge.history.standins import StandIns
-from kedge.log import Log, repair, verify
-from kedge.model import events as e
-from kedge.model.codec import Erased
-from kedge.model.events import from_text, to_text
-from kedge.store import Store
-from kedge.testing import call, replay, scripted
+import killick
+from killick.errors import FieldUnknown
+from killick.history.export import export, load, read
+from killick.history.redacting import Redaction
+from killick.history.standins import StandIns
+from killick.log import Log, repair, verify
+from killick.model import events as e
+from killick.model.codec import Erased
+from killick.model.events import from_text, to_text
+from killick.store import Store
+from killick.testing import call, replay, scripted
 
 KEY = b"k" * 32
 
 
 @pytest.fixture
-def kd(store: Store) -> Iterator[kedge.Client]:
-    with kedge.Client(store, clock=kedge.LeapingClock()) as client:
+def kd(store: Store) -> Iterator[killick.Client]:
+    with killick.Client(store, clock=killick.LeapingClock()) as client:
         yield client
 
 
@@ -91,7 +91,7 @@ class Customer:
     born: date
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def redact_fetch(number: int) -> dict[str, Any]:
     return {
         "customer": {"name": "Annabel Archer", "email": "ann@example.org"},
@@ -100,7 +100,7 @@ async def redact_fetch(number: int) -> dict[str, Any]:
     }
 
 
-@kedge.tool(effect="at_most_once", consumes=("token",), identity=("to", "amount"), compensate=lambda effect: None)
+@killick.tool(effect="at_most_once", consumes=("token",), identity=("to", "amount"), compensate=lambda effect: None)
 async def redact_pay(to: str, amount: int, token: str, memo: str = "") -> str:
     return f"paid {amount} to {to}"
 
@@ -114,14 +114,14 @@ async def redact_chat(messages: list[Any]) -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": "Pay Annabel Archer.", "tool_calls": [call]}}]}
 
 
-@kedge.agent
-async def redact_child(run: kedge.Run, customer: Customer) -> str:
+@killick.agent
+async def redact_child(run: killick.Run, customer: Customer) -> str:
     await run.note(f"{customer.name} was born on {customer.born}")
     return customer.email
 
 
-@kedge.agent(on_failure="compensate")
-async def redact_agent(run: kedge.Run, customer: Customer) -> str:
+@killick.agent(on_failure="compensate")
+async def redact_agent(run: killick.Run, customer: Customer) -> str:
     docs = await run.call(redact_fetch, 17)
     await run.update(customer=customer.name)
     reply = await run.model(redact_chat, messages=[{"role": "user", "content": f"Pay {customer.name}?"}])
@@ -143,21 +143,21 @@ PRIVATE = (
 )  # fmt: skip
 
 
-def reviewed(kd: kedge.Client, *, word: str = "word by word") -> str:
+def reviewed(kd: killick.Client, *, word: str = "word by word") -> str:
     ann = Customer("Annabel Archer", "ann@example.org", date(1984, 2, 29))
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(redact_agent, ann, id="r")
     kd.answer("r", "respond", value="green light", by="Robert Boss", comment="Annabel Archer is fine")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(redact_agent, ann, id="r")
     kd.send("r", "word", word, by="Robert Boss")
     try:
         return str(kd.run(redact_agent, ann, id="r"))
-    except kedge.RunFailed as failed:
+    except killick.RunFailed as failed:
         return str(failed)
 
 
-def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: kedge.Client) -> None:
+def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: killick.Client) -> None:
     reviewed(kd)
     plain = kd.export("r", children=True)
     assert all(word.encode() in plain for word in PRIVATE)
@@ -173,7 +173,7 @@ def test_nothing_that_was_said_is_in_the_file_and_its_chain_holds(kd: kedge.Clie
     assert (report.problems, report.runs) == ([], 2)
 
 
-def test_what_happened_is_all_there(kd: kedge.Client) -> None:
+def test_what_happened_is_all_there(kd: killick.Client) -> None:
     reviewed(kd)
     before, after = (Log(load(kd.export("r", redact=redact)).store).read("r", limit=500) for redact in (False, True))
     for was, now in zip(before, after, strict=True):
@@ -185,7 +185,7 @@ def test_what_happened_is_all_there(kd: kedge.Client) -> None:
     assert keys != [record.event.key for record in before if isinstance(record.event, e.AttemptStarted)]
 
 
-def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: kedge.Client) -> None:
+def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: killick.Client) -> None:
     reviewed(kd)
     log = Log(load(kd.export("r", children=True, redact=True)).store)
     state = log.state("r")
@@ -197,14 +197,14 @@ def test_the_same_value_has_the_same_stand_in_wherever_it_flows(kd: kedge.Client
     assert log.state("r/5").input["name"] == state.input["name"] == state.context.document["customer"]
 
 
-def test_code_follows_a_file_that_is_redacted_throughout(kd: kedge.Client) -> None:
+def test_code_follows_a_file_that_is_redacted_throughout(kd: killick.Client) -> None:
     reviewed(kd)
     data = kd.export("r", children=True, redact=True)
     assert replay(data, redact_agent).status == "completed"
     assert replay(data, redact_child, run="r/5").status == "completed"
 
 
-def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd: kedge.Client) -> None:
+def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd: killick.Client) -> None:
     told = reviewed(kd, word="stop now")
     assert "nothing for Annabel Archer" in told
     assert replay(kd.export("r"), redact_agent).status == "failed"
@@ -215,7 +215,7 @@ def test_code_that_branches_on_what_is_redacted_parts_and_is_told_that_it_is(kd:
     assert "Annabel" not in replayed.failure.message
 
 
-def test_fields_that_are_named_are_redacted_wherever_their_values_stand_and_nothing_else(kd: kedge.Client) -> None:
+def test_fields_that_are_named_are_redacted_wherever_their_values_stand_and_nothing_else(kd: killick.Client) -> None:
     result = reviewed(kd)
     data = kd.export("r", children=True, redact=["name", "email"])
     for word in ("Annabel", "Archer", "example.org"):
@@ -230,20 +230,20 @@ def test_fields_that_are_named_are_redacted_wherever_their_values_stand_and_noth
 
 
 @pytest.mark.parametrize("field", ["customer.name", "input.email", "messages.content", "notes"])
-def test_a_field_is_named_by_the_way_to_it_or_by_its_last_part(kd: kedge.Client, field: str) -> None:
+def test_a_field_is_named_by_the_way_to_it_or_by_its_last_part(kd: killick.Client, field: str) -> None:
     reviewed(kd)
     data = kd.export("r", redact=[field])
     assert json.loads(data.splitlines()[0])["fields"] == [field]
     assert replay(data, redact_agent).outcome == "agrees"
 
 
-def test_a_field_that_is_nowhere_is_refused_for_nothing_would_be_redacted(kd: kedge.Client) -> None:
+def test_a_field_that_is_nowhere_is_refused_for_nothing_would_be_redacted(kd: killick.Client) -> None:
     reviewed(kd)
     with pytest.raises(FieldUnknown, match=r"emial: no value on record has such a field.*did you mean email\?"):
         kd.export("r", redact=["name", "emial"])
 
 
-def test_the_tool_calls_of_a_model_keep_their_form(kd: kedge.Client) -> None:
+def test_the_tool_calls_of_a_model_keep_their_form(kd: killick.Client) -> None:
     reviewed(kd)
     state = Log(load(kd.export("r", redact=True)).store).state("r")
     message = state.outputs["2"]["choices"][0]["message"]
@@ -254,7 +254,7 @@ def test_the_tool_calls_of_a_model_keep_their_form(kd: kedge.Client) -> None:
     assert json.loads(call["function"]["arguments"]) == {"to": state.input["name"]}
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def redact_search(name: str) -> dict[str, Any]:
     """Look somebody up."""
     return {"name": name, "status": "wanted", "kind": "thief"}
@@ -263,15 +263,15 @@ async def redact_search(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 @pytest.mark.parametrize("redact", [True, ["name"]])
 def test_a_loop_of_model_and_tools_is_followed_with_its_values_gone(
-    kd: kedge.Client, provider: Any, redact: Any
+    kd: killick.Client, provider: Any, redact: Any
 ) -> None:
     model = scripted(
         "I look.", call("redact_search", name="Annabel Archer"), "Found Annabel Archer.", provider=provider
     )
 
-    @kedge.agent
-    async def redact_loop(run: kedge.Run, name: str) -> str:
-        return (await kedge.loop(run, model, [redact_search], messages=f"Who is {name}?")).text
+    @killick.agent
+    async def redact_loop(run: killick.Run, name: str) -> str:
+        return (await killick.loop(run, model, [redact_search], messages=f"Who is {name}?")).text
 
     kd.run(redact_loop, "Annabel Archer", id="l")
     data = kd.export("l", redact=redact)
@@ -282,12 +282,12 @@ def test_a_loop_of_model_and_tools_is_followed_with_its_values_gone(
     assert [step.name for step in replayed.played if step.sort == "tool"] == ["redact_search"]
 
 
-def test_what_people_answer_is_redacted_below_the_kind_of_answer(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def redact_asks(run: kedge.Run) -> Any:
+def test_what_people_answer_is_redacted_below_the_kind_of_answer(kd: killick.Client) -> None:
+    @killick.agent
+    async def redact_asks(run: killick.Run) -> Any:
         return (await run.ask("Who?")).value
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(redact_asks, id="a")
     kd.answer("a", "respond", value={"kind": "Annabel Archer", "status": {"digest": "Annabel Archer"}})
     kd.run(redact_asks, id="a")
@@ -296,7 +296,7 @@ def test_what_people_answer_is_redacted_below_the_kind_of_answer(kd: kedge.Clien
     assert replay(data, redact_asks).played[0].output["kind"] == "respond"
 
 
-def test_two_files_of_one_run_have_stand_ins_that_cannot_be_compared(kd: kedge.Client) -> None:
+def test_two_files_of_one_run_have_stand_ins_that_cannot_be_compared(kd: killick.Client) -> None:
     reviewed(kd)
     first, second = (Log(load(kd.export("r", redact=True)).store).state("r") for _ in range(2))
     assert first.input["name"] != second.input["name"]
@@ -304,7 +304,7 @@ def test_two_files_of_one_run_have_stand_ins_that_cannot_be_compared(kd: kedge.C
     assert once == twice
 
 
-def test_what_was_erased_stays_erased(kd: kedge.Client) -> None:
+def test_what_was_erased_stays_erased(kd: killick.Client) -> None:
     reviewed(kd)
     seq = next(r.seq for r in kd.events("r") if isinstance(r.event, e.AttemptEnded))
     kd.log.erase(kd.log.open("r"), at=1, reason="Annabel asked for it", seqs=[seq])
@@ -315,15 +315,15 @@ def test_what_was_erased_stays_erased(kd: kedge.Client) -> None:
 
 
 def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
-    with kedge.open(str(path), clock=kedge.LeapingClock()) as kd:
+    path = tmp_path / "killick.db"
+    with killick.open(str(path), clock=killick.LeapingClock()) as kd:
         reviewed(kd)
     db = sqlite3.connect(path)
     with db:
         where = "id = (SELECT (number << 32) + 20 FROM heads WHERE run = 'r')"
         db.execute(f"UPDATE events SET body = CAST('{{}}' AS BLOB) WHERE {where}")
     db.close()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert not kd.verify("r").holds
         repair(kd.log, "r", at=kd.clock.now_us(), reason="Annabel said so", by="Robert")
         data = kd.export("r", redact=True)
@@ -334,7 +334,7 @@ def test_a_run_that_was_repaired_is_redacted_with_its_repair(tmp_path: Path) -> 
     assert report.repaired == 1
 
 
-def test_a_file_without_children_and_as_it_is_has_not_changed(kd: kedge.Client) -> None:
+def test_a_file_without_children_and_as_it_is_has_not_changed(kd: killick.Client) -> None:
     reviewed(kd)
     header = json.loads(kd.export("r").splitlines()[0])
     assert set(header) == {
@@ -343,7 +343,7 @@ def test_a_file_without_children_and_as_it_is_has_not_changed(kd: kedge.Client) 
     assert header["version"] == 1
 
 
-def test_any_document_is_redacted_to_one_of_the_same_form(kd: kedge.Client) -> None:
+def test_any_document_is_redacted_to_one_of_the_same_form(kd: killick.Client) -> None:
     seed = 20
     chance = random.Random(seed)
 
@@ -367,8 +367,8 @@ def test_any_document_is_redacted_to_one_of_the_same_form(kd: kedge.Client) -> N
             return {name: form(part) for name, part in node.items()}
         return [form(part) for part in node] if isinstance(node, list) else type(node)
 
-    @kedge.agent
-    async def redact_echo(run: kedge.Run, given: Any) -> Any:
+    @killick.agent
+    async def redact_echo(run: killick.Run, given: Any) -> Any:
         await run.note(given)
         return given
 

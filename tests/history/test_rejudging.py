@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge import rules
-from kedge.history.rejudging import Rejudged, rejudge
-from kedge.log import Entry, Log, RunLog
-from kedge.model import events as e
-from kedge.model.contract import Contract, Intention, Ruling, Standing
-from kedge.store import MemoryStore
+import killick
+from killick import rules
+from killick.history.rejudging import Rejudged, rejudge
+from killick.log import Entry, Log, RunLog
+from killick.model import events as e
+from killick.model.contract import Contract, Intention, Ruling, Standing
+from killick.store import MemoryStore
 
 SECOND = 1_000_000
 
@@ -354,7 +354,7 @@ DESK = Contract(
         rules.allow("assess", "pay", "gift", "spawn:*", "send"),
         rules.arguments("pay", amount={"type": "integer", "max": 1_000}),
         rules.arguments("pay", amount={"max": 500}, name="large sums", ask="managers"),
-        rules.arguments("gift", amount={"max": 10}, name="gifts", ask=kedge.Approval("board", need=2)),
+        rules.arguments("gift", amount={"max": 10}, name="gifts", ask=killick.Approval("board", need=2)),
         rules.after("pay", "assess"),
         rules.budget("pay", effects=6),
         rules.budget(calls=40),
@@ -369,17 +369,17 @@ DESK = Contract(
 BELOW = Contract("below", [rules.budget("pay", effects=2, scope="run"), rules.once("gift")])
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def assess(number: int) -> int:
     return number
 
 
-@kedge.tool
+@killick.tool
 async def pay(to: str, amount: int) -> str:
     return f"{amount} to {to}"
 
 
-@kedge.tool(approve="managers")
+@killick.tool(approve="managers")
 async def gift(to: str, amount: int) -> str:
     return f"{amount} to {to}"
 
@@ -387,12 +387,12 @@ async def gift(to: str, amount: int) -> str:
 async def tried(step: Awaitable[Any]) -> Any:
     try:
         return await step
-    except kedge.StepFailed as failed:
+    except killick.StepFailed as failed:
         return str(failed)
 
 
-@kedge.agent(name="rejudged_child", contract=BELOW)
-async def helper(run: kedge.Run, seed: int) -> list[Any]:
+@killick.agent(name="rejudged_child", contract=BELOW)
+async def helper(run: killick.Run, seed: int) -> list[Any]:
     draw = Random(seed)
     await run.update(ready=True)
     await run.call(assess, 1)
@@ -400,8 +400,8 @@ async def helper(run: kedge.Run, seed: int) -> list[Any]:
     return [*said, await tried(run.call(gift, "z", 1))]
 
 
-@kedge.agent(name="rejudged_desk", contract=DESK)
-async def desk(run: kedge.Run, seed: int) -> list[Any]:
+@killick.agent(name="rejudged_desk", contract=DESK)
+async def desk(run: killick.Run, seed: int) -> list[Any]:
     draw = Random(seed)
     said: list[Any] = [await tried(run.update(ready="yes"))]
     for number in range(8):
@@ -433,24 +433,24 @@ class Office:
 
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
-        self.kd = kedge.open("memory:", clock=kedge.LeapingClock())
+        self.kd = killick.open("memory:", clock=killick.LeapingClock())
 
     def work(self, run: str, seed: int) -> None:
         for _ in range(100):
             try:
                 self.kd.run(desk, seed, id=run)
                 return
-            except kedge.RunWaiting:
+            except killick.RunWaiting:
                 self.answer(self.draw.choice(self.kd.inbox()), run)
         pytest.fail(f"seed {seed}: {run} came to no end")
 
-    def answer(self, wait: kedge.Wait, run: str) -> None:
+    def answer(self, wait: killick.Wait, run: str) -> None:
         verb = self.draw.choice([verb for verb in wait.verbs if verb in ("approve", "reject", "edit", "respond")])
         value = {"amount": self.draw.randint(1, 900)} if verb == "edit" else "no" if verb == "respond" else None
-        with contextlib.suppress(kedge.KedgeError):
+        with contextlib.suppress(killick.KillickError):
             self.kd.answer(wait.id, verb, value=value, by=self.draw.choice(wait.may or ("mia",)))
         if self.draw.random() < 0.3:
-            with contextlib.suppress(kedge.KedgeError):
+            with contextlib.suppress(killick.KillickError):
                 self.kd.set(run, ready=self.draw.random() < 0.7, note=self.draw.randint(1, 9), by="mia")
         if wait.run != run:
             self.kd.advance(wait.run)
@@ -472,18 +472,18 @@ def test_whatever_happened_is_judged_the_same_again(seed: int) -> None:
 
 
 def test_code_with_another_contract_is_on_record_from_there_on(tmp_path: Path) -> None:
-    def declared(most: int) -> kedge.Agent[int, str]:
-        @kedge.agent(name="rejudged_anew", contract=small(most))
-        async def anew(run: kedge.Run, amount: int) -> str:
+    def declared(most: int) -> killick.Agent[int, str]:
+        @killick.agent(name="rejudged_anew", contract=small(most))
+        async def anew(run: killick.Run, amount: int) -> str:
             await run.call(pay, "ann", amount)
             await run.wait("go")
             return await tried(run.call(pay, "ann", amount))
 
         return anew
 
-    with kedge.open(str(tmp_path / "kedge.db")) as kd, pytest.raises(kedge.RunWaiting):
+    with killick.open(str(tmp_path / "killick.db")) as kd, pytest.raises(killick.RunWaiting):
         kd.run(declared(1_000), 400, id="run")
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.send("run", "go")
         assert "at most 300 is allowed" in kd.run(declared(300), 400, id="run")
         found = kd.rejudge("run")

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import BoundaryUnknown, ReplayParted, RunUnknown
-from kedge.history.export import export, load, read
-from kedge.history.replayed import Asked, Replayed
-from kedge.history.replaying import Replay
-from kedge.log import Log, verify
-from kedge.store import SqliteStore, Store
-from kedge.testing import replay
+import killick
+from killick.errors import BoundaryUnknown, ReplayParted, RunUnknown
+from killick.history.export import export, load, read
+from killick.history.replayed import Asked, Replayed
+from killick.history.replaying import Replay
+from killick.log import Log, verify
+from killick.store import SqliteStore, Store
+from killick.testing import replay
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -40,12 +40,12 @@ def _as_it_was() -> None:
 
 
 @pytest.fixture
-def kd(store: Store) -> Iterator[kedge.Client]:
-    with kedge.Client(store, clock=kedge.LeapingClock()) as client:
+def kd(store: Store) -> Iterator[killick.Client]:
+    with killick.Client(store, clock=killick.LeapingClock()) as client:
         yield client
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def again_look(n: int) -> dict[str, Any]:
     world.append(("look", n))
     if "down" in now:
@@ -53,11 +53,11 @@ async def again_look(n: int) -> dict[str, Any]:
     return {"n": n, "status": "up" if "other" not in now else "down"}
 
 
-@kedge.tool(effect="at_most_once", compensate=lambda effect: world.append("unpay"))
-def again_pay(n: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="at_most_once", compensate=lambda effect: world.append("unpay"))
+def again_pay(n: int, key: killick.Key = killick.KEY) -> str:
     world.append(("pay", n, str(key)))
     if "broke" in now:
-        raise kedge.NotDone("the account is empty")
+        raise killick.NotDone("the account is empty")
     return f"paid {n}"
 
 
@@ -66,8 +66,8 @@ async def again_chat(messages: list[str]) -> dict[str, Any]:
     return {"role": "assistant", "content": "again"}
 
 
-@kedge.agent
-async def again_agent(run: kedge.Run, n: int) -> list[Any]:
+@killick.agent
+async def again_agent(run: killick.Run, n: int) -> list[Any]:
     first = await run.call(again_look, n)
     said = await run.model(again_chat, messages=["hello"])
     paid = await run.call(again_pay, n if first["status"] == "up" else 0)
@@ -76,15 +76,15 @@ async def again_agent(run: kedge.Run, n: int) -> list[Any]:
     return [said["content"], paid, len(both), word, await run.call(again_pay, n + 1)]
 
 
-@kedge.agent
-def again_blocking(run: kedge.SyncRun, n: int) -> list[Any]:
+@killick.agent
+def again_blocking(run: killick.SyncRun, n: int) -> list[Any]:
     first = run.call(again_look, n)
     both = run.gather(lambda: run.call(again_look, 1), lambda: run.call(again_pay, 5))
     return [first["status"], len(both), run.call(again_pay, n)]
 
 
-def ended(kd: kedge.Client, run: str = "r") -> bytes:
-    with pytest.raises(kedge.RunWaiting):
+def ended(kd: killick.Client, run: str = "r") -> bytes:
+    with pytest.raises(killick.RunWaiting):
         kd.run(again_agent, 1, id=run)
     kd.send(run, "go", "now")
     kd.run(again_agent, 1, id=run)
@@ -107,7 +107,7 @@ def agrees(data: bytes, agent: Any = again_agent) -> Replayed:
 # any timeline -------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_rewound_is_replayed_in_its_current_timeline(kd: kedge.Client) -> None:
+def test_a_run_that_was_rewound_is_replayed_in_its_current_timeline(kd: killick.Client) -> None:
     ended(kd)
     kd.rewind("r", "3:before")
     kd.advance("r")
@@ -115,7 +115,7 @@ def test_a_run_that_was_rewound_is_replayed_in_its_current_timeline(kd: kedge.Cl
     assert agrees(kd.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
 
 
-def test_a_fork_is_replayed_with_what_was_changed_in_it(kd: kedge.Client) -> None:
+def test_a_fork_is_replayed_with_what_was_changed_in_it(kd: killick.Client) -> None:
     ended(kd)
     fork = kd.fork("r", "1:after", output={"1": {"n": 1, "status": "down"}}, effects="live")
     kd.advance(fork.id)
@@ -125,7 +125,7 @@ def test_a_fork_is_replayed_with_what_was_changed_in_it(kd: kedge.Client) -> Non
     assert replayed.result[1] == "paid 0"
 
 
-def test_a_fork_inside_parallel_work_is_replayed_with_what_its_siblings_keep(kd: kedge.Client) -> None:
+def test_a_fork_inside_parallel_work_is_replayed_with_what_its_siblings_keep(kd: killick.Client) -> None:
     ended(kd)
     fork = kd.fork("r", "4.1.1:before", effects="live")
     kd.advance(fork.id)
@@ -133,7 +133,9 @@ def test_a_fork_inside_parallel_work_is_replayed_with_what_its_siblings_keep(kd:
     agrees(kd.export(fork.id))
 
 
-def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_and_replayed(kd: kedge.Client) -> None:
+def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_and_replayed(
+    kd: killick.Client,
+) -> None:
     ended(kd)
     fork = kd.fork("r", "3:after", effects="live")
     kd.advance(fork.id)
@@ -148,14 +150,14 @@ def test_a_fork_of_a_fork_that_leaves_it_before_its_own_first_event_is_exported_
         agrees(kd.export(twice.id))
 
 
-def test_a_step_that_was_undone_by_hand_does_not_disturb_a_replay(kd: kedge.Client) -> None:
+def test_a_step_that_was_undone_by_hand_does_not_disturb_a_replay(kd: killick.Client) -> None:
     ended(kd)
     kd.undo("r", "3")
     world.clear()
     assert agrees(kd.export("r")).result == ["again", "paid 1", 2, "now", "paid 2"]
 
 
-def test_what_a_fork_goes_on_with_is_named_and_not_done(kd: kedge.Client) -> None:
+def test_what_a_fork_goes_on_with_is_named_and_not_done(kd: killick.Client) -> None:
     ended(kd)
     fork = kd.fork("r", "3:before")
     world.clear()
@@ -164,13 +166,13 @@ def test_what_a_fork_goes_on_with_is_named_and_not_done(kd: kedge.Client) -> Non
     assert world == []
 
 
-@kedge.agent
-async def again_parent(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def again_parent(run: killick.Run) -> list[Any]:
     child = await run.spawn(again_blocking, 7)
     return [await child.result()]
 
 
-def test_a_child_is_in_the_file_if_asked_for_and_replayed_by_its_name(kd: kedge.Client) -> None:
+def test_a_child_is_in_the_file_if_asked_for_and_replayed_by_its_name(kd: killick.Client) -> None:
     kd.run(again_parent, id="p")
     world.clear()
     alone, family = kd.export("p"), kd.export("p", children=True)
@@ -185,15 +187,15 @@ def test_a_child_is_in_the_file_if_asked_for_and_replayed_by_its_name(kd: kedge.
     assert world == []
 
 
-@kedge.agent
-async def again_renewing(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def again_renewing(run: killick.Run, n: int) -> str:
     found = await run.call(again_look, n)
     if n < 2 and "stays" not in now:
         await run.renew(n + (2 if "leaps" in now else 1))
     return str(found["n"])
 
 
-def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: kedge.Client) -> None:
+def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: killick.Client) -> None:
     assert kd.run(again_renewing, 0, id="n") == "2"
     logs = [kd.export(run) for run in ("n", "n+2", "n+3")]
     world.clear()
@@ -205,14 +207,14 @@ def test_a_run_that_was_renewed_is_replayed_log_by_log(kd: kedge.Client) -> None
     assert world == []
 
 
-@kedge.machine
-async def again_machine(run: kedge.Run, state: dict[str, Any]) -> Any:
+@killick.machine
+async def again_machine(run: killick.Run, state: dict[str, Any]) -> Any:
     found = await run.call(again_look, state["n"])
     after = {"n": state["n"] + 1, "seen": [*state["seen"], found["status"]]}
-    return kedge.Done(after["seen"]) if state["n"] == 2 else kedge.Next(after)
+    return killick.Done(after["seen"]) if state["n"] == 2 else killick.Next(after)
 
 
-def test_a_machine_is_stopped_at_a_transition_or_inside_and_one_of_its_steps_tried(kd: kedge.Client) -> None:
+def test_a_machine_is_stopped_at_a_transition_or_inside_and_one_of_its_steps_tried(kd: killick.Client) -> None:
     kd.run(again_machine, {"n": 0, "seen": []}, id="m")
     data = kd.export("m")
     world.clear()
@@ -227,19 +229,19 @@ def test_a_machine_is_stopped_at_a_transition_or_inside_and_one_of_its_steps_tri
     assert "the transition at step 2 led to" in str(replayed.parted)
 
 
-@kedge.tool(effect="transaction")
-def again_book(n: int, tx: kedge.Tx = kedge.TX) -> int:
+@killick.tool(effect="transaction")
+def again_book(n: int, tx: killick.Tx = killick.TX) -> int:
     world.append(("book", n))
     return n
 
 
-@kedge.agent
-async def again_books(run: kedge.Run) -> int:
+@killick.agent
+async def again_books(run: killick.Run) -> int:
     return await run.call(again_book, 4) + await run.call(again_book, 5)
 
 
 def test_what_was_done_in_transactions_is_replayed_and_not_run_for_real(tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         kd.run(again_books, id="t")
         world.clear()
         assert agrees(kd.export("t"), again_books).result == 9
@@ -252,41 +254,41 @@ def test_what_was_done_in_transactions_is_replayed_and_not_run_for_real(tmp_path
 
 
 def test_the_store_is_read_and_never_written(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
-    with kedge.Client(SqliteStore(path), clock=kedge.LeapingClock()) as kd:
+    path = tmp_path / "killick.db"
+    with killick.Client(SqliteStore(path), clock=killick.LeapingClock()) as kd:
         ended(kd)
 
     def digest() -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     before = digest()
-    with kedge.Client(SqliteStore(path), clock=kedge.LeapingClock()) as kd:
+    with killick.Client(SqliteStore(path), clock=killick.LeapingClock()) as kd:
         assert kd.replay("r", again_agent).outcome == "agrees"
         now.add("other")
         assert Replay(read(kd.export("r")), again_agent, asked=Asked(live="1")).outcome().outcome == "parted"
         head = kd.log.head("r")
     assert digest() == before
-    with kedge.Client(SqliteStore(path)) as kd:
+    with killick.Client(SqliteStore(path)) as kd:
         assert kd.log.head("r") == head
 
 
-def test_the_client_replays_a_run_or_a_file_by_the_agent_of_its_name(kd: kedge.Client, tmp_path: Path) -> None:
-    (tmp_path / "r.kedge").write_bytes(ended(kd))
-    for source in ("r", tmp_path / "r.kedge", str(tmp_path / "r.kedge")):
+def test_the_client_replays_a_run_or_a_file_by_the_agent_of_its_name(kd: killick.Client, tmp_path: Path) -> None:
+    (tmp_path / "r.killick").write_bytes(ended(kd))
+    for source in ("r", tmp_path / "r.killick", str(tmp_path / "r.killick")):
         assert kd.replay(source).outcome == "agrees"
     assert asyncio.run(kd.replay.soon("r", to="3:before")).stopped == "before step 3"
     now.add("other")
     assert kd.replay("r", "again_agent").outcome == "agrees", "what the world is like now is of no interest"
 
 
-def test_secrets_of_a_run_in_the_store_are_compared_under_its_key(kd: kedge.Client) -> None:
-    @kedge.tool(effect="at_most_once")
-    async def again_login(password: kedge.Secret) -> str:
+def test_secrets_of_a_run_in_the_store_are_compared_under_its_key(kd: killick.Client) -> None:
+    @killick.tool(effect="at_most_once")
+    async def again_login(password: killick.Secret) -> str:
         return "in"
 
-    @kedge.agent
-    async def again_secretive(run: kedge.Run) -> str:
-        return await run.call(again_login, kedge.Secret("hunter2"))
+    @killick.agent
+    async def again_secretive(run: killick.Run) -> str:
+        return await run.call(again_login, killick.Secret("hunter2"))
 
     kd.run(again_secretive, id="s")
     assert kd.replay("s", again_secretive, check=True).result == "in"
@@ -298,7 +300,7 @@ def test_secrets_of_a_run_in_the_store_are_compared_under_its_key(kd: kedge.Clie
 @pytest.mark.parametrize("agent", [again_agent, again_blocking])
 @pytest.mark.parametrize(("to", "last"), [("1", "1"), ("1:before", None), ("2:before", "1"), ("2:after", "2")])
 def test_it_stops_at_a_step_before_or_after_its_outcome(
-    kd: kedge.Client, agent: Any, to: str, last: str | None
+    kd: killick.Client, agent: Any, to: str, last: str | None
 ) -> None:
     data = ended(kd) if agent is again_agent else b""
     if agent is again_blocking:
@@ -312,19 +314,19 @@ def test_it_stops_at_a_step_before_or_after_its_outcome(
     assert world == []
 
 
-def test_it_stops_inside_parallel_work_too(kd: kedge.Client) -> None:
+def test_it_stops_inside_parallel_work_too(kd: killick.Client) -> None:
     replayed = followed(ended(kd), to="4.1.1")
     assert [played.step for played in replayed.played] == ["1", "2", "3", "4.1.1"]
 
 
-def test_a_step_that_is_not_on_record_is_no_place_to_stop_at(kd: kedge.Client) -> None:
+def test_a_step_that_is_not_on_record_is_no_place_to_stop_at(kd: killick.Client) -> None:
     data = ended(kd)
     for place in ("99", "4.9.1", "@3", "now", "soon"):
         with pytest.raises(BoundaryUnknown):
             followed(data, to=place)
 
 
-def test_what_was_given_is_told_in_order_with_its_outcome(kd: kedge.Client) -> None:
+def test_what_was_given_is_told_in_order_with_its_outcome(kd: killick.Client) -> None:
     told: list[Any] = []
     Replay(read(ended(kd)), again_agent, tell=told.append).outcome()
     assert [(each.step, each.name, each.status) for each in told] == [
@@ -338,7 +340,7 @@ def test_what_was_given_is_told_in_order_with_its_outcome(kd: kedge.Client) -> N
 # one step for real --------------------------------------------------------------------------------
 
 
-def test_one_step_is_run_for_real_and_its_outcome_is_what_the_code_goes_on_with(kd: kedge.Client) -> None:
+def test_one_step_is_run_for_real_and_its_outcome_is_what_the_code_goes_on_with(kd: killick.Client) -> None:
     data = ended(kd)
     now.add("other")
     replayed = followed(data, live="1")
@@ -351,7 +353,7 @@ def test_one_step_is_run_for_real_and_its_outcome_is_what_the_code_goes_on_with(
     assert "the record has tool again_pay(n=1), the code asks for tool again_pay(n=0)" in str(replayed.parted)
 
 
-def test_what_gives_the_same_for_real_agrees_and_an_effect_has_its_key(kd: kedge.Client) -> None:
+def test_what_gives_the_same_for_real_agrees_and_an_effect_has_its_key(kd: killick.Client) -> None:
     data = ended(kd)
     [key] = [effect.key for effect in kd.state("r").effects if effect.step == "6"]
     assert followed(data, live="6").outcome == "agrees"
@@ -359,12 +361,12 @@ def test_what_gives_the_same_for_real_agrees_and_an_effect_has_its_key(kd: kedge
 
 
 @pytest.mark.parametrize(("step", "did"), [("2", ("model", ["hello"])), ("4.1.1", ("look", 1))])
-def test_models_and_steps_of_a_branch_are_run_for_real_too(kd: kedge.Client, step: str, did: Any) -> None:
+def test_models_and_steps_of_a_branch_are_run_for_real_too(kd: killick.Client, step: str, did: Any) -> None:
     assert followed(ended(kd), live=step).outcome == "agrees"
     assert world == [did]
 
 
-def test_a_step_of_a_fork_is_run_for_real_wherever_it_was_recorded(kd: kedge.Client) -> None:
+def test_a_step_of_a_fork_is_run_for_real_wherever_it_was_recorded(kd: killick.Client) -> None:
     ended(kd)
     fork = kd.fork("r", "3:after", effects="live")
     kd.advance(fork.id)
@@ -376,7 +378,7 @@ def test_a_step_of_a_fork_is_run_for_real_wherever_it_was_recorded(kd: kedge.Cli
         assert len(world) == 1
 
 
-def test_a_blocking_agents_step_is_run_for_real(kd: kedge.Client) -> None:
+def test_a_blocking_agents_step_is_run_for_real(kd: killick.Client) -> None:
     kd.run(again_blocking, 3, id="b")
     data = kd.export("b")
     world.clear()
@@ -386,9 +388,9 @@ def test_a_blocking_agents_step_is_run_for_real(kd: kedge.Client) -> None:
     assert world == [("look", 3)]
 
 
-def test_a_step_that_failed_is_tried_again_and_one_that_fails_now_is_told(kd: kedge.Client) -> None:
+def test_a_step_that_failed_is_tried_again_and_one_that_fails_now_is_told(kd: killick.Client) -> None:
     now.add("broke")
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(again_agent, 1, id="f")
     data = kd.export("f")
     now.clear()
@@ -407,8 +409,8 @@ def test_a_step_that_failed_is_tried_again_and_one_that_fails_now_is_told(kd: ke
     assert "the code fails with" in str(failing.parted) or "an error" in str(failing.parted)
 
 
-def test_a_step_of_a_run_that_was_called_off_is_run_for_real(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_a_step_of_a_run_that_was_called_off_is_run_for_real(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(again_agent, 1, id="c")
     kd.cancel("c")
     kd.advance("c")
@@ -419,11 +421,11 @@ def test_a_step_of_a_run_that_was_called_off_is_run_for_real(kd: kedge.Client) -
     assert world == [("look", 1)]
 
 
-def test_a_model_is_asked_what_the_code_asks_it_now(kd: kedge.Client) -> None:
+def test_a_model_is_asked_what_the_code_asks_it_now(kd: killick.Client) -> None:
     data = ended(kd)
 
-    @kedge.agent(name="again_agent")
-    async def again_reworded(run: kedge.Run, n: int) -> Any:
+    @killick.agent(name="again_agent")
+    async def again_reworded(run: killick.Run, n: int) -> Any:
         await run.call(again_look, n)
         return await run.model(again_chat, messages=["good evening"])
 
@@ -432,7 +434,7 @@ def test_a_model_is_asked_what_the_code_asks_it_now(kd: kedge.Client) -> None:
     assert replayed.played[1].drift is not None
 
 
-def test_only_tools_and_models_are_run_for_real(kd: kedge.Client) -> None:
+def test_only_tools_and_models_are_run_for_real(kd: killick.Client) -> None:
     data = ended(kd)
     for step, sort in (("4", "scope"), ("5", "wait")):
         with pytest.raises(BoundaryUnknown, match=f"is a {sort}; only tools and models can be run for real"):
@@ -443,8 +445,8 @@ def test_only_tools_and_models_are_run_for_real(kd: kedge.Client) -> None:
 # stray I/O ----------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def again_strays(run: kedge.Run, path: str) -> str:
+@killick.agent
+async def again_strays(run: killick.Run, path: str) -> str:
     found = await run.call(again_look, 1)
     if "thread" in now:
         thread = threading.Thread(target=write, args=(path,))
@@ -468,7 +470,7 @@ def write(path: str) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("how", ["thread", "task", "executor", "library"])
 def test_threads_and_tasks_that_the_code_starts_are_stopped_and_named(
-    kd: kedge.Client, tmp_path: Path, how: str
+    kd: killick.Client, tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "stray"
     kd.run(again_strays, str(path), id="s")
@@ -482,12 +484,12 @@ def test_threads_and_tasks_that_the_code_starts_are_stopped_and_named(
     assert f"open('{path}', 'w') outside of a step" in str(replayed.parted)
 
 
-def test_reading_a_file_is_told_and_does_not_stop_the_code(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def again_reader(run: kedge.Run) -> int:
+def test_reading_a_file_is_told_and_does_not_stop_the_code(kd: killick.Client) -> None:
+    @killick.agent
+    async def again_reader(run: killick.Run) -> int:
         return len(Path(__file__).read_text()) * 0 + await run.call(again_count)
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def again_count() -> int:
         return 3
 
@@ -525,23 +527,23 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     records: dict[str, tuple[str, bytes]] = {}
-    closing = kedge.Client.close
+    closing = killick.Client.close
 
-    def close(client: kedge.Client) -> None:
+    def close(client: killick.Client) -> None:
         if not client._closed:
             for row in client.list():
-                if not row.agent.startswith("kedge."):
+                if not row.agent.startswith("killick."):
                     records[row.run] = row.agent, export(client.log, row.run)
         closing(client)
 
-    monkeypatch.setattr(kedge.Client, "close", close)
+    monkeypatch.setattr(killick.Client, "close", close)
     module = imported(EXAMPLES / f"{name}.py")
     main = module.main()
     if asyncio.iscoroutine(main):
         asyncio.run(main)
-    agents = {value.name: value for value in vars(module).values() if isinstance(value, kedge.Agent)}
+    agents = {value.name: value for value in vars(module).values() if isinstance(value, killick.Agent)}
     for value in vars(module).values():
-        if isinstance(value, kedge.Tool):
+        if isinstance(value, killick.Tool):
             monkeypatch.setattr(value, "fn", out_of_order(value.fn))
     assert records
     for run, (agent, data) in records.items():
@@ -549,11 +551,11 @@ def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
         assert replayed.outcome == "agrees", (run, replayed.parted, replayed.beyond)
 
 
-def test_parted_is_an_error_where_a_test_wants_one(kd: kedge.Client) -> None:
+def test_parted_is_an_error_where_a_test_wants_one(kd: killick.Client) -> None:
     ended(kd)
     with pytest.raises(ReplayParted):
-        kd.replay("r", kedge.agent(name="again_agent")(_nothing), check=True)
+        kd.replay("r", killick.agent(name="again_agent")(_nothing), check=True)
 
 
-async def _nothing(run: kedge.Run, n: int) -> None:
+async def _nothing(run: killick.Run, n: int) -> None:
     pass

@@ -18,29 +18,29 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.errors import KedgeError, ProofBroken, SealRefused, StoreUnavailable
-from kedge.history.checkpoint import SealedRun, checkpoint, new_key
-from kedge.history.pruning import choose, prune
-from kedge.history.sealing import AGENT, SEALS, seal
-from kedge.log import Log, repair
-from kedge.log import verify as verify_logs
-from kedge.model import chain
-from kedge.model import events as e
-from kedge.model.merkle import Frontier
-from kedge.model.values import pack
-from kedge.store import MemoryStore, SqliteStore
-from kedge.store.base import Store, row_check
-from kedge.testing import faulty
+from killick.errors import KillickError, ProofBroken, SealRefused, StoreUnavailable
+from killick.history.checkpoint import SealedRun, checkpoint, new_key
+from killick.history.pruning import choose, prune
+from killick.history.sealing import AGENT, SEALS, seal
+from killick.log import Log, repair
+from killick.log import verify as verify_logs
+from killick.model import chain
+from killick.model import events as e
+from killick.model.merkle import Frontier
+from killick.model.values import pack
+from killick.store import MemoryStore, SqliteStore
+from killick.store.base import Store, row_check
+from killick.testing import faulty
 
 KEY, PUB = new_key()
 OTHER_KEY, OTHER_PUB = new_key()
 DAY_US = 86_400_000_000
 
 
-def note(text: str, at: int = 2) -> kedge.Entry:
-    return kedge.Entry(e.NoteMade(at=at), {"note": text})
+def note(text: str, at: int = 2) -> killick.Entry:
+    return killick.Entry(e.NoteMade(at=at), {"note": text})
 
 
 def started(log: Log, run: str, notes: int = 5) -> None:
@@ -53,7 +53,7 @@ def more(log: Log, run: str, count: int = 1) -> None:
 
 
 def ended(log: Log, run: str) -> None:
-    log.open(run).append(kedge.Entry(e.RunCompleted(at=3), {"result": None}))
+    log.open(run).append(killick.Entry(e.RunCompleted(at=3), {"result": None}))
 
 
 def names(problems: list[Any]) -> set[str | None]:
@@ -61,9 +61,9 @@ def names(problems: list[Any]) -> set[str | None]:
 
 
 @pytest.fixture(params=["sqlite", "memory", pytest.param("postgres", marks=pytest.mark.slow)])
-def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[kedge.Client]:
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
     places = {"memory": lambda: "memory:", "postgres": servers.postgres_store}
-    with kedge.open(places.get(request.param, lambda: str(tmp_path / "kedge.db"))()) as kd:
+    with killick.open(places.get(request.param, lambda: str(tmp_path / "killick.db"))()) as kd:
         for run in ("a", "b", "c"):
             started(kd.log, run)
         yield kd
@@ -72,7 +72,7 @@ def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[kedge.Client]
 # sealing ------------------------------------------------------------------------------------------
 
 
-def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root(kd: kedge.Client) -> None:
+def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root(kd: killick.Client) -> None:
     done = kd.seal(KEY, by="ann")
     kept = checkpoint(done.file)
     kept.check(_public(PUB))
@@ -86,7 +86,7 @@ def test_a_seal_has_an_entry_for_every_run_and_the_checkpoint_is_its_signed_root
     assert kd.verify(key=PUB, checkpoint=done.file).holds
 
 
-def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: kedge.Client) -> None:
+def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: killick.Client) -> None:
     kd.seal(KEY)
     more(kd.log, "b")
     started(kd.log, "d")
@@ -96,14 +96,14 @@ def test_the_next_seal_has_what_changed_since_and_the_seals_themselves(kd: kedge
     assert kd.verify(key=PUB, checkpoint=done.file).seals == 2
 
 
-def test_nothing_new_makes_no_seal_and_gives_the_same_checkpoint(kd: kedge.Client) -> None:
+def test_nothing_new_makes_no_seal_and_gives_the_same_checkpoint(kd: killick.Client) -> None:
     first = kd.seal(KEY)
     again = kd.seal(KEY)
     assert (again.fresh, again.file, again.number) == (False, first.file, 1)
     assert kd.log.head(SEALS).seq == 2
 
 
-def test_another_key_seals_anew_even_if_nothing_changed(kd: kedge.Client) -> None:
+def test_another_key_seals_anew_even_if_nothing_changed(kd: killick.Client) -> None:
     kd.seal(KEY)
     done = kd.seal(OTHER_KEY)
     assert (done.fresh, done.number) == (True, 2)
@@ -113,7 +113,7 @@ def test_another_key_seals_anew_even_if_nothing_changed(kd: kedge.Client) -> Non
     assert [problem.what for problem in report.problems] == ["seal 2: its checkpoint is not signed with this key"]
 
 
-def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: kedge.Client, tmp_path: Path) -> None:
+def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: killick.Client, tmp_path: Path) -> None:
     kd.seal(KEY)
     for run in ("a", "b", "c"):
         ended(kd.log, run)
@@ -126,7 +126,7 @@ def test_the_log_of_seals_is_not_listed_and_never_due_whatever_comes_to_it(kd: k
     assert kd.advance_due() == []
 
 
-def test_ten_seals_find_every_run_again_by_reading_few_of_them(kd: kedge.Client) -> None:
+def test_ten_seals_find_every_run_again_by_reading_few_of_them(kd: killick.Client) -> None:
     for number in range(10):
         started(kd.log, f"new_{number}")
         assert set(kd.seal(KEY).runs) - {SEALS} == ({"a", "b", "c", "new_0"} if number == 0 else {f"new_{number}"})
@@ -180,7 +180,7 @@ class Counting:
         self.store: Any = Proxy()
 
 
-def test_a_fork_is_sealed_over_its_whole_lineage(kd: kedge.Client) -> None:
+def test_a_fork_is_sealed_over_its_whole_lineage(kd: killick.Client) -> None:
     forked = e.RunForked(at=4, run="a-fork", parent="a", cut=4, generation=1)
     kd.log.fork(forked).append(note("another way"))
     nested = e.RunForked(at=5, run="a-fork-2", parent="a-fork", cut=2, generation=2)
@@ -193,7 +193,7 @@ def test_a_fork_is_sealed_over_its_whole_lineage(kd: kedge.Client) -> None:
     assert kd.verify("a-fork-2", key=PUB).holds
 
 
-def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: kedge.Client) -> None:
+def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: killick.Client) -> None:
     kd.seal(KEY)
     more(kd.log, "a")
     log, store = kd.log, kd.store
@@ -211,20 +211,20 @@ def test_somebody_who_seals_at_the_same_time_is_told_to_seal_again(kd: kedge.Cli
     assert kd.verify(key=PUB, checkpoint=done[0].file).holds
 
 
-def test_a_run_of_that_name_that_is_not_kedges_own_is_left_alone() -> None:
-    with kedge.open("memory:") as kd:
+def test_a_run_of_that_name_that_is_not_killicks_own_is_left_alone() -> None:
+    with killick.open("memory:") as kd:
         started(kd.log, SEALS)
         with pytest.raises(SealRefused, match="is a run of claims"):
             kd.seal(KEY)
 
 
 @pytest.mark.parametrize("pem", [b"", b"nonsense", PUB])
-def test_what_is_no_private_key_is_refused_with_the_next_move(kd: kedge.Client, pem: bytes) -> None:
-    with pytest.raises(SealRefused, match="is no private key in PEM; kedge store seal --new-key FILE makes one"):
+def test_what_is_no_private_key_is_refused_with_the_next_move(kd: killick.Client, pem: bytes) -> None:
+    with pytest.raises(SealRefused, match="is no private key in PEM; killick store seal --new-key FILE makes one"):
         kd.seal(pem)
 
 
-def test_a_checkpoint_is_checked_before_anything_is_believed(kd: kedge.Client) -> None:
+def test_a_checkpoint_is_checked_before_anything_is_believed(kd: killick.Client) -> None:
     done = kd.seal(KEY)
     with pytest.raises(ProofBroken, match="give the public key too"):
         kd.verify(checkpoint=done.file)
@@ -332,22 +332,22 @@ class Forger:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store that was sealed twice, with `monday.seal` and `tuesday.seal` kept outside; `monday.db` is a copy."""
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         for run in ("a", "b", "c"):
             started(kd.log, run)
         (tmp_path / "monday.seal").write_text(kd.seal(KEY).file)
-    shutil.copy(tmp_path / "kedge.db", tmp_path / "monday.db")
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    shutil.copy(tmp_path / "killick.db", tmp_path / "monday.db")
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         more(kd.log, "a", 3)
         more(kd.log, "b", 2)
         started(kd.log, "d")
         (tmp_path / "tuesday.seal").write_text(kd.seal(KEY).file)
-    return tmp_path / "kedge.db"
+    return tmp_path / "killick.db"
 
 
 def found(path: Path, day: str = "tuesday") -> dict[str | None, tuple[int | None, str]]:
     """What verification says against a checkpoint that was kept; the record by itself holds, for the forger is good."""
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert verify_logs(kd.log).holds, "the forger forgot something"
         report = kd.verify(checkpoint=path.with_name(f"{day}.seal").read_text(), key=PUB)
         assert not report.holds
@@ -357,7 +357,7 @@ def found(path: Path, day: str = "tuesday") -> dict[str | None, tuple[int | None
 
 
 def test_an_untouched_store_holds_against_every_checkpoint_that_was_kept(path: Path) -> None:
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         for day in ("monday", "tuesday"):
             report = kd.verify(checkpoint=path.with_name(f"{day}.seal").read_bytes(), key=PUB)
             assert (report.holds, report.problems, report.explained, report.seals) == (True, [], [], 2)
@@ -401,7 +401,7 @@ def test_events_cut_off_the_end_are_missed(path: Path) -> None:
 def test_a_run_that_was_replaced_by_another_of_its_name_is_found(path: Path) -> None:
     with Forger(path) as forger:
         forger.remove("c")
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         handle = kd.log.create(e.RunStarted(at=1, run="c", agent="claims"), {"input": "c"})
         handle.append(*(note("nothing happened") for _ in range(9)))
     assert found(path) == {"c": (1, "an event from 1 to 6 is not what was sealed")}
@@ -411,7 +411,7 @@ def test_seals_that_were_forged_with_another_key_hold_by_themselves_and_not_agai
     with Forger(path) as forger:
         forger.edit("b", 8, b"goes on 1", b"goes on 7")
         forger.remove(SEALS)
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         kd.seal(OTHER_KEY)
         more(kd.log, "c")
         kd.seal(OTHER_KEY)
@@ -427,13 +427,13 @@ def test_an_entry_that_was_changed_in_the_seals_is_named_by_what_the_checkpoint_
     with Forger(path) as forger:
         forger.edit("a", 2, b"a says 0", b"a says 7")
         forger.remove(SEALS)
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         for run in range(9):
             started(kd.log, f"filler_{run}")
         kd.seal(OTHER_KEY)
     told = found(path)
     assert told["a"][1] == "an event from 1 to 9 is not what was sealed"
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
     what = "its first 7 entries are not what the checkpoint signs: one of a, b was changed there"
     assert what in {problem.what for problem in report.problems if problem.run == SEALS}
@@ -442,17 +442,17 @@ def test_an_entry_that_was_changed_in_the_seals_is_named_by_what_the_checkpoint_
 def test_a_store_without_its_seals_is_caught_by_the_key_alone(path: Path) -> None:
     with Forger(path) as forger:
         forger.remove(SEALS)
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.verify().holds
         assert [each.what for each in kd.verify(key=PUB).problems] == ["has no seals that the key could prove"]
     assert None in found(path)
 
 
 def test_a_checkpoint_of_another_store_is_no_proof_of_this_one(path: Path, tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "other.db")) as kd:
+    with killick.open(str(tmp_path / "other.db")) as kd:
         started(kd.log, "a")
         other = kd.seal(KEY).file
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         [problem] = kd.verify(checkpoint=other, key=PUB).problems
         assert problem.what.startswith("the checkpoint is of another store, store_")
 
@@ -462,7 +462,7 @@ def test_the_next_seal_refuses_what_is_not_what_was_sealed_and_seals_the_rest(pa
         forger.edit("a", 8, b"goes on 1", b"goes on 7")
         forger.edit("c", 3, b'"at":2', b'"at":1')
         forger.cut("d", 4)
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         more(kd.log, "a")
         more(kd.log, "b")
         done = kd.seal(KEY)
@@ -475,7 +475,7 @@ def test_the_next_seal_refuses_what_is_not_what_was_sealed_and_seals_the_rest(pa
 def test_a_seal_that_the_key_did_not_sign_is_not_gone_on_from(path: Path) -> None:
     with Forger(path) as forger:
         forger.edit(SEALS, 3, b'"size":7', b'"size":9')
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         with pytest.raises(SealRefused, match="the last seal is not what was signed"):
             kd.seal(KEY)
         assert [(each.run, each.seq) for each in kd.verify().problems] == [(SEALS, 3)]
@@ -486,7 +486,7 @@ def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_old
     old = SealedRun.read(checkpoint(path.with_name("monday.seal").read_text()).entries[2])
     with Forger(path) as forger:
         forger.edit("c", 3, b'"at":2', b'"at":1')
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         rows = [kd.store.row("c", seq) for seq in range(1, 7)]
         tree = Frontier()
         for row in rows:
@@ -501,7 +501,7 @@ def test_a_seal_that_was_led_to_go_on_from_a_forged_run_is_found_against_the_old
         data["runs"] = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
     with Forger(path) as forger:
         forger.put(SEALS, 3, data)
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         more(kd.log, "c")
         done = kd.seal(KEY)
         assert "c" in done.runs, "the forger led the sealer on"
@@ -519,10 +519,10 @@ def test_seals_that_cannot_be_read_are_told_and_hide_nothing_else(path: Path, co
         forger.edit("c", 3, b'"at":2', b'"at":1')
         id_ = (forger.number(SEALS) << 32) + 3
         forger.db.execute(f"UPDATE events SET {column} = CAST('nonsense' AS BLOB) WHERE id = ?", (id_,))
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         report = kd.verify(checkpoint=path.with_name("monday.seal").read_text(), key=PUB)
         assert names(report.problems) == {SEALS, "c"}
-        with pytest.raises(KedgeError):
+        with pytest.raises(KillickError):
             kd.seal(KEY)
 
 
@@ -530,19 +530,19 @@ def test_seals_that_cannot_be_read_are_told_and_hide_nothing_else(path: Path, co
 
 
 def _public(pem: bytes) -> Any:
-    from kedge.history.checkpoint import public_key
+    from killick.history.checkpoint import public_key
 
     return public_key(pem)
 
 
-def _prune(kd: kedge.Client, to: Path, run: str) -> tuple[str, ...]:
+def _prune(kd: killick.Client, to: Path, run: str) -> tuple[str, ...]:
     chosen = choose(kd.log, until_us=DAY_US)
     chosen = msgspec.structs.replace(chosen, going=tuple(row for row in chosen.going if row.run == run))
     return prune(kd.log, chosen, to, holder="test", now_us=7).runs
 
 
 def test_values_that_were_erased_change_nothing_that_was_sealed(path: Path) -> None:
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         kd.log.erase(kd.log.open("a"), at=9, reason="asked for it", seqs=[3])
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert (report.holds, report.erased, report.problems, report.explained) == (True, 1, [], [])
@@ -561,7 +561,7 @@ def _damage(path: Path, run: str, seq: int, column: str) -> None:
 def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Path, seq: int, column: str) -> None:
     _damage(path, "a", seq, column)
     kept = path.with_name("tuesday.seal").read_text()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert not kd.verify(checkpoint=kept, key=PUB).holds
         repair(kd.log, "a", at=9, reason="a bad disk", by="ann")
         report = kd.verify(checkpoint=kept, key=PUB)
@@ -573,19 +573,19 @@ def test_what_a_repair_set_aside_is_told_as_repaired_and_not_as_changed(path: Pa
         done = kd.seal(KEY)
         assert "a" in done.runs
         assert kd.verify(checkpoint=done.file, key=PUB).holds
-        assert kedge.verify_proof(kd.prove("a", 11).file, PUB, done.file).run == "a"
+        assert killick.verify_proof(kd.prove("a", 11).file, PUB, done.file).run == "a"
         if seq > 2:
-            assert kedge.verify_proof(kd.prove("a", 2).file, PUB).seq == 2
+            assert killick.verify_proof(kd.prove("a", 2).file, PUB).seq == 2
         with pytest.raises(SealRefused, match=f"event {seq} was set aside by a repair"):
             kd.prove("a", seq)
 
 
 def test_a_repair_after_what_was_sealed_concerns_no_seal(path: Path) -> None:
     kept = path.with_name("tuesday.seal").read_text()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         more(kd.log, "a", 3)
     _damage(path, "a", 11, "body")
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.seal(KEY).refused == {"a": "body and hash do not fit the chain"}
         repair(kd.log, "a", at=9, reason="a bad disk")
         done = kd.seal(KEY)
@@ -598,7 +598,7 @@ def test_a_repair_after_what_was_sealed_concerns_no_seal(path: Path) -> None:
 def test_rows_that_were_lost_before_a_repair_are_told_as_repaired(path: Path) -> None:
     with Forger(path) as forger:
         forger.db.execute("DELETE FROM events WHERE number = ? AND seq > 4", (forger.number("a"),))
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         repair(kd.log, "a", at=9, reason="a bad disk")
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
         assert report.holds
@@ -613,7 +613,7 @@ def test_a_repair_does_not_cover_what_was_changed_before_what_it_set_aside(path:
         head = forger.db.execute("SELECT * FROM heads WHERE number = ?", (number,)).fetchone()
         forger.edit("c", 3, b'"at":2', b'"at":1')
         forger.db.execute("UPDATE heads SET hash = ?, checksum = ? WHERE number = ?", (head[3], head[10], number))
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         repair(kd.log, "c", at=9, reason="it was broken")
         assert verify_logs(kd.log).holds
         report = kd.verify(checkpoint=path.with_name("tuesday.seal").read_text(), key=PUB)
@@ -624,7 +624,7 @@ def test_a_repair_does_not_cover_what_was_changed_before_what_it_set_aside(path:
 
 def test_a_pruned_run_is_told_of_at_once_and_sealed_with_the_file_it_went_into(path: Path) -> None:
     kept = path.with_name("tuesday.seal").read_text()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         for run in ("b", "c"):
             ended(kd.log, run)
         to = path.with_name("old.gz")
@@ -646,7 +646,7 @@ def test_a_pruned_run_is_told_of_at_once_and_sealed_with_the_file_it_went_into(p
 
 
 def test_a_run_that_was_never_sealed_is_told_of_too_when_it_is_pruned(path: Path) -> None:
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         started(kd.log, "short")
         ended(kd.log, "short")
         assert _prune(kd, path.with_name("old.gz"), "short") == ("short",)
@@ -657,7 +657,7 @@ def test_a_run_that_was_never_sealed_is_told_of_too_when_it_is_pruned(path: Path
 def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         ended(kd.log, "c")
         remove = kd.store.remove
 
@@ -672,7 +672,7 @@ def test_a_seal_between_the_telling_and_the_leaving_of_a_run_does_no_harm(
         assert kd.verify(key=PUB).holds
 
 
-def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: kedge.Client) -> None:
+def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: killick.Client) -> None:
     first = kd.seal(KEY)
     kd.store.remove("b")
     assert names(kd.verify(checkpoint=first.file, key=PUB).problems) == {"b"}
@@ -687,7 +687,7 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
     """Runs, forks, repairs, prunes, erasures and seals in any order: every checkpoint ever kept still holds."""
     chance = random.Random(seed)
     kept: list[str] = []
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         started(kd.log, "run_0")
         for number in range(1, 60):
             runs = [head.run for _, head in kd.store.heads() if head.run != SEALS]
@@ -719,11 +719,12 @@ def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Pa
         for head in [head for _, head in kd.store.heads()] if kept else []:
             with contextlib.suppress(SealRefused):
                 assert (
-                    kedge.verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run == head.run
+                    killick.verify_proof(kd.prove(head.run, chance.randrange(1, head.seq + 1)).file, PUB).run
+                    == head.run
                 )
 
 
-def _break(kd: kedge.Client, run: str, chance: random.Random) -> None:
+def _break(kd: killick.Client, run: str, chance: random.Random) -> None:
     """Damage an own event of a run that no fork stands on, and repair what follows."""
     rows, head = kd.store._runs[run].rows, kd.log.head(run)  # type: ignore[attr-defined]
     if len(rows) < 2 or any(other.parent == run for _, other in kd.store.heads()):
@@ -763,9 +764,9 @@ def test_failing_any_operation_of_a_seal_leaves_the_seals_whole(
         store = make(str(failing))
         broken = faulty(store, fail_at=failing, when=when, error=StoreUnavailable("disk", "it failed this once"))
         tell(broken, lambda log: None)
-        with pytest.raises(KedgeError):
+        with pytest.raises(KillickError):
             seal(Log(broken), KEY, at_us=2)
-        with kedge.Client(store) as kd:
+        with killick.Client(store) as kd:
             assert kd.verify(key=PUB).holds
             done = kd.seal(KEY)
             assert done.size == 4
@@ -774,9 +775,9 @@ def test_failing_any_operation_of_a_seal_leaves_the_seals_whole(
 
 SEALING = """
 import sys
-import kedge
-from kedge.model import events as e
-kd = kedge.open(sys.argv[1])
+import killick
+from killick.model import events as e
+kd = killick.open(sys.argv[1])
 key = open(sys.argv[2], "rb").read()
 number = 0
 while True:
@@ -789,7 +790,7 @@ while True:
 
 
 def test_a_killed_sealer_leaves_seals_that_hold_and_go_on(tmp_path: Path) -> None:
-    store, key, kept = tmp_path / "kedge.db", tmp_path / "key.pem", tmp_path / "kept.seal"
+    store, key, kept = tmp_path / "killick.db", tmp_path / "key.pem", tmp_path / "kept.seal"
     key.write_bytes(KEY)
     sealed = 0
     for life in range(4):
@@ -799,9 +800,9 @@ def test_a_killed_sealer_leaves_seals_that_hold_and_go_on(tmp_path: Path) -> Non
             for _ in range(3 + life):
                 sealed = int(process.stdout.readline())
             process.send_signal(signal.SIGKILL)
-        with kedge.open(str(store)) as kd:
+        with killick.open(str(store)) as kd:
             report = kd.verify(key=PUB)
             assert report.holds
             assert report.seals >= sealed
-    with kedge.open(str(store)) as kd:
+    with killick.open(str(store)) as kd:
         assert kd.verify(checkpoint=kd.seal(KEY).file, key=PUB).holds

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.history.parts import Entry, Moment, Step, walked
-from kedge.history.section import LEFT_MAX, section
-from kedge.history.timeline import part_of, timeline
-from kedge.history.why import why
-from kedge.model.codec import plain
-from kedge.store import MemoryStore
-from kedge.store.base import Row
+import killick
+from killick.history.parts import Entry, Moment, Step, walked
+from killick.history.section import LEFT_MAX, section
+from killick.history.timeline import part_of, timeline
+from killick.history.why import why
+from killick.model.codec import plain
+from killick.store import MemoryStore
+from killick.store.base import Row
 from processes import Processes
 
 SEEDS = range(24)
@@ -28,11 +28,11 @@ def processes() -> Iterator[Processes]:
         yield made
 
 
-async def unsay(effect: kedge.Effect) -> None:
+async def unsay(effect: killick.Effect) -> None:
     return None
 
 
-@kedge.tool(effect="reads", name="sec_look", retry=kedge.Retry(attempts=3, first=1))
+@killick.tool(effect="reads", name="sec_look", retry=killick.Retry(attempts=3, first=1))
 async def look(n: int) -> str:
     return f"saw {n}"
 
@@ -40,7 +40,7 @@ async def look(n: int) -> str:
 FAILS: dict[int, int] = {}
 
 
-@kedge.tool(effect="idempotent", name="sec_say", retry=kedge.Retry(attempts=3, first=1), compensate=unsay)
+@killick.tool(effect="idempotent", name="sec_say", retry=killick.Retry(attempts=3, first=1), compensate=unsay)
 async def say(n: int) -> str:
     if FAILS.get(n, 0) > 0:
         FAILS[n] -= 1
@@ -48,13 +48,13 @@ async def say(n: int) -> str:
     return f"said {n}"
 
 
-@kedge.agent(name="sec_inner")
-async def inner(run: kedge.Run, n: int) -> str:
+@killick.agent(name="sec_inner")
+async def inner(run: killick.Run, n: int) -> str:
     return await run.call(look, n)
 
 
-@kedge.agent(name="sec_any")
-async def anything(run: kedge.Run, plan: list[str]) -> int:
+@killick.agent(name="sec_any")
+async def anything(run: killick.Run, plan: list[str]) -> int:
     """Does what its input says, so that a seed makes a run."""
     await run.plan(["first", "second"])
     await run.at("first")
@@ -65,7 +65,7 @@ async def anything(run: kedge.Run, plan: list[str]) -> int:
     return len(plan)
 
 
-async def _do(run: kedge.Run, n: int, what: str) -> None:
+async def _do(run: killick.Run, n: int, what: str) -> None:
     match what:
         case "look":
             await run.call(look, n)
@@ -105,7 +105,7 @@ def told(entries: Sequence[Entry]) -> list[Any]:
 
 
 def _told(part: Any) -> Any:
-    if isinstance(part, Step | Moment) or type(part).__module__ == "kedge.history.parts":
+    if isinstance(part, Step | Moment) or type(part).__module__ == "killick.history.parts":
         if hasattr(part, "all"):
             return (part.seq, plain(dict(part.all)))
         fields = {name: _told(getattr(part, name)) for name in part.__struct_fields__}
@@ -115,7 +115,7 @@ def _told(part: Any) -> Any:
     return part
 
 
-def a_run(processes: Processes, seed: int) -> tuple[kedge.Client, str]:
+def a_run(processes: Processes, seed: int) -> tuple[killick.Client, str]:
     """A run of any shape: retried, asked, left and taken up again, rewound, forked, undone, failed or paused."""
     chance = random.Random(seed)
     FAILS.clear()
@@ -148,11 +148,11 @@ def a_run(processes: Processes, seed: int) -> tuple[kedge.Client, str]:
 
 
 def _tried(act: Any, *args: Any, **options: Any) -> None:
-    with contextlib.suppress(kedge.KedgeError):  # not every run allows everything
+    with contextlib.suppress(killick.KillickError):  # not every run allows everything
         act(*args, **options)
 
 
-def _advance(kd: kedge.Client, run: str, plan: list[str]) -> None:
+def _advance(kd: killick.Client, run: str, plan: list[str]) -> None:
     try:
         if kd.store.head(run) is None:
             kd.run(anything, plan, id=run)
@@ -160,11 +160,11 @@ def _advance(kd: kedge.Client, run: str, plan: list[str]) -> None:
             if kd.advance(run).status in ("completed", "failed", "cancelled", "paused"):
                 return
             processes_clock(kd).advance(4_000)
-    except kedge.KedgeError:
+    except killick.KillickError:
         pass  # how it stands is on record
 
 
-def processes_clock(kd: kedge.Client) -> Any:
+def processes_clock(kd: killick.Client) -> Any:
     return kd.clock
 
 
@@ -172,7 +172,7 @@ def processes_clock(kd: kedge.Client) -> Any:
 def test_sections_one_after_the_other_are_the_timeline(
     processes: Processes, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kedge.history.section.LEFT_MAX", 10_000)
+    monkeypatch.setattr("killick.history.section.LEFT_MAX", 10_000)
     kd, run = a_run(processes, seed)
     whole = timeline(kd.log, run)
     for limit in (1, 3, 10, 1_000):
@@ -215,7 +215,7 @@ class _Counting:
 
 
 def _long(store: MemoryStore, steps: int) -> None:
-    with kedge.Client(store, behind=False) as kd:
+    with killick.Client(store, behind=False) as kd:
         kd.run(anything, ["look"] * steps, id="r")
 
 
@@ -227,7 +227,7 @@ def test_a_section_of_a_long_run_reads_its_own_events() -> None:
         _keep_open(store)
         _long(store, steps)
         counting = _Counting(store)
-        with kedge.Client(counting, behind=False) as kd:
+        with killick.Client(counting, behind=False) as kd:
             for before in (None, steps // 2, 120):
                 counting.rows = 0
                 part = section(kd.log, "r", before=before, limit=100)
@@ -246,7 +246,7 @@ def test_what_a_rewind_left_of_a_long_run_is_passed_over() -> None:
     _keep_open(store)
     _long(store, 1_500)
     counting = _Counting(store)
-    with kedge.Client(counting, behind=False) as kd:
+    with killick.Client(counting, behind=False) as kd:
         kd.rewind("r", "10:before", by="mia")
         counting.rows = 0
         part = section(kd.log, "r", limit=20)
@@ -271,7 +271,7 @@ def test_values_go_through_what_they_are_given() -> None:
     def hide(values: dict[str, Any]) -> dict[str, Any]:
         return {name: "hidden" if name == "output" else value for name, value in values.items()}
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.run(anything, ["look"], id="r")
         [step] = walked(section(kd.log, "r", through=hide).entries)
         assert step.output == "hidden"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import LogError, RunUnknown
-from kedge.history.parts import Moment, Step
-from kedge.history.timeline import Timeline, timeline
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.model.values import Blob
-from kedge.store import MemoryStore
+import killick
+from killick.errors import LogError, RunUnknown
+from killick.history.parts import Moment, Step
+from killick.history.timeline import Timeline, timeline
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.model.values import Blob
+from killick.store import MemoryStore
 from processes import Processes
 
 LETTER = "Dear Madam or Sir, " * 500
@@ -33,13 +33,13 @@ def processes() -> Iterator[Processes]:
         yield made
 
 
-@kedge.tool(effect="reads", name="tl_letter")
+@killick.tool(effect="reads", name="tl_letter")
 async def letter(number: int) -> str:
     return f"{number} {LETTER}"
 
 
-@kedge.tool(effect="idempotent", name="tl_hold", retry=kedge.Retry(attempts=3, first=1))
-async def hold(amount: int, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(effect="idempotent", name="tl_hold", retry=killick.Retry(attempts=3, first=1))
+async def hold(amount: int, step: killick.ToolStep = killick.STEP) -> str:
     TRIED.append("hold")
     step.progress({"held": len(TRIED)})
     if len(TRIED) < 3:
@@ -47,24 +47,24 @@ async def hold(amount: int, step: kedge.ToolStep = kedge.STEP) -> str:
     return f"held {amount}"
 
 
-async def release(effect: kedge.Effect) -> None:
+async def release(effect: killick.Effect) -> None:
     TRIED.append("release")
 
 
-@kedge.tool(effect="at_most_once", name="tl_pay", compensate=release)
+@killick.tool(effect="at_most_once", name="tl_pay", compensate=release)
 async def pay(amount: int) -> str:
     TRIED.append("pay")
     return f"paid {amount}"
 
 
-@kedge.tool(effect="at_most_once", name="tl_die")
+@killick.tool(effect="at_most_once", name="tl_die")
 async def die() -> str:
     TRIED.append("die")
-    raise kedge.KedgeError("never reached the end")
+    raise killick.KillickError("never reached the end")
 
 
-@kedge.agent(name="tl_review")
-async def review(run: kedge.Run, claim: int) -> str:
+@killick.agent(name="tl_review")
+async def review(run: killick.Run, claim: int) -> str:
     await run.plan(["hold", "ask", "pay"])
     await run.at("hold")
     await run.call(hold.options(because="it is due"), claim)
@@ -77,8 +77,8 @@ async def review(run: kedge.Run, claim: int) -> str:
     return await run.call(pay, claim) if answer.approved else "rejected"
 
 
-@kedge.agent(name="tl_side")
-async def side(run: kedge.Run, n: int) -> int:
+@killick.agent(name="tl_side")
+async def side(run: killick.Run, n: int) -> int:
     async def branch(k: int) -> int:
         await run.note(f"branch {k}")
         await run.call(letter, k)
@@ -89,8 +89,8 @@ async def side(run: kedge.Run, n: int) -> int:
     return sum(done)
 
 
-@kedge.agent(name="tl_broken", on_failure="compensate")
-async def broken(run: kedge.Run, amount: int) -> None:
+@killick.agent(name="tl_broken", on_failure="compensate")
+async def broken(run: killick.Run, amount: int) -> None:
     await run.call(pay, amount)
     raise LookupError("no such account")
 
@@ -109,9 +109,9 @@ def kinds(tl: Timeline) -> list[str]:
     return [entry.kind for entry in tl.entries if isinstance(entry, Moment)]
 
 
-def reviewed(processes: Processes) -> kedge.Client:
+def reviewed(processes: Processes) -> killick.Client:
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(review, 80, id="r")
     kd.answer("r", "approve", by="mia", comment="fine")
     kd.advance("r")
@@ -123,7 +123,7 @@ def reviewed(processes: Processes) -> kedge.Client:
 
 def test_a_waiting_run_says_where_it_is_and_what_it_waits_for(processes: Processes) -> None:
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(review, 80, id="r")
     tl = timeline(kd.log, "r")
     assert (tl.run, tl.agent, tl.status, tl.place) == ("r", "tl_review", "waiting", "ask: step 2 of 3")
@@ -212,7 +212,7 @@ def test_branches_stand_inside_their_scope_however_deep(processes: Processes) ->
 
 def test_what_was_undone_names_the_step_that_did(processes: Processes) -> None:
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(broken, 7, id="r")
     tl = timeline(kd.log, "r")
     assert found(tl, "1").undone_by == "2"
@@ -224,8 +224,8 @@ def test_what_was_undone_names_the_step_that_did(processes: Processes) -> None:
 
 
 def test_a_child_is_named_where_it_is_started_and_where_it_is_waited_for(processes: Processes) -> None:
-    @kedge.agent(name="tl_parent")
-    async def parent(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="tl_parent")
+    async def parent(run: killick.Run, n: int) -> int:
         child = await run.spawn(side, n)
         return await child.result()
 
@@ -344,7 +344,7 @@ class Counting(MemoryStore):
 
 def test_a_value_is_read_when_somebody_looks() -> None:
     store = Counting()
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         kd.run(side, 3, id="r")
         store.looks = 0
         tl = timeline(kd.log, "r")
@@ -374,35 +374,35 @@ def test_the_document_is_plain_json_with_everything_in_it(processes: Processes) 
 # what was judged ----------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="idempotent", name="tl_transfer")
+@killick.tool(effect="idempotent", name="tl_transfer")
 async def transfer(to: str, amount: int) -> str:
     return f"{amount} to {to}"
 
 
-@kedge.agent(
+@killick.agent(
     name="tl_judged",
-    contract=kedge.Contract(
+    contract=killick.Contract(
         "judged",
         [
-            kedge.rules.arguments("tl_transfer", amount={"max": 5000}),
-            kedge.rules.arguments(
+            killick.rules.arguments("tl_transfer", amount={"max": 5000}),
+            killick.rules.arguments(
                 "tl_transfer",
                 amount={"max": 100},
                 name="large sums",
-                ask=kedge.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h")]),
+                ask=killick.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h")]),
             ),
         ],
         people={"managers": ["mia", "max"], "directors": ["dan", "dora"]},
     ),
 )
-async def judged(run: kedge.Run, amount: int) -> str:
+async def judged(run: killick.Run, amount: int) -> str:
     try:
         return await run.call(transfer, "ann", amount)
-    except kedge.StepFailed as failed:
+    except killick.StepFailed as failed:
         return str(failed)
 
 
-def asked(processes: Processes, amount: int = 400) -> kedge.Client:
+def asked(processes: Processes, amount: int = 400) -> killick.Client:
     kd = processes.new()
     kd.start(judged, amount, id="r")
     kd.advance("r")

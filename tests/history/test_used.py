@@ -9,15 +9,15 @@ from uuid import UUID
 
 import pytest
 
-import kedge
-from kedge.errors import BoundaryUnknown, TimeRefused
-from kedge.history.leaving import leaving
-from kedge.history.used import Undoing, Use, undoing, uses
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.model.values import Blob
-from kedge.runtime.registry import TOOLS
-from kedge.store import MemoryStore
+import killick
+from killick.errors import BoundaryUnknown, TimeRefused
+from killick.history.leaving import leaving
+from killick.history.used import Undoing, Use, undoing, uses
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.model.values import Blob
+from killick.runtime.registry import TOOLS
+from killick.store import MemoryStore
 
 Said = dict[str, Any]
 
@@ -292,32 +292,32 @@ def test_of_effects_it_says_whether_they_happened_and_were_undone() -> None:
     ]
 
 
-def refund(effect: kedge.Effect) -> str:
+def refund(effect: killick.Effect) -> str:
     return "refunded"
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
+def kd() -> Iterator[killick.Client]:
     declared = dict(TOOLS)
 
-    @kedge.tool(compensate=refund, consumes=("token",))
+    @killick.tool(compensate=refund, consumes=("token",))
     async def pay(to: str, token: str) -> str:
         return f"PA-{to}-2211"
 
-    @kedge.tool
+    @killick.tool
     async def shout(text: str) -> str:
         return "heard"
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def read(text: str) -> str:
         return "R-1234"
 
-    @kedge.tool(repeat="recorded")
+    @killick.tool(repeat="recorded")
     async def greet(to: str) -> str:
         return "G-1234"
 
-    @kedge.agent
-    async def payer(run: kedge.Run, to: str) -> str:
+    @killick.agent
+    async def payer(run: killick.Run, to: str) -> str:
         paid = await run.call(pay, to, "T-1")
         await run.call(shout, f"paid: {paid}")
         await run.call(read, "x")
@@ -325,19 +325,19 @@ def kd() -> Iterator[kedge.Client]:
         await run.call(greet, "ann")
         return paid
 
-    with kedge.open("memory:") as client:
+    with killick.open("memory:") as client:
         client.run(payer, "bob", id="r")
         yield client
     TOOLS.clear()
     TOOLS.update(declared)
 
 
-def test_the_same_action_that_took_a_recorded_result_adopted_it(kd: kedge.Client) -> None:
+def test_the_same_action_that_took_a_recorded_result_adopted_it(kd: killick.Client) -> None:
     [use] = uses(kd.log, "r", "4")
     assert (use.step, use.name, use.what, use.how) == ("5", "greet", "effect", "adopted it")
 
 
-def test_undoing_says_how_it_is_undone_and_who_used_it(kd: kedge.Client) -> None:
+def test_undoing_says_how_it_is_undone_and_who_used_it(kd: killick.Client) -> None:
     found = kd.undoing("r", "1")
     assert isinstance(found, Undoing)
     assert (found.tool, found.status, found.compensated_by, found.refuses) == ("pay", "happened", "refund", None)
@@ -349,7 +349,7 @@ def test_undoing_says_how_it_is_undone_and_who_used_it(kd: kedge.Client) -> None
     assert [claim.partition(":")[0] for claim in found.claims] == ["token"]
 
 
-def test_undoing_refuses_in_one_line_what_cannot_be_undone(kd: kedge.Client) -> None:
+def test_undoing_refuses_in_one_line_what_cannot_be_undone(kd: killick.Client) -> None:
     assert kd.undoing("r", "2").refuses == "shout has no compensate="
     assert kd.undoing("r", "3").refuses == "it did nothing to the world (read reads)"
     assert undoing(kd.log, "r", "1", {}).refuses == "its tool pay is not declared here"
@@ -370,7 +370,7 @@ def test_what_is_in_doubt_or_did_not_happen_is_not_undone() -> None:
     assert undoing(told.log, "r", "1", {}).refuses == "act did not happen"
 
 
-def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: kedge.Client) -> None:
+def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: killick.Client) -> None:
     kd.fork("r", "2:after", id="later")
     kd.fork("r", "1:before", id="earlier")
     kd.advance("earlier")
@@ -388,7 +388,7 @@ def test_forks_that_share_the_effect_or_adopted_it_stand_on_it_too(kd: kedge.Cli
     assert kd.undoing("later", "1").refuses == "it was undone already"
 
 
-def test_leaving_lists_what_a_rewind_does_not_take_back(kd: kedge.Client) -> None:
+def test_leaving_lists_what_a_rewind_does_not_take_back(kd: killick.Client) -> None:
     kd.undo("r", "1")
     found = leaving(kd.log, "r", "1:before")
     assert found.steps == ("1", "2", "3", "4", "5")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import KedgeError
-from kedge.history.timeline import Timeline, timeline
-from kedge.history.why import why
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.model.codec import Secret
-from kedge.model.failure import Failure
-from kedge.store import MemoryStore
+from killick.errors import KillickError
+from killick.history.timeline import Timeline, timeline
+from killick.history.why import why
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.model.codec import Secret
+from killick.model.failure import Failure
+from killick.store import MemoryStore
 
 NINE = 1_772_442_000_000_000
 """2026-03-02 09:00:00 UTC, a Monday."""
@@ -155,7 +155,7 @@ def test_a_refusal_says_that_nothing_was_done() -> None:
     tl = read(
         tool("1", "pay", 0, "at_most_once"),
         begun("1", 0),
-        failed("1", 1, Failure.told("kedge.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
+        failed("1", 1, Failure.told("killick.errors.NotDone", "closed"), outcome="refused", retry_at=at(90)),
     )
     assert why(tl, "1")[-2:] == [
         "It was refused after 1 second with NotDone: “closed”. Nothing had been done by it.",
@@ -337,7 +337,7 @@ def test_a_model_and_what_it_chose() -> None:
 
 def test_a_reply_that_cannot_be_read_is_told_as_it_is() -> None:
     def refuse(reply: Any) -> str:
-        raise KedgeError("what is this?")
+        raise KillickError("what is this?")
 
     model = e.StepIntended(at=at(0), step="1", sort="model", name="create")
     tl = read((model, {"arguments": {}}), begun("1", 0), returned("1", 1, {"odd": 1}))
@@ -602,8 +602,8 @@ def test_what_was_undone_because_somebody_cancelled_names_them() -> None:
             "Later the code asked for this step with other arguments; the result on record was kept.",
         ),
         (
-            [(e.NoteMade(at=at(1), step="1", by="kedge"), {"note": "reconcile failed"})],
-            "A note of Kedge says: “reconcile failed”.",
+            [(e.NoteMade(at=at(1), step="1", by="killick"), {"note": "reconcile failed"})],
+            "A note of Killick says: “reconcile failed”.",
         ),
     ],
 )
@@ -753,7 +753,7 @@ def put(seconds: float, to: str = "managers", amount: int = 5000, **more: Any) -
 
 
 def rejection(message: str, **details: Any) -> Failure:
-    return Failure("error", "kedge.Rejected", (), message, details=details)
+    return Failure("error", "killick.Rejected", (), message, details=details)
 
 
 def test_a_rejection_is_told_with_its_rule_its_contract_and_what_would_be_allowed() -> None:
@@ -836,7 +836,7 @@ def test_a_verdict_that_came_after_the_answer_is_told_after_it() -> None:
 
 
 def test_a_step_that_was_skipped_or_overridden_says_who_and_why() -> None:
-    skipped = Failure("error", "kedge.Skipped", (), "skipped by ops: it is late", details={"by": "ops"})
+    skipped = Failure("error", "killick.Skipped", (), "skipped by ops: it is late", details={"by": "ops"})
     ended = e.StepEnded(at=at(2), step="1", outcome="failed", by="ops")
     tl = read(taken(0), tool("1", "pay", 1), (ended, {"failure": skipped}))
     assert why(tl, "1")[-2:] == ["It was skipped by ops: it is late.", "Nothing was done."]

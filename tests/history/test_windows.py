@@ -8,25 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-import kedge
-from kedge.history import boundaries
-from kedge.history.windows import Windows, grouped, windows
-from kedge.model.prices import Prices
-from kedge.testing import scripted
-from kedge.window import estimate
-from kedge.window.shapes import as_json
+import killick
+from killick.history import boundaries
+from killick.history.windows import Windows, grouped, windows
+from killick.model.prices import Prices
+from killick.testing import scripted
+from killick.window import estimate
+from killick.window.shapes import as_json
 from sessions import FILES, coder, edit, model, read, test, without_models
 
 PROVIDERS = ("openai", "openai-responses", "anthropic")
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as made:
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as made:
         yield made
 
 
-def seen(kd: kedge.Client, run: str = "r", **options: Any) -> Windows:
+def seen(kd: killick.Client, run: str = "r", **options: Any) -> Windows:
     found = windows(kd.log, run, **options)
     assert found is not None
     return found
@@ -37,7 +37,7 @@ def fills(found: Windows) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_run_without_a_window_is_told_as_well(kd: kedge.Client, provider: str) -> None:
+def test_a_run_without_a_window_is_told_as_well(kd: killick.Client, provider: str) -> None:
     kd.run(coder, {"provider": provider, "calls": 30}, id="r")
     found = seen(kd)
     assert (len(found.calls), found.read, found.budget) == (30, 30, None)
@@ -55,7 +55,7 @@ def test_a_run_without_a_window_is_told_as_well(kd: kedge.Client, provider: str)
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_what_left_and_came_back_is_told_with_what_it_saved(kd: kedge.Client, provider: str) -> None:
+def test_what_left_and_came_back_is_told_with_what_it_saved(kd: killick.Client, provider: str) -> None:
     kd.run(coder, {"provider": provider, "calls": 60, "budget": 4_000}, id="r")
     found = seen(kd)
     assert found.budget == 4_000
@@ -78,12 +78,12 @@ def test_what_left_and_came_back_is_told_with_what_it_saved(kd: kedge.Client, pr
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_without_is_what_the_whole_history_would_have_taken(kd: kedge.Client, provider: str) -> None:
+def test_without_is_what_the_whole_history_would_have_taken(kd: killick.Client, provider: str) -> None:
     sizes: list[int] = []
 
-    @kedge.agent(name=f"windows_truth_{provider}")
-    async def truth(run: kedge.Run) -> None:
-        window = kedge.Window(2_500)
+    @killick.agent(name=f"windows_truth_{provider}")
+    async def truth(run: killick.Run) -> None:
+        window = killick.Window(2_500)
         model = scripted(*["Once more."] * 24, provider=provider)
         said: list[Any] = []
         for number in range(24):
@@ -100,7 +100,7 @@ def test_without_is_what_the_whole_history_would_have_taken(kd: kedge.Client, pr
     assert [call.without for call in found.calls] == pytest.approx(sizes, rel=0.02, abs=40)
 
 
-def test_each_place_in_its_history_has_its_window(kd: kedge.Client) -> None:
+def test_each_place_in_its_history_has_its_window(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 20, "budget": 3_000}, id="r")
     whole = seen(kd)
     middle = whole.calls[11]
@@ -110,7 +110,7 @@ def test_each_place_in_its_history_has_its_window(kd: kedge.Client) -> None:
     assert len(seen(kd, place=boundaries.at(kd.log, "r", f"{middle.step}:before")).calls) in (11, 12)
 
 
-def test_what_was_rewound_is_not_told(kd: kedge.Client) -> None:
+def test_what_was_rewound_is_not_told(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 20, "budget": 3_000}, id="r")
     whole = seen(kd)
     assert whole.evictions
@@ -122,18 +122,18 @@ def test_what_was_rewound_is_not_told(kd: kedge.Client) -> None:
     assert seen(kd).at.number > 4
 
 
-def test_a_fork_has_the_window_of_what_it_shares(kd: kedge.Client) -> None:
+def test_a_fork_has_the_window_of_what_it_shares(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "anthropic", "calls": 16, "budget": 3_000}, id="r")
     whole = seen(kd)
     kd.fork("r", f"{whole.calls[8].step}:after", id="f")
     assert [call.sent for call in seen(kd, "f").calls] == [call.sent for call in whole.calls[:9]]
 
 
-def test_conversations_of_branches_are_told_apart(kd: kedge.Client) -> None:
+def test_conversations_of_branches_are_told_apart(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 
-    @kedge.agent(name="windows_branches")
-    async def branches(run: kedge.Run) -> None:
+    @killick.agent(name="windows_branches")
+    async def branches(run: killick.Run) -> None:
         async def talk(topic: str) -> None:
             said: list[Any] = []
             for number in range(4):
@@ -149,12 +149,12 @@ def test_conversations_of_branches_are_told_apart(kd: kedge.Client) -> None:
     assert {waste.kind: waste.tokens for waste in found.waste} == {"unused": 0, "stale": 0, "duplicate": 0}
 
 
-def test_what_left_a_branch_is_told_with_its_own_calls(kd: kedge.Client) -> None:
-    @kedge.agent(name="windows_two")
-    async def two(run: kedge.Run) -> None:
+def test_what_left_a_branch_is_told_with_its_own_calls(kd: killick.Client) -> None:
+    @killick.agent(name="windows_two")
+    async def two(run: killick.Run) -> None:
         FILES.update({f"src/{at}.py": f"line {at} of this file\n" * 60 for at in range(10)})
         talks = (
-            kedge.loop(run, model(24, seed, "openai"), [read, edit, test], messages="Mend it.", system="Be careful.",
+            killick.loop(run, model(24, seed, "openai"), [read, edit, test], messages="Mend it.", system="Be careful.",
                        provider="openai", model="gpt-5.4", budget=2_000)
             for seed in (1, 2)
         )  # fmt: skip
@@ -170,14 +170,14 @@ def test_what_left_a_branch_is_told_with_its_own_calls(kd: kedge.Client) -> None
     assert max(call.sent for call in found.calls) <= 2_000
 
 
-def test_a_run_that_called_no_model_has_no_window(kd: kedge.Client) -> None:
+def test_a_run_that_called_no_model_has_no_window(kd: killick.Client) -> None:
     kd.run(without_models, id="r")
     assert windows(kd.log, "r") is None
 
 
-def test_calls_without_messages_are_passed_over(kd: kedge.Client) -> None:
-    @kedge.agent(name="windows_embeds")
-    async def embeds(run: kedge.Run) -> None:
+def test_calls_without_messages_are_passed_over(kd: killick.Client) -> None:
+    @killick.agent(name="windows_embeds")
+    async def embeds(run: killick.Run) -> None:
         await run.model(lambda text: [1.0], text="apples")
         await run.model(scripted("Yes.", provider="openai"), messages=[{"role": "user", "content": "Sure?"}])
         await run.model(lambda text: [2.0], text="pears")
@@ -187,7 +187,7 @@ def test_calls_without_messages_are_passed_over(kd: kedge.Client) -> None:
     assert seen(kd, read_max=2).calls == seen(kd).calls
 
 
-def test_erased_messages_are_not_told_and_spoil_nothing(kd: kedge.Client) -> None:
+def test_erased_messages_are_not_told_and_spoil_nothing(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 6}, id="r")
     second = seen(kd).calls[1].step
     step = kd.log.state("r").fold.step(second)
@@ -199,7 +199,7 @@ def test_erased_messages_are_not_told_and_spoil_nothing(kd: kedge.Client) -> Non
     assert [call.step for call in found.calls] == [call.step for call in with_all.calls if call.step != second]
 
 
-def test_a_model_without_a_price_is_named(kd: kedge.Client) -> None:
+def test_a_model_without_a_price_is_named(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
     money = seen(kd).money
     assert (money.spent_micros, money.without_micros, money.unpriced) == (None, None, ("homebrew-1",))
@@ -208,11 +208,11 @@ def test_a_model_without_a_price_is_named(kd: kedge.Client) -> None:
     assert found.money.spent_micros == sum(call.counted or 0 for call in found.calls)
 
 
-def test_prices_of_the_runs_own_contract_count(kd: kedge.Client) -> None:
-    contract = kedge.Contract("cheap", [], prices={"homebrew-*": {"input": 2, "output": 0}})
+def test_prices_of_the_runs_own_contract_count(kd: killick.Client) -> None:
+    contract = killick.Contract("cheap", [], prices={"homebrew-*": {"input": 2, "output": 0}})
 
-    @kedge.agent(name="windows_contract", contract=contract)
-    async def priced(run: kedge.Run) -> None:
+    @killick.agent(name="windows_contract", contract=contract)
+    async def priced(run: killick.Run) -> None:
         model = scripted("Yes.", provider="openai", usage=(1_000, 5))
         await run.model(model, messages=[{"role": "user", "content": "Sure?"}], model="homebrew-1")
 
@@ -220,7 +220,7 @@ def test_prices_of_the_runs_own_contract_count(kd: kedge.Client) -> None:
     assert (seen(kd).money.spent_micros, seen(kd).money.without_micros) == (2_000, 2_000)
 
 
-def test_money_is_by_what_the_provider_counted_and_its_cache(kd: kedge.Client) -> None:
+def test_money_is_by_what_the_provider_counted_and_its_cache(kd: killick.Client) -> None:
     usage = iter([(1_000, 0), (1_500, 1_000)])
 
     def model(messages: Any, model: str) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def test_money_is_by_what_the_provider_counted_and_its_cache(kd: kedge.Client) -
         said = [{"type": "text", "text": "Yes."}]
         return {"type": "message", "role": "assistant", "model": model, "content": said, "usage": used}
 
-    @kedge.agent(name="windows_cached")
-    async def cached(run: kedge.Run) -> None:
+    @killick.agent(name="windows_cached")
+    async def cached(run: killick.Run) -> None:
         for number in (1, 2):
             await run.model(model, messages=[{"role": "user", "content": "word " * 100 * number}], model="m")
 
@@ -240,11 +240,11 @@ def test_money_is_by_what_the_provider_counted_and_its_cache(kd: kedge.Client) -
     assert found.money.spent_micros == found.money.without_micros == (1_500 * 10) + 1_000 + 20 * 100
 
 
-def test_a_long_run_is_read_in_part_where_it_has_to_be_quick(kd: kedge.Client) -> None:
+def test_a_long_run_is_read_in_part_where_it_has_to_be_quick(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 
-    @kedge.agent(name="windows_long")
-    async def long(run: kedge.Run, calls: int) -> None:
+    @killick.agent(name="windows_long")
+    async def long(run: killick.Run, calls: int) -> None:
         said: list[Any] = []
         for number in range(calls):
             said += [{"role": "user", "content": f"{number} " + "a word " * 20}]
@@ -260,14 +260,14 @@ def test_a_long_run_is_read_in_part_where_it_has_to_be_quick(kd: kedge.Client) -
     assert quick.sent == pytest.approx(whole.sent, rel=0.01)
 
 
-def test_tokens_are_counted_as_asked(kd: kedge.Client) -> None:
+def test_tokens_are_counted_as_asked(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 4}, id="r")
     letters = seen(kd, tokens=len)
     assert letters.at.sent == pytest.approx(4 * seen(kd).at.sent, rel=0.05)
     assert estimate(as_json([1])) == 1
 
 
-def test_calls_are_put_into_groups_of_about_the_same_size(kd: kedge.Client) -> None:
+def test_calls_are_put_into_groups_of_about_the_same_size(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 11}, id="r")
     calls = seen(kd).calls
     assert [len(group) for group in grouped(calls, 4)] == [3, 3, 2, 3]

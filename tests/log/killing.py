@@ -18,10 +18,10 @@ from pathlib import Path
 
 from stories import START_US, started
 
-from kedge.log import Entry, Log, RunLog, verify
-from kedge.model import events as e
-from kedge.store import SqliteStore
-from kedge.store.base import Claim, Delivery
+from killick.log import Entry, Log, RunLog, verify
+from killick.model import events as e
+from killick.store import SqliteStore
+from killick.store.base import Claim, Delivery
 
 RUNS = 6
 THREADS = 3
@@ -120,7 +120,7 @@ def look(path: Path, acknowledged: dict[str, int], *, whole: bool) -> Callable[[
 
 def at_random_moments(folder: Path, kills: int, seed: int) -> dict[str, object]:
     chance = random.Random(seed)
-    path = folder / "kedge.db"
+    path = folder / "killick.db"
     acknowledged: dict[str, int] = {}
     told = 0
     events = "0"
@@ -171,7 +171,7 @@ def everything(path: Path, before: Callable[[SqliteStore], object]) -> None:
 def at_every_statement(folder: Path) -> dict[str, object]:
     """Die before the nth statement, for every n, until one life is long enough to finish."""
     for count in range(1, 1_000):
-        path = folder / f"kedge_{count}.db"
+        path = folder / f"killick_{count}.db"
 
         def live(out: int, path: Path = path, count: int = count) -> None:
             left = [count]
@@ -207,7 +207,7 @@ def at_every_statement(folder: Path) -> dict[str, object]:
 
 def with_torn_wal(folder: Path) -> dict[str, object]:
     """A power cut: the write-ahead log ends anywhere. What is left is a prefix of the commits, and it verifies."""
-    path = folder / "kedge.db"
+    path = folder / "killick.db"
 
     def write(out: int) -> None:
         store = SqliteStore(path)

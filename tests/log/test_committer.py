@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from stories import START_US, started
 
-from kedge.clock import ManualClock, SystemClock
-from kedge.errors import HeadMoved, LogError, StoreFull
-from kedge.log import Committer, Entry, Log, RunLog, verify
-from kedge.model import events as e
-from kedge.store import MemoryStore
-from kedge.store.base import Append, Head
+from killick.clock import ManualClock, SystemClock
+from killick.errors import HeadMoved, LogError, StoreFull
+from killick.log import Committer, Entry, Log, RunLog, verify
+from killick.model import events as e
+from killick.store import MemoryStore
+from killick.store.base import Append, Head
 
 
 class Watched(MemoryStore):
@@ -101,7 +101,7 @@ def test_a_slow_disk_is_written_from_a_thread() -> None:
             await handle.append_soon(note(number))
 
     asyncio.run(main())
-    assert "kedge-committer" in store.threads
+    assert "killick-committer" in store.threads
     assert log.head("run_1").seq == 31
     log.close()
 

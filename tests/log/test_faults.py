@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 from stories import Story, started
 
-from kedge.errors import KedgeError, StoreUnavailable
-from kedge.log import Log, verify
-from kedge.store import MemoryStore, SqliteStore, Store
-from kedge.testing import faulty
+from killick.errors import KillickError, StoreUnavailable
+from killick.log import Log, verify
+from killick.store import MemoryStore, SqliteStore, Store
+from killick.testing import faulty
 
 EVENTS = 60
 
@@ -58,7 +58,7 @@ def test_failing_any_operation_loses_nothing_that_was_acknowledged(
         store = make(str(failing))
         acknowledged: list[int] = [0]
         broken = faulty(store, fail_at=failing, when=when, error=StoreUnavailable("disk", "it failed this once"))
-        with pytest.raises(KedgeError):
+        with pytest.raises(KillickError):
             tell(broken, acknowledged)
         case = f"{when} operation {failing}, {broken.failed}"
         log = Log(store, snapshot_every=8)

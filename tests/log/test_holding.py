@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from stories import START_US, started
 
-from kedge.errors import HandleClosed
-from kedge.log import Entry, Log, RunLog, verify
-from kedge.model import events as e
-from kedge.store import SqliteStore
+from killick.errors import HandleClosed
+from killick.log import Entry, Log, RunLog, verify
+from killick.model import events as e
+from killick.store import SqliteStore
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Log]:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     yield log
     log.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stories import START_US, Story, started
 
-from kedge.errors import (
+from killick.errors import (
     EpochStale,
     HandleClosed,
     HeadMoved,
@@ -20,13 +20,13 @@ from kedge.errors import (
     ValueErased,
     ValueRefused,
 )
-from kedge.log import Entry, Log, RunLog, verify
-from kedge.model import events as e
-from kedge.model.fold import FOLD, fold_timeline, timeline
-from kedge.model.ledger import fold_ledger
-from kedge.model.values import Blob
-from kedge.store import SqliteStore
-from kedge.store.base import Append, Snapshot
+from killick.log import Entry, Log, RunLog, verify
+from killick.model import events as e
+from killick.model.fold import FOLD, fold_timeline, timeline
+from killick.model.ledger import fold_ledger
+from killick.model.values import Blob
+from killick.store import SqliteStore
+from killick.store.base import Append, Snapshot
 
 
 def note(text: object, at: int = START_US) -> Entry:
@@ -267,12 +267,12 @@ def _bytes_of(log: Log) -> bytes:
 
 
 def test_another_process_reads_what_this_one_committed(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     begin(Log(store)).append(note("hello from the first"))
     code = (
-        "import sys, kedge; log = kedge.Log(kedge.open_store(sys.argv[1]));"
+        "import sys, killick; log = killick.Log(killick.open_store(sys.argv[1]));"
         "print(log.data('run_1', 2)['note'], log.state('run_1').status)"
     )
-    out = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "kedge.db")], text=True)
+    out = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "killick.db")], text=True)
     assert out.strip() == "hello from the first queued"
     store.close()

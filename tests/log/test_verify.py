@@ -1,4 +1,4 @@
-"""Whatever is changed behind Kedge's back is found and located, and never healed into a shorter log."""
+"""Whatever is changed behind Killick's back is found and located, and never healed into a shorter log."""
 
 import random
 import shutil
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from stories import START_US, Story, started
 
-from kedge.errors import KedgeError, RunBroken, StoreBroken
-from kedge.log import Entry, Log, Report, repair, verify
-from kedge.model import events as e
-from kedge.store import SqliteStore
-from kedge.store.base import Claim, Delivery
+from killick.errors import KillickError, RunBroken, StoreBroken
+from killick.log import Entry, Log, Report, repair, verify
+from killick.model import events as e
+from killick.store import SqliteStore
+from killick.store.base import Claim, Delivery
 from seeds import draw_seed
 
 TRUTH = ("meta", "heads", "events", "pieces", "inbox", "claims", "aside")
@@ -73,7 +73,7 @@ def build(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("original") / "kedge.db"
+    path = tmp_path_factory.mktemp("original") / "killick.db"
     build(path)
     report = check(path)
     assert report.problems == []
@@ -92,7 +92,7 @@ def check(path: Path) -> Report:
 
 
 def tamper(original: Path, tmp_path: Path, change: Callable[[sqlite3.Connection], object]) -> Path:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     shutil.copy(original, path)
     db = sqlite3.connect(path)
     with db:
@@ -258,7 +258,7 @@ def test_a_row_copied_to_another_key_is_found(original: Path, tmp_path: Path, ta
 def test_an_event_slipped_in_after_the_head_stops_a_live_handle_with_a_clear_error(
     original: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     shutil.copy(original, path)
     store = SqliteStore(path)
     log = Log(store)
@@ -290,7 +290,7 @@ def test_swapped_events_are_found_where_they_begin(original: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("dropped", [1, 5])
 def test_a_dropped_tail_is_found_and_quarantines_that_run_alone(original: Path, tmp_path: Path, dropped: int) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     shutil.copy(original, path)
     db = sqlite3.connect(path)
     with db:
@@ -314,7 +314,7 @@ def test_a_dropped_tail_is_found_and_quarantines_that_run_alone(original: Path, 
 
 
 def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original: Path, tmp_path: Path) -> None:
-    from kedge.model import chain
+    from killick.model import chain
 
     def change(db: sqlite3.Connection) -> None:
         rows = db.execute(
@@ -347,7 +347,7 @@ def test_any_flipped_byte_of_the_file_is_found_or_changes_nothing(original: Path
             if check(path).problems:
                 continue
             assert dump(path, every) == before, f"seed {seed}, offset {offset}: changed and not found"
-        except (KedgeError, sqlite3.DatabaseError):
+        except (KillickError, sqlite3.DatabaseError):
             continue
 
 
@@ -376,7 +376,7 @@ def test_repair_keeps_what_holds_and_leaves_the_run_to_a_person(original: Path, 
 
 
 def test_verifying_while_others_append_finds_nothing_wrong(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db", durability="process")
+    store = SqliteStore(tmp_path / "killick.db", durability="process")
     log = Log(store, snapshot_every=32)
     first = started("run_1")
     handle = log.create(first.event, first.values or {})
@@ -401,9 +401,9 @@ def test_verifying_while_others_append_finds_nothing_wrong(tmp_path: Path) -> No
 
 
 def test_a_run_that_holds_is_not_repaired(original: Path, tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     shutil.copy(original, path)
     store = SqliteStore(path)
-    with pytest.raises(KedgeError, match="nothing to repair"):
+    with pytest.raises(KillickError, match="nothing to repair"):
         repair(Log(store), "run_1", at=1, reason="curiosity")
     store.close()

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.errors import ContractRefused
-from kedge.model.bounding import as_test, reaching
-from kedge.model.bounds import Bound, bound_of
-from kedge.model.pattern import CHARS_MAX, chars_max, compiled
+from killick.errors import ContractRefused
+from killick.model.bounding import as_test, reaching
+from killick.model.bounds import Bound, bound_of
+from killick.model.pattern import CHARS_MAX, chars_max, compiled
 
 
 def says(value: Any, **bound: Any) -> str | None:

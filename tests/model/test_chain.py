@@ -2,13 +2,13 @@
 
 from hashlib import sha256
 
-from kedge.model import chain
+from killick.model import chain
 
 
 def test_the_hashes_are_the_documented_ones() -> None:
     body = b'{"kind":"note.made","at":1}'
     before = chain.genesis("store_1", "run_1")
-    assert before == sha256(b"\x03kedge\x001\x00store_1\x00run_1").digest()
+    assert before == sha256(b"\x03killick\x001\x00store_1\x00run_1").digest()
     assert chain.leaf(body) == sha256(b"\x00" + body).digest()
     assert chain.link(before, body) == sha256(b"\x01" + before + chain.leaf(body)).digest()
     assert chain.value_hash("json", b"{}") == sha256(b"\x02json\x00{}").digest()

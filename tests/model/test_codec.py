@@ -26,10 +26,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ValueErased, ValueRefused
-from kedge.model.codec import DEPTH_MAX, PATH_CHARS_MAX, Erased, Secret, canonical, digest, plain
-from kedge.model.typed import convert
-from kedge.model.values import pack, unpack
+from killick.errors import ValueErased, ValueRefused
+from killick.model.codec import DEPTH_MAX, PATH_CHARS_MAX, Erased, Secret, canonical, digest, plain
+from killick.model.typed import convert
+from killick.model.values import pack, unpack
 
 BERLIN = ZoneInfo("Europe/Berlin")
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys_or_elements() -> None:
 def test_a_digest_is_the_same_in_another_process_with_another_hash_seed(seed: str) -> None:
     words = [f"word{number}" for number in range(50)]
     code = (
-        "from kedge.model.codec import digest; words = [f'word{n}' for n in range(50)];"
+        "from killick.model.codec import digest; words = [f'word{n}' for n in range(50)];"
         "print(digest([set(words), {(w, 1): w for w in set(words)}, dict.fromkeys(set(words))]).hex())"
     )
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -544,7 +544,7 @@ def test_of_two_types_that_fit_the_first_is_made_whatever_was_asked_before() -> 
 
 def test_pydantic_is_imported_only_for_those_who_use_it() -> None:
     code = (
-        "import sys; from dataclasses import dataclass; from kedge.model.values import pack, unpack\n"
+        "import sys; from dataclasses import dataclass; from killick.model.values import pack, unpack\n"
         "@dataclass\nclass Point:\n    x: int\n"
         "assert unpack(pack([Point(1)]).raw, dict, list[Point]) == [Point(1)]\n"
         "assert 'pydantic' not in sys.modules"
@@ -630,7 +630,7 @@ def test_the_path_leads_through_every_container(value: Any, path: str) -> None:
         (ValueError("x"), "cannot store a ValueError"),
         (range(3), "cannot store a range"),
         (memoryview(b"x"), "tolist()"),
-        (pydantic.SecretStr("hidden"), "use kedge.Secret"),
+        (pydantic.SecretStr("hidden"), "use killick.Secret"),
         (Secret("hidden"), "cannot store a Secret here"),
         ({Point(1): 1}, "cannot be a key"),
         ({(1, Point(1)): 1}, "cannot be a key"),

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.errors import ContractRefused
-from kedge.model import codec, rules
-from kedge.model.contract import Approval, Contract, Escalation, Intention, Standing, oversized
-from kedge.model.ledger import Counts
+from killick.errors import ContractRefused
+from killick.model import codec, rules
+from killick.model.contract import Approval, Contract, Escalation, Intention, Standing, oversized
+from killick.model.ledger import Counts
 
 
 def never(intention: Intention, standing: Standing) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kedge.errors import EventUnknown
-from kedge.model import events as e
+from killick.errors import EventUnknown
+from killick.model import events as e
 
 STEP = {"step": "6"}
 SAMPLES: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "token.revoked": {"id": "9k2m4x7q", "by": "root"},
     "entry.kept": {"name": "1f0a", "labels": {"space": "inner"}},
     "entry.dropped": {"name": "1f0a"},
-    "workspace.bound": {"path": "/srv/shop", "vault": "/srv/kedge.files", "exclude": ["dist/"]},
+    "workspace.bound": {"path": "/srv/shop", "vault": "/srv/killick.files", "exclude": ["dist/"]},
     "workspace.captured": {"after": 12, "root": "d", "files": 9, "size_bytes": 4096, "changed": 2, "processes": 1},
     "workspace.restored": {**STEP, "root": "d", "because": "in doubt", "before": "f", "by": "maria"},
 }

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ValueRefused
-from kedge.model.failure import LINE_CHARS_MAX, Failure, Frame, type_name
-from kedge.model.typed import convert
-from kedge.model.values import pack, unpack
+from killick.errors import ValueRefused
+from killick.model.failure import LINE_CHARS_MAX, Failure, Frame, type_name
+from killick.model.typed import convert
+from killick.model.values import pack, unpack
 
 TIMED_OUT = Failure(
     kind="timeout",
@@ -78,7 +78,7 @@ def test_a_name_may_be_whole_or_its_last_part_or_as_it_is_imported() -> None:
 
 
 def test_what_has_no_class_answers_to_its_own_name() -> None:
-    died = Failure(kind="died", type="kedge.Died", types=(), message="the process died")
+    died = Failure(kind="died", type="killick.Died", types=(), message="the process died")
     assert died.is_a("Died")
     assert not died.is_a(Exception)
 

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stories import START_US, Story, started
 
-from kedge.model import events as e
-from kedge.model.fold import Fold, fold_timeline, timeline
-from kedge.model.ledger import Ledger, fold_ledger
-from kedge.model.values import Blob
+from killick.model import events as e
+from killick.model.fold import Fold, fold_timeline, timeline
+from killick.model.ledger import Ledger, fold_ledger
+from killick.model.values import Blob
 
 Told = list[tuple[int, e.Event]]
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from kedge.model.keys import action_key, arguments_digest, undo_key
+from killick.model.keys import action_key, arguments_digest, undo_key
 
 
 def test_a_key_names_run_step_tool_and_eight_digits_of_the_arguments() -> None:
@@ -26,7 +26,7 @@ def test_the_digest_is_this_one_in_every_process_and_python_version() -> None:
     arguments = {"to": "ann@example.org", "amount": 12.5, "tags": ["x", None, True], "who": "Ünal 🚢"}
     expected = "111ba377"
     assert arguments_digest(arguments).hex()[:8] == expected
-    code = f"from kedge.model.keys import arguments_digest as d; print(d({arguments!r}).hex()[:8])"
+    code = f"from killick.model.keys import arguments_digest as d; print(d({arguments!r}).hex()[:8])"
     for seed in ("0", "1", "12345"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
         assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).strip() == expected

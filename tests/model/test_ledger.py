@@ -1,7 +1,7 @@
 """The ledger: what the world has seen stays seen, whatever happens to the timeline."""
 
-from kedge.model import events as e
-from kedge.model.ledger import Ledger, fold_ledger
+from killick.model import events as e
+from killick.model.ledger import Ledger, fold_ledger
 
 
 def ledger(*events: e.Event) -> Ledger:
@@ -50,7 +50,7 @@ def test_a_message_to_another_run_is_on_the_ledger_as_an_effect() -> None:
     intended = e.StepIntended(at=1, step="1", sort="tool", name="send", digest="d")
     sent = e.MessageSent(at=2, step="1", run="other", name="news", id="r:1")
     [effect] = ledger(intended, sent).effects
-    assert (effect.tool, effect.key, effect.identity, effect.status) == ("kedge.send", "r:1", "d", "happened")
+    assert (effect.tool, effect.key, effect.identity, effect.status) == ("killick.send", "r:1", "d", "happened")
 
 
 def test_what_somebody_undid_by_hand_is_undone() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.model.lexical import Names, drawn, folded, lies_inside, mixed_scripts, path_refused, root_of
+from killick.model.lexical import Names, drawn, folded, lies_inside, mixed_scripts, path_refused, root_of
 
 ESCAPES = [
     "../secret",

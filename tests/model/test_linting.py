@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.errors import ContractRefused
-from kedge.model.contract import Contract
-from kedge.model.linting import Problem, lint
+from killick.errors import ContractRefused
+from killick.model.contract import Contract
+from killick.model.linting import Problem, lint
 
 HEAD = 'name = "c"\n[people]\nmanagers = ["mia", "max"]\n'
 

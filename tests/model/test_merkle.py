@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.model import chain, merkle
-from kedge.model.merkle import Frontier, consistency, includes, inclusion, is_consistent
+from killick.model import chain, merkle
+from killick.model.merkle import Frontier, consistency, includes, inclusion, is_consistent
 
 
 def leaf(number: int) -> bytes:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ContractRefused
-from kedge.model.events import Usage
-from kedge.model.prices import AS_OF, KNOWN, Prices
+from killick.errors import ContractRefused
+from killick.model.events import Usage
+from killick.model.prices import AS_OF, KNOWN, Prices
 
 
 def at(day: str) -> int:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import DeclarationRefused, DurationRefused
-from kedge.model.retry import SECONDS_MAX, Retry, rate, seconds
+from killick.errors import DeclarationRefused, DurationRefused
+from killick.model.retry import SECONDS_MAX, Retry, rate, seconds
 
 
 @pytest.mark.parametrize(

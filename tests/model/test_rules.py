@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ContractRefused
-from kedge.model import rules
-from kedge.model.contract import Approval, Contract, Intention, Others, Ruling, Standing
-from kedge.model.ledger import Counts, Spend
+from killick.errors import ContractRefused
+from killick.model import rules
+from killick.model.contract import Approval, Contract, Intention, Others, Ruling, Standing
+from killick.model.ledger import Counts, Spend
 
 HOUR = 3_600_000_000
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.errors import ValueBroken
-from kedge.model.values import Blob, Erased, Sharing, pack, unpack
+from killick.errors import ValueBroken
+from killick.model.values import Blob, Erased, Sharing, pack, unpack
 
 
 class Pieces:

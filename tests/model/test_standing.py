@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kedge.model import events as e
-from kedge.model.contract import Ruling
-from kedge.model.ledger import Counts, Ledger, fold_ledger
-from kedge.model.standing import model_arguments, of_change, of_step, of_the_context, own_part, past_of, pasts
+from killick.model import events as e
+from killick.model.contract import Ruling
+from killick.model.ledger import Counts, Ledger, fold_ledger
+from killick.model.standing import model_arguments, of_change, of_step, of_the_context, own_part, past_of, pasts
 
 
 def paid(number: int, tool: str = "pay", outcome: e.Outcome = "returned") -> list[tuple[int, e.Event]]:

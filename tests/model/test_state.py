@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from stories import START_US, Story, started
 
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.model.codec import Erased
-from kedge.model.state import STATE_VERSION, State, StateDocument
-from kedge.store import MemoryStore
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.model.codec import Erased
+from killick.model.state import STATE_VERSION, State, StateDocument
+from killick.store import MemoryStore
 
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "state.schema.json"
 

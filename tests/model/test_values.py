@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import KedgeError, ValueBroken, ValueErased, ValueRefused
-from kedge.model.chain import value_hash
-from kedge.model.values import (
+from killick.errors import KillickError, ValueBroken, ValueErased, ValueRefused
+from killick.model.chain import value_hash
+from killick.model.values import (
     NODE_BYTES_MAX,
     PIECE_BYTES_MAX,
     PIECE_BYTES_MIN,
@@ -594,5 +594,5 @@ def test_damaged_bytes_raise_our_own_errors_or_nothing(data: st.DataObject) -> N
     if chosen:
         blob = packed.blobs[chosen - 1]
         shelf.blobs[blob.hash] = Blob(blob.hash, blob.codec, bytes(body))
-    with suppress(KedgeError):
+    with suppress(KillickError):
         unpack(packed.raw if chosen else bytes(body), shelf)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.errors import ValueBroken
-from kedge.model.values import Blob, unpack
-from kedge.model.vector import WIDTH, Vector
+from killick.errors import ValueBroken
+from killick.model.values import Blob, unpack
+from killick.model.vector import WIDTH, Vector
 
 
 class Shelf:

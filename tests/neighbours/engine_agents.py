@@ -7,20 +7,20 @@ import os
 import signal
 from pathlib import Path
 
-import kedge
+import killick
 
 
 def world() -> Path:
     return Path(os.environ["WORLD"])
 
 
-def look(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def look(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     done = world().exists() and f"{effect.key}\n" in world().read_text()
-    return kedge.Happened("paid") if done else kedge.DidNotHappen()
+    return killick.Happened("paid") if done else killick.DidNotHappen()
 
 
-@kedge.tool(effect="at_most_once", reconcile=look)
-async def pay(whom: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="at_most_once", reconcile=look)
+async def pay(whom: str, key: killick.Key = killick.KEY) -> str:
     with world().open("a") as ledger:
         ledger.write(f"paid {whom} {key}\n")
     dying = world().with_suffix(".die")
@@ -30,21 +30,21 @@ async def pay(whom: str, key: kedge.Key = kedge.KEY) -> str:
     return "paid"
 
 
-@kedge.agent
-async def payer(run: kedge.Run, whom: str) -> str:
+@killick.agent
+async def payer(run: killick.Run, whom: str) -> str:
     return f"{whom} is {await run.call(pay, whom)}"
 
 
-@kedge.agent
-async def patient(run: kedge.Run, whom: str) -> str:
+@killick.agent
+async def patient(run: killick.Run, whom: str) -> str:
     """Pays before a timer and after it."""
     await run.call(pay, f"{whom}-before")
     await run.sleep(1.5)
     return await run.call(pay, f"{whom}-after")
 
 
-@kedge.agent
-async def asker(run: kedge.Run, whom: str) -> str:
+@killick.agent
+async def asker(run: killick.Run, whom: str) -> str:
     answer = await run.ask(f"Pay {whom}?", to="managers")
     if not answer.approved:
         return "no"
@@ -53,33 +53,33 @@ async def asker(run: kedge.Run, whom: str) -> str:
     return f"{whom}: {word}"
 
 
-@kedge.agent
-async def parent(run: kedge.Run, whom: str) -> list[str]:
+@killick.agent
+async def parent(run: killick.Run, whom: str) -> list[str]:
     one, two = await run.spawn(patient, f"{whom}-1"), await run.spawn(payer, f"{whom}-2")
     return [await one.result(), await two.result()]
 
 
-@kedge.agent
-async def renewing(run: kedge.Run, left: int) -> str:
+@killick.agent
+async def renewing(run: killick.Run, left: int) -> str:
     await run.call(pay, f"round-{left}")
     if left:
         await run.renew(left - 1)
     return "done"
 
 
-@kedge.agent
-async def failing(run: kedge.Run) -> None:
+@killick.agent
+async def failing(run: killick.Run) -> None:
     raise ValueError("no such account")
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def model(turn: int, messages: list[str]) -> str:
     await asyncio.sleep(0.001)
     return f"{turn}: {'y' * 700}"
 
 
-@kedge.agent
-async def talker(run: kedge.Run, calls: int) -> int:
+@killick.agent
+async def talker(run: killick.Run, calls: int) -> int:
     """Calls a model again and again over a conversation of 200 KB that grows."""
     messages = [f"{number}: {'x' * 990}" for number in range(200)]
     for turn in range(calls):
@@ -87,26 +87,26 @@ async def talker(run: kedge.Run, calls: int) -> int:
     return len(messages)
 
 
-@kedge.agent
-async def walker(run: kedge.Run, steps: int) -> int:
+@killick.agent
+async def walker(run: killick.Run, steps: int) -> int:
     """Takes many steps of which none changes anything."""
     for number in range(steps):
         await run.call(model, number, [])
     return steps
 
 
-@kedge.agent
-async def waiter(run: kedge.Run, times: int) -> int:
+@killick.agent
+async def waiter(run: killick.Run, times: int) -> int:
     """Waits for a message, again and again."""
     return sum([await run.wait("number") for _ in range(times)])
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def dig(seconds: float) -> str:
     await asyncio.sleep(seconds)
     return "dug"
 
 
-@kedge.agent
-async def digger(run: kedge.Run) -> str:
+@killick.agent
+async def digger(run: killick.Run) -> str:
     return await run.call(dig, 60)

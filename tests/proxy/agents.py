@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import openai
 
-KEY = "sk-kedge-test-0123456789abcdef"
+KEY = "sk-killick-test-0123456789abcdef"
 
 
 def tool(name: str, description: str = "", **properties: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import uvicorn
 
-import kedge
-from kedge.proxy.app import Proxy
+import killick
+from killick.proxy.app import Proxy
 
 PIECE = 7
 """Streams come in pieces of so many bytes, whatever they cut in two."""
@@ -343,14 +343,14 @@ class Desk:
     @contextlib.contextmanager
     def proxied(self, **options: Any) -> Iterator[str]:
         """The proxy's address, for as long as it serves; opened anew each time, from the same store."""
-        with kedge.open(str(self.store)) as client:
+        with killick.open(str(self.store)) as client:
             given = {"budget": None, **self.options, **options}
             with Serving(Proxy(client, self.upstream, **given)) as proxy:
                 yield proxy.url
 
     @contextlib.contextmanager
-    def record(self) -> Iterator[kedge.Client]:
-        with kedge.open(str(self.store)) as client:
+    def record(self) -> Iterator[killick.Client]:
+        with killick.open(str(self.store)) as client:
             yield client
 
 
@@ -358,4 +358,4 @@ class Desk:
 def desk(folder: Path, **options: Any) -> Iterator[Desk]:
     provider = Provider()
     with Serving(provider) as upstream:
-        yield Desk(provider, upstream.url, folder / "kedge.db", **options)
+        yield Desk(provider, upstream.url, folder / "killick.db", **options)

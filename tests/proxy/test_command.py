@@ -1,4 +1,4 @@
-"""`kedge proxy`: what it is given, and what it refuses; what it does is in the other files here."""
+"""`killick proxy`: what it is given, and what it refuses; what it does is in the other files here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 from claims import call
-from kedge.cli import proxy
-from kedge.proxy import server
+from killick.cli import proxy
+from killick.proxy import server
 
 Capture = pytest.CaptureFixture[str]
 AT = ("--upstream", "https://api.example.com")
@@ -21,7 +21,7 @@ AT = ("--upstream", "https://api.example.com")
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KEDGE_STORE", raising=False)
+    monkeypatch.delenv("KILLICK_STORE", raising=False)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the server was told, which says at once that it is ready and ends."""
     told: dict[str, Any] = {}
 
-    async def stand_in(client: kedge.Client, upstream: str, **options: Any) -> None:
+    async def stand_in(client: killick.Client, upstream: str, **options: Any) -> None:
         await asyncio.sleep(0)
         told.update(options, upstream=upstream)
         options["ready"]("http://127.0.0.1:8787")
@@ -40,9 +40,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_it_makes_a_store_and_says_where_to_point_clients(capsys: Capture, served: dict[str, Any]) -> None:
     code, out, err = call(capsys, "proxy", *AT)
-    assert (code, err) == (0, "made a new store: kedge.db\n")
+    assert (code, err) == (0, "made a new store: killick.db\n")
     assert out.splitlines() == [
-        "proxying https://api.example.com at http://127.0.0.1:8787, recording to kedge.db",
+        "proxying https://api.example.com at http://127.0.0.1:8787, recording to killick.db",
         "  OPENAI_BASE_URL=http://127.0.0.1:8787/v1",
         "  ANTHROPIC_BASE_URL=http://127.0.0.1:8787",
     ]
@@ -62,7 +62,7 @@ def test_options_reach_the_server(capsys: Capture, served: dict[str, Any]) -> No
 def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "find_spec", lambda name: None if name == "httpx" else object())
     code, _, err = call(capsys, "proxy", *AT)
-    assert (code, err) == (2, "kedge: the proxy needs its extra (httpx missing); pip install 'kedge[proxy]'\n")
+    assert (code, err) == (2, "killick: the proxy needs its extra (httpx missing); pip install 'killick[proxy]'\n")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_without_the_extra_it_says_what_to_install(capsys: Capture, monkeypatch:
         (("--upstream", "ftp://x"), "is no address of a provider"),
         (("--upstream", "https://me:secret@x.example"), "x.example: is given with a name or password"),
         ((*AT, "--budget", "0"), "--budget: "),
-        ((*AT, "--agent", "kedge.x"), "no name for these runs"),
+        ((*AT, "--agent", "killick.x"), "no name for these runs"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(capsys: Capture, words: tuple[str, ...], says: str) -> None:
@@ -89,5 +89,5 @@ def test_a_port_that_is_taken_is_refused_in_one_line(capsys: Capture) -> None:
         port = str(taken.getsockname()[1])
         code, _, err = call(capsys, "proxy", *AT, "--port", port, "--store", "memory:")
     assert code == 2
-    assert err.startswith(f"kedge: 127.0.0.1:{port}: cannot be served on (Address already in use")
+    assert err.startswith(f"killick: 127.0.0.1:{port}: cannot be served on (Address already in use")
     assert err.endswith("; name another --host or --port\n")

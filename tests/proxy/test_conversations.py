@@ -15,10 +15,10 @@ import httpx
 import openai
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.proxy import conversations
-from kedge.store import SqliteStore
+import killick
+from killick.model import events as e
+from killick.proxy import conversations
+from killick.store import SqliteStore
 from processes import kinds, told
 from proxy.agents import KEY, Loop
 from proxy.provider import Desk, Says, desk, hanging_up
@@ -33,12 +33,12 @@ def here(tmp_path: Path) -> Iterator[Desk]:
         yield made
 
 
-def asked(kd: kedge.Client, run: str) -> list[int]:
+def asked(kd: killick.Client, run: str) -> list[int]:
     """How many messages each call of a run had."""
     return [len(data["arguments"]["messages"]) for _, _, data in told(kd, run, e.StepIntended)]
 
 
-def started(kd: kedge.Client) -> dict[str, str | None]:
+def started(kd: killick.Client) -> dict[str, str | None]:
     """The runs, oldest first, and which one each left."""
     rows = reversed(kd.list())
     return {row.run: told(kd, row.run, e.RunStarted)[0].event.follows for row in rows}
@@ -148,7 +148,7 @@ def test_what_clients_write_anew_makes_no_other_conversation(here: Desk) -> None
 
 
 def test_a_run_may_be_named_by_its_client(here: Desk) -> None:
-    headers = {"X-Kedge-Run": "mend-17"}
+    headers = {"X-Killick-Run": "mend-17"}
     with here.proxied() as url, Loop(url, "openai", headers=headers) as agent:
         agent.tell("hello")
         agent.tell("go on")
@@ -165,12 +165,12 @@ def test_a_run_may_be_named_by_its_client(here: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("other", "is a run of somebody"), ("kedge:x", "choose another"), ("x" * 201, "no name for a run")],
+    [("other", "is a run of somebody"), ("killick:x", "choose another"), ("x" * 201, "no name for a run")],
 )
 def test_a_name_that_is_somebody_elses_is_refused_in_one_line(here: Desk, name: str, says: str) -> None:
     with here.record() as kd:
         kd.log.create(e.RunStarted(at=1, run="other", agent="somebody"), {"input": None})
-    headers = {"X-Kedge-Run": name}
+    headers = {"X-Killick-Run": name}
     with (
         here.proxied() as url,
         Loop(url, "anthropic", headers=headers) as agent,
@@ -185,7 +185,7 @@ def test_a_named_run_is_asked_one_thing_at_a_time(here: Desk) -> None:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
             asks = [
                 client.chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": "hello"}], extra_headers={"X-Kedge-Run": "one"}
+                    model="m", messages=[{"role": "user", "content": "hello"}], extra_headers={"X-Killick-Run": "one"}
                 )
                 for _ in range(4)
             ]
@@ -277,14 +277,14 @@ def test_runs_of_a_proxy_that_died_are_ended_by_the_next(here: Desk, monkeypatch
     monkeypatch.setattr(conversations, "LOOK_SECONDS", 0.02)
     with here.record() as kd:
         log = kd.log.create(
-            e.RunStarted(at=1, run="left", agent="proxy", tags=("kedge:tip:x",)), {"input": None}, holder="1-dead"
+            e.RunStarted(at=1, run="left", agent="proxy", tags=("killick:tip:x",)), {"input": None}, holder="1-dead"
         )
         now = kd.clock.now_us()
         intended = e.StepIntended(at=now, step="1", sort="model", name="messages")
         begun = e.AttemptStarted(at=now, step="1", attempt=1, key="k", epoch=1)
         log.append(
             *(
-                kedge.log.handle.Entry(event)
+                killick.log.handle.Entry(event)
                 for event in (e.RunTaken(at=now, epoch=1, holder="1-dead"), intended, begun)
             )
         )
@@ -307,7 +307,7 @@ def test_a_run_of_a_real_agent_of_the_same_name_is_none_of_a_proxys_business(her
         with Loop(url, "openai") as agent:
             agent.tell("hello")
         asking = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        refused = httpx.post(f"{url}/v1/chat/completions", json=asking, headers={"X-Kedge-Run": "left"})
+        refused = httpx.post(f"{url}/v1/chat/completions", json=asking, headers={"X-Killick-Run": "left"})
         assert (refused.status_code, "no proxy made" in refused.text) == (400, True)
     with here.record() as kd:
         assert kd.info("left").status != "completed"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kedge.proxy.finding import course_of, print_of_messages, tip_of
+from killick.proxy.finding import course_of, print_of_messages, tip_of
 
 CHAT: list[Any] = [
     {"role": "system", "content": "be good"},

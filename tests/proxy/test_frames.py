@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.proxy.chat import Chat
-from kedge.proxy.frames import Frames, framed
-from kedge.proxy.messages import Messages
+from killick.proxy.chat import Chat
+from killick.proxy.frames import Frames, framed
+from killick.proxy.messages import Messages
 from proxy.provider import Says, anthropic, chat
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])

@@ -15,8 +15,8 @@ import anthropic
 import openai
 import pytest
 
-import kedge
-from kedge.model import events as e
+import killick
+from killick.model import events as e
 from processes import told
 from proxy.agents import READ, Loop, text_of, tool
 from proxy.provider import Desk, Fails, Says, desk
@@ -73,7 +73,7 @@ def refused(here: Desk, shape: str, chosen: Callable[[Any], bool] = lambda body:
     ]
 
 
-def only_run(kd: kedge.Client) -> str:
+def only_run(kd: killick.Client) -> str:
     [row] = kd.list()
     return row.run
 
@@ -313,7 +313,7 @@ def test_a_failure_in_paging_breaks_no_agent(here: Desk, monkeypatch: pytest.Mon
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("kedge.window.Window.plan", broken)
+    monkeypatch.setattr("killick.window.Window.plan", broken)
     with here.proxied() as url, Loop(url, "openai") as agent:
         assert agent.tell("Hello.") == "hello"
     assert len(here.provider.bodies[0]["tools"]) == 1

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from kedge.model import events as e
+from killick.model import events as e
 from processes import told
 from proxy.agents import KEY, Loop
 from proxy.provider import Desk, Fails, Says, desk, hanging_up
@@ -182,7 +182,7 @@ def test_a_dead_provider_is_one_clear_line_in_the_providers_form(here: Desk, sha
     error = caught.value.response.json()["error"]
     assert caught.value.response.status_code == 502
     assert error["type"] == "api_error"
-    assert error["message"].startswith("kedge proxy: 127.0.0.1 cannot be reached")
+    assert error["message"].startswith("killick proxy: 127.0.0.1 cannot be reached")
     assert "\n" not in error["message"]
     with here.record() as kd:
         [(_, ended, data)] = told(kd, only_run(kd), e.AttemptEnded)
@@ -284,7 +284,7 @@ def test_headers_of_one_hop_go_no_further(here: Desk) -> None:
         line = http.client.HTTPConnection(host)
         body = json.dumps({"model": "m", "messages": HELLO}).encode()
         headers = {"Connection": "keep-alive, X-Mine", "X-Mine": "1", "TE": "trailers",
-                   "Proxy-Authorization": "Basic x", "X-Kedge-Run": "mine", "X-Theirs": "2",
+                   "Proxy-Authorization": "Basic x", "X-Killick-Run": "mine", "X-Theirs": "2",
                    "User-Agent": "me/1"}  # fmt: skip
         line.request("POST", "/v1/chat/completions?beta=1", body, headers)
         answer = line.getresponse()
@@ -294,7 +294,7 @@ def test_headers_of_one_hop_go_no_further(here: Desk) -> None:
     assert asked.query == "beta=1"
     assert asked.headers["host"] == here.upstream.removeprefix("http://")
     assert (asked.headers["x-theirs"], asked.headers["user-agent"]) == ("2", "me/1")
-    assert not asked.headers.keys() & {"x-mine", "te", "proxy-authorization", "x-kedge-run"}
+    assert not asked.headers.keys() & {"x-mine", "te", "proxy-authorization", "x-killick-run"}
     assert answer.headers["x-ratelimit-remaining-requests"] == "41"
     assert "x-hop" not in answer.headers
 
@@ -370,11 +370,11 @@ def test_a_base_that_ends_in_v1_does_not_have_it_twice(here: Desk) -> None:
 
 
 def test_a_store_that_cannot_be_written_stops_no_agent(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kedge.errors import StoreFull
-    from kedge.store import SqliteStore
+    from killick.errors import StoreFull
+    from killick.store import SqliteStore
 
     def full(*_: Any, **__: Any) -> Any:
-        raise StoreFull("kedge.db")
+        raise StoreFull("killick.db")
 
     async def fill() -> bool:
         monkeypatch.setattr(SqliteStore, "append", full)

@@ -1,4 +1,4 @@
-"""A real `kedge proxy` process: started, killed in the middle of a session, started again; and what is seen of it."""
+"""A real `killick proxy` process: started, killed in the middle of a session, started again; and what is seen of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.model import events as e
+import killick
+from killick.model import events as e
 from processes import kinds, told
 from proxy.agents import KEY, Loop
 from proxy.provider import Desk, Says, desk
@@ -34,7 +34,7 @@ class Process:
     def __init__(self, here: Desk, *options: str) -> None:
         words = ["proxy", "--upstream", here.upstream, "--port", "0", "--store", str(here.store), "--json", *options]
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "kedge", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "killick", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.popen.stdout is not None
         self.told = json.loads(self.popen.stdout.readline())
@@ -56,9 +56,10 @@ def process(here: Desk, *options: str) -> Iterator[Process]:
             made.end(signal.SIGKILL)
 
 
-def kedge_says(here: Desk, *words: str) -> str:
+def killick_says(here: Desk, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "kedge", *words, "--store", str(here.store)], capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "killick", *words, "--store", str(here.store)],
+        capture_output=True, text=True, check=True,
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "160"},
     )  # fmt: skip
     return done.stdout
@@ -165,24 +166,24 @@ def test_what_was_recorded_can_be_looked_at_like_any_run(tmp_path: Path) -> None
         here.provider.script = asks_back()
         with process(here, "--budget", "4000", "--agent", "mender") as proxy:
             assert proxy.told["store"] == str(here.store)
-            with Loop(proxy.url, "anthropic", streams=True, headers={"X-Kedge-Run": "mend-17"}) as agent:
+            with Loop(proxy.url, "anthropic", streams=True, headers={"X-Killick-Run": "mend-17"}) as agent:
                 agent.tell("Read, and look again.")
-            listed = kedge_says(here, "ps")
+            listed = killick_says(here, "ps")
             assert "mend-17" in listed
             assert "mender" in listed
             assert "running" in listed
             proxy.end(signal.SIGINT)
             assert proxy.popen.returncode == 0
-        shown = kedge_says(here, "show", "mend-17")
+        shown = killick_says(here, "show", "mend-17")
         assert "model claude-sonnet-5" in shown
         assert "Let me see." in shown
         assert "left the window" in shown
-        assert "kedge:tip" not in shown
+        assert "killick:tip" not in shown
         assert "completed" in shown
-        window = kedge_says(here, "show", "mend-17", "--window")
+        window = killick_says(here, "show", "mend-17", "--window")
         assert "tombstones" in window
         assert "recalled" in window
-        assert "the record holds" in kedge_says(here, "verify", "mend-17")
+        assert "the record holds" in killick_says(here, "verify", "mend-17")
         files = [file for file in tmp_path.iterdir() if file.is_file()]
         assert not [file for file in files if KEY.encode() in file.read_bytes()]
 
@@ -192,7 +193,7 @@ def test_the_dashboard_traces_it(tmp_path: Path) -> None:
         here.provider.script = asks_back("read_file")
         with here.proxied() as url, Loop(url, "anthropic", streams=True) as agent:
             agent.tell("Read, and look again.")
-        with here.record() as kd, TestClient(kd.asgi(identify=lambda request: kedge.Person("ann"))) as web:
+        with here.record() as kd, TestClient(kd.asgi(identify=lambda request: killick.Person("ann"))) as web:
             traced = web.get(f"/api/v1/runs/{only_run(kd)}/trace").json()["traced"]
             assert web.get(f"/runs/{only_run(kd)}").status_code == 200
     assert [call["name"] for call in traced[-2]["calls"]] == ["recall", "read_file"], "what it really said"
@@ -205,7 +206,7 @@ def test_it_says_where_to_point_clients(tmp_path: Path) -> None:
     with desk(tmp_path) as here:
         words = ["proxy", "--upstream", here.upstream, "--port", "0", "--store", str(here.store)]
         with subprocess.Popen(
-            [sys.executable, "-m", "kedge", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "killick", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as popen:
             assert popen.stdout is not None
             first, chat, messages = (popen.stdout.readline() for _ in range(3))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kedge.model.failure import Failure
-from kedge.proxy.secrecy import unsecret, without
+from killick.model.failure import Failure
+from killick.proxy.secrecy import unsecret, without
 
 
 def test_what_opens_a_server_that_the_provider_calls_is_not_on_record() -> None:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-import kedge
-from kedge.errors import StoreUnavailable
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.store import MemoryStore, SqliteStore, Store
+import killick
+from killick.errors import StoreUnavailable
+from killick.log import Entry
+from killick.model import events as e
+from killick.store import MemoryStore, SqliteStore, Store
 
 E = TypeVar("E", bound=e.Event)
 
@@ -63,24 +63,24 @@ def _kind(body: bytes) -> str:
 class World:
     """One store, and the processes that come and go over it. `kd` is the one that lives."""
 
-    def __init__(self, store: Store, clock: kedge.Clock) -> None:
+    def __init__(self, store: Store, clock: killick.Clock) -> None:
         self.store = store
         self.clock = clock
         self.line = _Line(store)
-        self._clients: list[kedge.Client] = []
+        self._clients: list[killick.Client] = []
         self.kd = self.process()
 
-    def process(self, **options: Any) -> kedge.Client:
+    def process(self, **options: Any) -> killick.Client:
         """Another process: it knows nothing but the store."""
         self.line = _Line(self.store)
         options.setdefault("behind", False)
-        self.kd = kedge.Client(cast("Store", self.line), clock=self.clock, **options)
+        self.kd = killick.Client(cast("Store", self.line), clock=self.clock, **options)
         self._clients.append(self.kd)
         return self.kd
 
-    def beside(self) -> kedge.Client:
+    def beside(self) -> killick.Client:
         """Another process, while the one that lives goes on."""
-        self._clients.append(kedge.Client(cast("Store", _Line(self.store)), clock=self.clock, behind=False))
+        self._clients.append(killick.Client(cast("Store", _Line(self.store)), clock=self.clock, behind=False))
         return self._clients[-1]
 
     def die(self) -> None:
@@ -88,13 +88,13 @@ class World:
         self.line.is_cut = True
         raise Dead
 
-    def killed(self, agent: Any, value: Any = None, *, run: str) -> kedge.Client:
+    def killed(self, agent: Any, value: Any = None, *, run: str) -> killick.Client:
         """Run an agent whose tool dies, and give back the process that comes after it."""
         with pytest.raises(StoreUnavailable, match="dead"):
             self.kd.run(agent, value, id=run)
         return self.bury(run)
 
-    def bury(self, run: str) -> kedge.Client:
+    def bury(self, run: str) -> killick.Client:
         """The process that comes after a dead one, whose lease is known to be free."""
         head = self.store.head(run)
         if head is not None:
@@ -133,16 +133,16 @@ class World:
 
 
 @pytest.fixture
-def clock() -> kedge.LeapingClock:
-    return kedge.LeapingClock()
+def clock() -> killick.LeapingClock:
+    return killick.LeapingClock()
 
 
 @pytest.fixture
-def make_world() -> Iterator[Callable[[kedge.ManualClock], World]]:
+def make_world() -> Iterator[Callable[[killick.ManualClock], World]]:
     """Makes worlds in memory, by a clock of the test's own."""
     made: list[World] = []
 
-    def make(clock: kedge.ManualClock) -> World:
+    def make(clock: killick.ManualClock) -> World:
         made.append(World(MemoryStore(clock=clock), clock))
         return made[-1]
 
@@ -152,7 +152,7 @@ def make_world() -> Iterator[Callable[[kedge.ManualClock], World]]:
 
 
 @pytest.fixture
-def world(clock: kedge.LeapingClock) -> Iterator[World]:
+def world(clock: killick.LeapingClock) -> Iterator[World]:
     """In memory, where days pass in no time."""
     made = World(MemoryStore(clock=clock), clock)
     yield made
@@ -162,7 +162,7 @@ def world(clock: kedge.LeapingClock) -> Iterator[World]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[World]:
     """On a disk, by the machine's own clock."""
-    made = World(SqliteStore(tmp_path / "kedge.db"), kedge.SystemClock())
+    made = World(SqliteStore(tmp_path / "killick.db"), killick.SystemClock())
     yield made
     made.close()
 
@@ -177,6 +177,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client

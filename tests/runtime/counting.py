@@ -1,6 +1,6 @@
 """A far side that counts: a real HTTP server that does effects, late if it is asked to, and remembers every request.
 
-It knows nothing of Kedge. One loop handles requests whole and in the order in which they came, so that whoever asks
+It knows nothing of Killick. One loop handles requests whole and in the order in which they came, so that whoever asks
 after somebody died learns of everything that the dead had sent.
 
     POST /effects?honour=1&stall_ms=80&refuse=2    does what the body names; an Idempotency-Key header goes with it

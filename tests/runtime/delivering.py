@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final, NamedTuple
 
-import kedge
-from kedge.errors import StoreUnavailable, TimeRefused
+import killick
+from killick.errors import StoreUnavailable, TimeRefused
 from processes import Processes
 
 RUN: Final = "run"
@@ -41,18 +41,18 @@ def asked(tool: str, what: str) -> str:
     return f"{tool} {what}: {len(what)}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def ask_far(what: str) -> str:
     return asked("read", what)
 
 
-@kedge.tool
+@killick.tool
 async def send(what: str) -> str:
     return asked("send", what)
 
 
-@kedge.agent(name="letters")
-async def letters(run: kedge.Run, names: list[str]) -> list[str]:
+@killick.agent(name="letters")
+async def letters(run: killick.Run, names: list[str]) -> list[str]:
     """Reads, thinks, sends; for each name. Its model answers by what it is asked."""
     told: list[str] = []
     for name in names:
@@ -77,13 +77,13 @@ DYING: Final[list[Callable[[], None]]] = []
 """What ends the process the next time that a tool is called: before it acts, or after."""
 
 
-def _arrived(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def _arrived(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     found = [number for number, (key, _) in enumerate(DELIVERED) if key == effect.key]
-    return kedge.Happened(found[0]) if found else kedge.DidNotHappen()
+    return killick.Happened(found[0]) if found else killick.DidNotHappen()
 
 
-@kedge.tool(identity=("what",), reconcile=_arrived, retry=kedge.Retry(attempts=20))
-async def deliver(what: str, words: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(identity=("what",), reconcile=_arrived, retry=killick.Retry(attempts=20))
+async def deliver(what: str, words: str, key: killick.Key = killick.KEY) -> int:
     dies = DYING.pop() if DYING else None
     if dies is not None and len(DELIVERED) % 2:
         dies()
@@ -100,8 +100,8 @@ def _phrased(what: str) -> str:
 _PHRASES: Final = count(1)
 
 
-@kedge.agent(name="deliverer")
-async def deliverer(run: kedge.Run) -> list[int]:
+@killick.agent(name="deliverer")
+async def deliverer(run: killick.Run) -> list[int]:
     """Two equal deliveries and another one, each in words that nobody found before."""
     return [
         await run.call(deliver, what, await run.model(_phrased, what)) for what in ("a letter", "a letter", "a parcel")
@@ -115,7 +115,7 @@ class Dead(Exception):
 class Lineage:
     """A run and its forks, and the processes that go on with them until they die."""
 
-    def __init__(self, processes: Processes, agent: kedge.Agent[None, list[int]]) -> None:
+    def __init__(self, processes: Processes, agent: killick.Agent[None, list[int]]) -> None:
         self._processes = processes
         self._kd, self._view = processes.mortal()
         self._kd.start(agent, id=RUN)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.model import events as e
+import killick
+from killick.model import events as e
 from processes import Told, told
 from runtime.conftest import World
 
@@ -29,10 +29,10 @@ class Desk:
             self.kd = self.world.process(**self.options)
         try:
             return self.kd.run(agent, value, id=run)
-        except kedge.RunWaiting:
+        except killick.RunWaiting:
             return None
 
-    def asked(self, agent: Any, value: Any = None, *, run: str = "r") -> kedge.Wait:
+    def asked(self, agent: Any, value: Any = None, *, run: str = "r") -> killick.Wait:
         """The one question that the agent comes to."""
         came_to = self.go(agent, value, run=run)
         waits = [wait for wait in self.kd.inbox() if wait.run == run]

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge.runtime import hosting
-from kedge.runtime.open_tools import open_tool
+import killick
+from killick.runtime import hosting
+from killick.runtime.open_tools import open_tool
 
-BOOK = open_tool("book", effect="idempotent", retry=kedge.Retry(attempts=100, first=0.001))
-DELEGATE = open_tool("delegate", effect="reads", retry=kedge.Retry(attempts=100, first=0.001))
+BOOK = open_tool("book", effect="idempotent", retry=killick.Retry(attempts=100, first=0.001))
+DELEGATE = open_tool("delegate", effect="reads", retry=killick.Retry(attempts=100, first=0.001))
 STEPS = 2
 
 
@@ -48,7 +48,7 @@ class World:
         return {"calls": [len(messages) * 10 + each for each in range(3)]}
 
 
-async def loop(host: kedge.Host, world: World, *, nested: bool = False) -> list[Any]:
+async def loop(host: killick.Host, world: World, *, nested: bool = False) -> list[Any]:
     """Asks a model what to do, does that side by side in tasks of its own, and again."""
     messages: list[Any] = []
     for _ in range(STEPS):
@@ -79,16 +79,16 @@ def main() -> None:
     folder, where, dies_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     world = World(folder / "world", dies_at)
 
-    @kedge.agent
-    async def inside(run: kedge.Run) -> list[Any]:
+    @killick.agent
+    async def inside(run: killick.Run) -> list[Any]:
         async with run.hosting() as host:
             return await loop(host, world, nested="nested" in where)
 
-    async def outside(kd: kedge.Client) -> list[Any]:
+    async def outside(kd: killick.Client) -> list[Any]:
         async with kd.host("thread", agent="framework") as host:
             return await loop(host, world, nested="nested" in where)
 
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         result = kd.run(inside, id="thread") if "inside" in where else asyncio.run(outside(kd))
     sys.stdout.write(json.dumps(result))
 

@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import kedge
+import killick
 
 SHELL = "while [ ! -e gate ]; do sleep 0.01; done; echo grandchild >> book"
 
 
-def paid(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
-    return kedge.Happened(None) if Path("book").exists() else kedge.DidNotHappen()
+def paid(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
+    return killick.Happened(None) if Path("book").exists() else killick.DidNotHappen()
 
 
 def _at_the_gate() -> None:
@@ -26,14 +26,14 @@ def _at_the_gate() -> None:
         time.sleep(0.002)
 
 
-@kedge.tool(isolate="process", reconcile=paid)
+@killick.tool(isolate="process", reconcile=paid)
 def pay() -> None:
     _at_the_gate()
     with Path("book").open("a") as book:
         book.write("paid\n")
 
 
-@kedge.tool(isolate="process", reconcile=paid)
+@killick.tool(isolate="process", reconcile=paid)
 def pay_by_shell() -> None:
     shell = subprocess.Popen(["sh", "-c", SHELL])
     Path("shell").write_text(str(shell.pid))
@@ -41,7 +41,7 @@ def pay_by_shell() -> None:
     shell.wait()
 
 
-@kedge.tool(isolate="process", effect="reads")
+@killick.tool(isolate="process", effect="reads")
 def talk() -> str:
     """Answers although a program that it starts writes to the standard output, and one stays behind."""
     subprocess.run(["echo", "hello"], check=True)
@@ -49,12 +49,12 @@ def talk() -> str:
     return "answered"
 
 
-@kedge.agent
-async def paying(run: kedge.Run, tool: str) -> str | None:
+@killick.agent
+async def paying(run: killick.Run, tool: str) -> str | None:
     tools = {"pay": pay, "pay_by_shell": pay_by_shell, "talk": talk}
     return await run.call(tools[tool])
 
 
 def main() -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         sys.stdout.write(str(kd.run(paying, sys.argv[1], id="r")))

@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-import kedge
-from kedge.errors import RunBusy
+import killick
+from killick.errors import RunBusy
 from runtime.counting import fetched, receipts, serve_for_ever
 
-MANY: Final = kedge.Retry(attempts=200, first=0.002, max=0.01)
+MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
 """A step may be killed again and again: how often is not what these tests are about."""
 
 FAR: Final = {"url": ""}
@@ -50,7 +50,7 @@ def _receipt(status: int, body: Any) -> int:
 
 # the far side, from async code --------------------------------------------------------------------
 
-CLIENT: Final = kedge.Resource(lambda: httpx.AsyncClient(verify=_TLS, timeout=30), lambda it: it.aclose()).inject()
+CLIENT: Final = killick.Resource(lambda: httpx.AsyncClient(verify=_TLS, timeout=30), lambda it: it.aclose()).inject()
 
 
 async def _ask(client: httpx.AsyncClient, what: str, key: str, **options: int) -> int:
@@ -60,7 +60,7 @@ async def _ask(client: httpx.AsyncClient, what: str, key: str, **options: int) -
     return _receipt(reply.status_code, reply.json())
 
 
-async def look_there(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+async def look_there(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     """What the server says became of a key. It has read all that a dead process had sent, so that no means never."""
     async with httpx.AsyncClient(verify=_TLS) as client:
         while True:
@@ -70,30 +70,30 @@ async def look_there(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappe
             await asyncio.sleep(0.005)
 
 
-def _known(done: list[int]) -> kedge.Happened | kedge.DidNotHappen:
-    return kedge.Happened(done[0]) if done else kedge.DidNotHappen()
+def _known(done: list[int]) -> killick.Happened | killick.DidNotHappen:
+    return killick.Happened(done[0]) if done else killick.DidNotHappen()
 
 
-@kedge.tool(effect="reads", retry=MANY)
+@killick.tool(effect="reads", retry=MANY)
 async def count(client: httpx.AsyncClient = CLIENT) -> bool:
     """Whether the server counts."""
     return "effects" in (await client.get(f"{FAR['url']}/count")).json()
 
 
-@kedge.tool(reconcile=look_there, retry=MANY)
-async def invite(what: str, key: kedge.Key = kedge.KEY, client: httpx.AsyncClient = CLIENT) -> int:
+@killick.tool(reconcile=look_there, retry=MANY)
+async def invite(what: str, key: killick.Key = killick.KEY, client: httpx.AsyncClient = CLIENT) -> int:
     """Invites; asking twice invites twice."""
     return await _ask(client, what, key)
 
 
-@kedge.tool(effect="idempotent", retry=MANY)
-async def reserve(what: str, key: kedge.Key = kedge.KEY, client: httpx.AsyncClient = CLIENT) -> int:
+@killick.tool(effect="idempotent", retry=MANY)
+async def reserve(what: str, key: killick.Key = killick.KEY, client: httpx.AsyncClient = CLIENT) -> int:
     """Reserves; the far side honours the key."""
     return await _ask(client, what, key, honour=1)
 
 
-@kedge.tool(reconcile=look_there, nothing_happened=NotYet, retry=kedge.Retry(attempts=200, first=0.01, max=0.01))
-async def book(what: str, key: kedge.Key = kedge.KEY, client: httpx.AsyncClient = CLIENT) -> int:
+@killick.tool(reconcile=look_there, nothing_happened=NotYet, retry=killick.Retry(attempts=200, first=0.01, max=0.01))
+async def book(what: str, key: killick.Key = killick.KEY, client: httpx.AsyncClient = CLIENT) -> int:
     """Books at the third asking, and is not done before."""
     return await _ask(client, what, key, refuse=2)
 
@@ -105,29 +105,29 @@ def _ask_blocking(what: str, key: str, options: str = "") -> int:
     return _receipt(*fetched(f"{FAR['url']}/effects{options}", what, key))
 
 
-def look_there_blocking(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def look_there_blocking(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     return _known(receipts(FAR["url"], effect.key))
 
 
-@kedge.tool(effect="reads", retry=MANY)
+@killick.tool(effect="reads", retry=MANY)
 def count_blocking() -> bool:
     return "effects" in fetched(f"{FAR['url']}/count")[1]
 
 
-@kedge.tool(reconcile=look_there_blocking, retry=MANY)
-def invite_blocking(what: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(reconcile=look_there_blocking, retry=MANY)
+def invite_blocking(what: str, key: killick.Key = killick.KEY) -> int:
     return _ask_blocking(what, key)
 
 
-@kedge.tool(effect="idempotent", retry=MANY)
-def reserve_blocking(what: str, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(effect="idempotent", retry=MANY)
+def reserve_blocking(what: str, key: killick.Key = killick.KEY) -> int:
     return _ask_blocking(what, key, "?honour=1")
 
 
-@kedge.tool(
-    reconcile=look_there_blocking, nothing_happened=NotYet, retry=kedge.Retry(attempts=200, first=0.01, max=0.01)
+@killick.tool(
+    reconcile=look_there_blocking, nothing_happened=NotYet, retry=killick.Retry(attempts=200, first=0.01, max=0.01)
 )
-def book_blocking(what: str, key: kedge.Key = kedge.KEY) -> int:
+def book_blocking(what: str, key: killick.Key = killick.KEY) -> int:
     return _ask_blocking(what, key, "?refuse=2")
 
 
@@ -141,14 +141,14 @@ class Asked(NamedTuple):
     receipt: int
 
 
-@kedge.agent(name="errand")
-async def errand(run: kedge.Run, trip: str) -> list[Asked]:
+@killick.agent(name="errand")
+async def errand(run: killick.Run, trip: str) -> list[Asked]:
     gift, card = f"{trip}/gift", f"{trip}/card"
     return [Asked(gift, await run.call(invite, gift)), Asked(card, await run.call(reserve, card))]
 
 
-@kedge.agent(name="planner")
-async def planner(run: kedge.Run, trip: str) -> list[Asked]:
+@killick.agent(name="planner")
+async def planner(run: killick.Run, trip: str) -> list[Asked]:
     asked: list[Asked] = []
 
     async def does(tool: Any, what: str) -> Asked:
@@ -176,14 +176,14 @@ async def planner(run: kedge.Run, trip: str) -> list[Asked]:
     return asked
 
 
-@kedge.agent(name="errand_blocking")
-def errand_blocking(run: kedge.SyncRun, trip: str) -> list[Asked]:
+@killick.agent(name="errand_blocking")
+def errand_blocking(run: killick.SyncRun, trip: str) -> list[Asked]:
     gift, card = f"{trip}/gift", f"{trip}/card"
     return [Asked(gift, run.call(invite_blocking, gift)), Asked(card, run.call(reserve_blocking, card))]
 
 
-@kedge.agent(name="planner_blocking")
-def planner_blocking(run: kedge.SyncRun, trip: str) -> list[Asked]:
+@killick.agent(name="planner_blocking")
+def planner_blocking(run: killick.SyncRun, trip: str) -> list[Asked]:
     asked: list[Asked] = []
 
     def does(tool: Any, what: str) -> Asked:
@@ -284,7 +284,7 @@ def go_on(path: Path, number: int, run: str, *, soon: bool = False) -> Callable[
 
     def task(out: int) -> None:
         logging.disable()
-        with kedge.open(
+        with killick.open(
             str(path), lease_seconds=3600.0 if number % 4 < 2 else float("inf"), grace_seconds=3600.0
         ) as kd:
             agent = AGENTS[number % 2]
@@ -298,7 +298,7 @@ def go_on(path: Path, number: int, run: str, *, soon: bool = False) -> Callable[
     return task
 
 
-async def _soon(kd: kedge.Client, agent: Any, run: str) -> Any:
+async def _soon(kd: killick.Client, agent: Any, run: str) -> Any:
     return await kd.run.soon(agent, run, id=run)
 
 
@@ -306,7 +306,7 @@ def look_at(path: Path, *, verified: bool) -> Callable[[int], None]:
     """In a child: every run's steps as they stand, and whether the record holds."""
 
     def task(out: int) -> None:
-        with kedge.open(str(path)) as kd:
+        with killick.open(str(path)) as kd:
             for listed in kd.list(limit=10_000):
                 steps = [(s.id, s.sort, s.name, s.status) for s in kd.state(listed.run).fold.steps]
                 os.write(out, f"run {json.dumps([listed.run, listed.status, sorted(steps)])}\n".encode())
@@ -349,7 +349,7 @@ def at_random_moments(folder: Path, kills: int, seed: int) -> dict[str, object]:
     killed = number = 0
     while killed < kills:
         number += 1
-        path, run = folder / f"kedge_{number % 4}.db", f"run_{number}"
+        path, run = folder / f"killick_{number % 4}.db", f"run_{number}"
         where = f"seed {seed}, {run}, {killed} kills so far"
         seconds, steps = whole[number % 2]
         while True:
@@ -385,8 +385,8 @@ def at_the_same_instant(task: Callable[[int], object]) -> list[list[str]]:
 def two_on_one_run(folder: Path, times: int, seed: int) -> dict[str, object]:
     """Two processes go on with one run at the same instant: a new one, or one whose process was killed."""
     chance = random.Random(seed)
-    path = folder / "kedge.db"
-    kedge.open(str(path)).close()
+    path = folder / "killick.db"
+    killick.open(str(path)).close()
     ended = Counter[str]()
     for number in range(times):
         run = f"run_{number}"
@@ -408,10 +408,10 @@ def two_on_one_run(folder: Path, times: int, seed: int) -> dict[str, object]:
 def two_on_one_store(folder: Path, times: int, seed: int) -> dict[str, object]:
     """Two processes open a store that is not there yet at the same instant, and both use it."""
     for number in range(times):
-        path, run = folder / f"kedge_{number}.db", f"run_{seed}_{number}"
+        path, run = folder / f"killick_{number}.db", f"run_{seed}_{number}"
 
         def begin(out: int, path: Path = path, run: str = run) -> None:
-            with kedge.open(str(path)) as kd:
+            with killick.open(str(path)) as kd:
                 kd.start(errand, run, id=f"{run}_{os.getpid()}")
                 os.write(out, b"begun\n")
 
@@ -422,7 +422,7 @@ def two_on_one_store(folder: Path, times: int, seed: int) -> dict[str, object]:
     return {"stores": times}
 
 
-@kedge.tool
+@killick.tool
 async def touch(n: int) -> int:
     """Something that nobody could look up afterwards."""
     return n
@@ -431,8 +431,8 @@ async def touch(n: int) -> int:
 def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict[str, object]:
     """Die while the agent computes after a tool returned; in how many lives was the outcome on record by then?"""
 
-    @kedge.agent(name="computing")
-    async def computing(run: kedge.Run, lasts: int) -> None:
+    @killick.agent(name="computing")
+    async def computing(run: killick.Run, lasts: int) -> None:
         for n in range(lasts + 1):
             await run.call(touch, n)
         until = time.perf_counter() + micros / 1_000_000
@@ -443,14 +443,14 @@ def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict
 
     kept = 0
     for number in range(lives):
-        path = folder / f"kedge_{number}.db"
+        path = folder / f"killick_{number}.db"
 
         def begin(out: int, path: Path = path) -> None:
-            with kedge.open(str(path)) as kd:
+            with killick.open(str(path)) as kd:
                 kd.run(computing, 5, id="run")
 
         def look(out: int, path: Path = path) -> None:
-            with kedge.open(str(path)) as kd:
+            with killick.open(str(path)) as kd:
                 os.write(out, f"{kd.state('run').fold.steps[-1].status}\n".encode())
 
         assert live(begin).told == []
@@ -461,20 +461,20 @@ def after_computing(folder: Path, lives: int, micros: int, holding: int) -> dict
 
 def after_the_lease_ran_out(folder: Path) -> dict[str, object]:
     """Killed within a tool that had an hour, and gone on with when its lease is over: nobody holds its lock."""
-    path, there = folder / "kedge.db", folder / "there"
+    path, there = folder / "killick.db", folder / "there"
 
-    @kedge.tool(effect="idempotent", timeout=3600)
+    @killick.tool(effect="idempotent", timeout=3600)
     def linger() -> bool:
         while not there.exists():
             time.sleep(0.01)
         return True
 
-    @kedge.agent(name="lingering")
-    async def lingering(run: kedge.Run) -> bool:
+    @killick.agent(name="lingering")
+    async def lingering(run: killick.Run) -> bool:
         return await run.call(linger)
 
     def begin(out: int) -> None:
-        with kedge.open(str(path), lease_seconds=0.2) as kd:
+        with killick.open(str(path), lease_seconds=0.2) as kd:
             os.write(out, f"{kd.run(lingering, id='run')}\n".encode())
 
     assert live(begin, kill_after=0.5).killed

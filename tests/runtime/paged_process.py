@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
-import kedge
-from kedge.store import SqliteStore, Store
+import killick
+from killick.store import SqliteStore, Store
 from runtime.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
 
 TURNS: Final = 14
@@ -53,9 +53,9 @@ async def model(**request: Any) -> Any:
     return answer(request, "anthropic", SCRIPT[:TURNS])
 
 
-@kedge.agent(name="paged_mortal")
-async def mortal(run: kedge.Run) -> str:
-    told = await kedge.loop(run, model, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
+@killick.agent(name="paged_mortal")
+async def mortal(run: killick.Run) -> str:
+    told = await killick.loop(run, model, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
     return told.text
 
 
@@ -88,8 +88,8 @@ def lived(at: int) -> bool:
         try:
             logging.disable()
             THERE.far = Files()
-            store = SqliteStore(PLACE["path"] / "kedge.db")
-            with kedge.Client(cast("Store", Deadly(store, at))) as kd:
+            store = SqliteStore(PLACE["path"] / "killick.db")
+            with killick.Client(cast("Store", Deadly(store, at))) as kd:
                 kd.run(mortal, id="r")
                 kinds = [str(recorded.event.__struct_config__.tag) for recorded in kd.events("r")]
             _line("kinds", json.dumps(kinds))

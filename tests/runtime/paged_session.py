@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import kedge
-from kedge.model import events as e
-from kedge.runtime.models import Provider
+import killick
+from killick.model import events as e
+from killick.runtime.models import Provider
 from playing import JSON, chat, message, response, response_call, response_text, text_block, use_block
 from processes import told
 
@@ -121,29 +121,29 @@ THERE: Final = _There()
 """Where the far side is, for this process."""
 
 
-@kedge.tool(name="paged_read", effect="reads", changes="by effects")
+@killick.tool(name="paged_read", effect="reads", changes="by effects")
 async def read_file(path: str) -> str:
     """Read a file of the workspace."""
     THERE.far.look(f"read {path}")
     return page(path, THERE.far.written(path))
 
 
-@kedge.tool(name="paged_rule", effect="reads", changes="never")
+@killick.tool(name="paged_rule", effect="reads", changes="never")
 async def rule(number: int) -> str:
     """Read a rule of the sea; they never change."""
     THERE.far.look(f"rule {number}")
     return page(f"rule_{number}")
 
 
-@kedge.tool(name="paged_now", effect="reads")
+@killick.tool(name="paged_now", effect="reads")
 async def now(what: str) -> str:
     """Look at the tide or the moon."""
     THERE.far.look(f"see {what}")
     return page(what)
 
 
-@kedge.tool(name="paged_write", effect="idempotent")
-async def write_file(path: str, text: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="paged_write", effect="idempotent")
+async def write_file(path: str, text: str, key: killick.Key = killick.KEY) -> str:
     """Write a file of the workspace."""
     THERE.far.do(f"write {path}", key)
     return "written"
@@ -154,12 +154,12 @@ def _ship(number: int) -> Any:
         f"Rule {line} of ship {number}: {_WORDS[line % len(_WORDS)]} before all else." for line in range(40)
     )
 
-    async def ship(where: str, how: str = "fast", key: kedge.Key = kedge.KEY) -> str:
+    async def ship(where: str, how: str = "fast", key: killick.Key = killick.KEY) -> str:
         THERE.far.do(f"ship {number} {where} {how}", key)
         return f"ship {number} goes to {where}, {how}"
 
     ship.__doc__ = f"Send ship {number}. {about}"
-    return kedge.tool(name=f"paged_ship_{number}", effect="idempotent")(ship)
+    return killick.tool(name=f"paged_ship_{number}", effect="idempotent")(ship)
 
 
 SHIPS: Final = tuple(_ship(number) for number in range(6))
@@ -169,12 +169,12 @@ TOOLS: Final = (read_file, rule, now, write_file, *SHIPS)
 # what is on record --------------------------------------------------------------------------------
 
 
-def asked(kd: kedge.Client, run: str) -> list[JSON]:
+def asked(kd: killick.Client, run: str) -> list[JSON]:
     """The arguments of the run's model calls, as they are on record."""
     return [each.data["arguments"] for each in told(kd, run, e.StepIntended) if each.event.sort == "model"]
 
 
-def paged(kd: kedge.Client, run: str) -> list[str]:
+def paged(kd: killick.Client, run: str) -> list[str]:
     """What was decided of its window."""
     return [
         str(recorded.event.__struct_config__.tag)

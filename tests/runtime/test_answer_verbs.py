@@ -9,37 +9,37 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 from claims import on_terminal, plain_environment
-from kedge.errors import AnswerRefused
-from kedge.model import events as e
-from kedge.runtime.waits import ANSWER, answer_id
+from killick.errors import AnswerRefused
+from killick.model import events as e
+from killick.runtime.waits import ANSWER, answer_id
 
 
-@kedge.tool(name="verbs_pay", approve="ann")
+@killick.tool(name="verbs_pay", approve="ann")
 async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.agent(name="verbs_pays")
-async def pays(run: kedge.Run, amount: int) -> str:
+@killick.agent(name="verbs_pays")
+async def pays(run: killick.Run, amount: int) -> str:
     return await run.call(pay, amount)
 
 
-@kedge.agent(name="verbs_asks")
-async def asks(run: kedge.Run, options: list[str]) -> Any:
+@killick.agent(name="verbs_asks")
+async def asks(run: killick.Run, options: list[str]) -> Any:
     answer = await run.ask("Which team?", options=options)
     return [answer.kind, answer.value]
 
 
-@kedge.agent(name="verbs_types")
-async def types(run: kedge.Run) -> Any:
+@killick.agent(name="verbs_types")
+async def types(run: killick.Run) -> Any:
     answer = await run.ask("How much?", returns=int)
     return [answer.kind, answer.value]
 
 
-def waits(kd: kedge.Client, agent: Any, value: Any = None) -> kedge.RunWaiting:
-    with pytest.raises(kedge.RunWaiting) as waiting:
+def waits(kd: killick.Client, agent: Any, value: Any = None) -> killick.RunWaiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, value, id="r")
     return waiting.value
 
@@ -80,8 +80,8 @@ def test_r31_the_engine_sets_aside_what_a_client_should_have_refused(world: Any)
 
 
 def test_r31_a_default_among_the_options_is_a_choice_and_no_verb(world: Any, clock: Any) -> None:
-    @kedge.agent(name="verbs_defaults")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="verbs_defaults")
+    async def agent(run: killick.Run) -> Any:
         answer = await run.ask("Do it?", options=["approve", "wait"], timeout="1h", default="approve")
         return [answer.kind, answer.value]
 
@@ -92,13 +92,13 @@ def test_r31_a_default_among_the_options_is_a_choice_and_no_verb(world: Any, clo
 
 def test_a_run_that_waits_is_told_to_the_caller_and_never_asked_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "serves.py").write_text(
-        "import sys, kedge\n"
-        "@kedge.agent\n"
+        "import sys, killick\n"
+        "@killick.agent\n"
         "async def agent(run): return (await run.ask('Pay?')).kind\n"
         "assert sys.stdin.isatty() and sys.stderr.isatty()\n"
-        "with kedge.open('memory:') as kd:\n"
+        "with killick.open('memory:') as kd:\n"
         "    try: kd.run(agent)\n"
-        "    except kedge.RunWaiting: print('told', 'the caller')\n"
+        "    except killick.RunWaiting: print('told', 'the caller')\n"
     )
     code, seen = on_terminal(
         [sys.executable, "serves.py"], cwd=tmp_path, env=plain_environment(), types={"Enter: later": "approve\n"}
@@ -107,7 +107,7 @@ def test_a_run_that_waits_is_told_to_the_caller_and_never_asked_on_the_terminal(
 
 
 def test_only_the_command_line_reads_the_terminal() -> None:
-    root = Path(kedge.__file__).parent
+    root = Path(killick.__file__).parent
     reads = re.compile(r"sys\.stdin|isatty\(|(?<!def )(?<![\w.])input\(")
     found = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if reads.search(file.read_text("utf-8"))}
     # The process of an isolated tool reads its call from a pipe.

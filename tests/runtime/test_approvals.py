@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge import rules
-from kedge.errors import AlreadyAnswered, AnswerRefused, NotAsked
-from kedge.model import events as e
-from kedge.runtime import hooks
-from kedge.runtime.registry import TOOLS
+import killick
+from killick import rules
+from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from killick.model import events as e
+from killick.runtime import hooks
+from killick.runtime.registry import TOOLS
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
@@ -37,27 +37,27 @@ def desk(world: World, request: pytest.FixtureRequest) -> Desk:
 
 
 @pytest.fixture
-def late(make_world: Callable[[kedge.ManualClock], World]) -> tuple[Desk, kedge.ManualClock]:
+def late(make_world: Callable[[killick.ManualClock], World]) -> tuple[Desk, killick.ManualClock]:
     """By a clock that the test moves."""
-    clock = kedge.ManualClock()
+    clock = killick.ManualClock()
     return Desk(make_world(clock), cold=True), clock
 
 
-@kedge.tool(effect="idempotent", name="approvals.pay")
-async def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", name="approvals.pay")
+async def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     DONE.append((to, amount, str(key)))
     return f"paid {amount}"
 
 
 def paying(name: str, *given: Any, to: str = "ann", amount: int = 500, **options: Any) -> Any:
     """An agent that pays once, and tells what it was told."""
-    contract = kedge.Contract(name, given, people=PEOPLE, **options)
+    contract = killick.Contract(name, given, people=PEOPLE, **options)
 
-    @kedge.agent(name=f"approvals.{name}", contract=contract)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name=f"approvals.{name}", contract=contract)
+    async def agent(run: killick.Run) -> Any:
         try:
             return [await run.call(pay, to, amount), str(run.told)]
-        except kedge.Rejected as rejected:
+        except killick.Rejected as rejected:
             return [rejected.code, rejected.rule, rejected.by, rejected.response, rejected.message]
 
     return agent
@@ -65,7 +65,7 @@ def paying(name: str, *given: Any, to: str = "ann", amount: int = 500, **options
 
 LARGE = rules.arguments("approvals.pay", amount={"max": 100}, name="large", ask="managers")
 LARGE_BY_TWO = rules.arguments(
-    "approvals.pay", amount={"max": 100}, name="large", ask=kedge.Approval("managers", need=2)
+    "approvals.pay", amount={"max": 100}, name="large", ask=killick.Approval("managers", need=2)
 )
 STRANGERS = rules.arguments("approvals.pay", to={"one_of": ["bob"]}, name="strangers", ask="directors")
 AT_MOST = rules.arguments("approvals.pay", amount={"max": 1000}, name="at most")
@@ -216,13 +216,13 @@ class Size(enum.Enum):
     ids=str,
 )
 def test_an_edit_may_be_written_in_json_whatever_the_arguments_are(desk: Desk, edit: Any, done: list[str]) -> None:
-    @kedge.tool(effect="idempotent", approve="managers", name="approvals.typed")
+    @killick.tool(effect="idempotent", approve="managers", name="approvals.typed")
     async def typed(total: Decimal, day: date, size: Size = Size.SMALL) -> list[str]:
         assert (type(total), type(day), type(size)) == (Decimal, date, Size)
         return [str(total), str(day), size.value]
 
-    @kedge.agent(name="approvals.typing", contract=kedge.Contract("who", [], people=PEOPLE))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="approvals.typing", contract=killick.Contract("who", [], people=PEOPLE))
+    async def agent(run: killick.Run) -> Any:
         return await run.call(typed, Decimal("1.5"), date(2020, 1, 1))
 
     desk.asked(agent)
@@ -241,12 +241,12 @@ def test_an_edit_with_which_the_tools_own_functions_fail_is_set_aside(desk: Desk
 
     given: Any = {"approve": whom} if which == "approve" else {"approve": "managers", "effect": what}
 
-    @kedge.tool(name=f"approvals.failing_{which}", **({"effect": "idempotent"} | given))
+    @killick.tool(name=f"approvals.failing_{which}", **({"effect": "idempotent"} | given))
     async def failing(amount: int) -> int:
         return amount
 
-    @kedge.agent(name=f"approvals.fails_{which}", contract=kedge.Contract("who", [], people=PEOPLE))
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name=f"approvals.fails_{which}", contract=killick.Contract("who", [], people=PEOPLE))
+    async def agent(run: killick.Run) -> int:
         return await run.call(failing, 500)
 
     desk.asked(agent)
@@ -277,18 +277,18 @@ def test_an_editor_cannot_agree_to_what_others_would_have_to(desk: Desk) -> None
 
 @pytest.mark.parametrize("need", [1, 2])
 def test_a_tool_that_chooses_by_its_arguments_whom_to_ask_chooses_again_after_an_edit(desk: Desk, need: int) -> None:
-    def whom(to: str, amount: int) -> kedge.Approval | None:
+    def whom(to: str, amount: int) -> killick.Approval | None:
         if amount < 10:
             return None
-        return kedge.Approval("managers", need=need) if amount < 1000 else kedge.Approval("directors")
+        return killick.Approval("managers", need=need) if amount < 1000 else killick.Approval("directors")
 
-    @kedge.tool(effect="idempotent", name=f"approvals.chosen_{need}", approve=whom)
+    @killick.tool(effect="idempotent", name=f"approvals.chosen_{need}", approve=whom)
     async def chosen(to: str, amount: int) -> str:
         DONE.append(amount)
         return f"paid {amount}"
 
-    @kedge.agent(name=f"approvals.choosing_{need}", contract=kedge.Contract("who", [], people=PEOPLE))
-    async def agent(run: kedge.Run, amount: int) -> str:
+    @killick.agent(name=f"approvals.choosing_{need}", contract=killick.Contract("who", [], people=PEOPLE))
+    async def agent(run: killick.Run, amount: int) -> str:
         return await run.call(chosen, "ann", amount)
 
     assert desk.asked(agent, 500).to == ("managers",)
@@ -322,7 +322,7 @@ def test_two_rules_that_ask_different_people_ask_in_turn(desk: Desk) -> None:
 
 def test_one_that_agreed_for_themselves_does_not_cover_a_rule_that_needs_two(desk: Desk) -> None:
     two = rules.arguments(
-        "approvals.pay", to={"one_of": ["bob"]}, name="strangers", ask=kedge.Approval("managers", need=2)
+        "approvals.pay", to={"one_of": ["bob"]}, name="strangers", ask=killick.Approval("managers", need=2)
     )
     agent = paying("not covered", LARGE, two)
     desk.asked(agent)
@@ -357,12 +357,12 @@ def roles(who: str) -> list[str]:
 def test_who_has_a_role_may_answer_though_no_contract_names_them(world: World) -> None:
     desk = Desk(world, cold=False, roles=roles)
 
-    @kedge.tool(effect="idempotent", approve=kedge.Approval("managers", need=2), name="approvals.roles")
+    @killick.tool(effect="idempotent", approve=killick.Approval("managers", need=2), name="approvals.roles")
     async def seal() -> str:
         return "sealed"
 
-    @kedge.agent(name="approvals.by_roles")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="approvals.by_roles")
+    async def agent(run: killick.Run) -> str:
         return await run.call(seal)
 
     desk.asked(agent)
@@ -385,16 +385,16 @@ def test_whom_the_contract_names_and_who_has_the_role_may_both_answer(world: Wor
 
 
 def test_where_nobody_says_who_is_who_anybody_may_answer_but_several_need_names(desk: Desk) -> None:
-    @kedge.tool(effect="idempotent", approve="managers", name="approvals.anybody")
+    @killick.tool(effect="idempotent", approve="managers", name="approvals.anybody")
     async def one() -> str:
         return "one"
 
-    @kedge.tool(effect="idempotent", approve=kedge.Approval("managers", need=2), name="approvals.any_two")
+    @killick.tool(effect="idempotent", approve=killick.Approval("managers", need=2), name="approvals.any_two")
     async def two() -> str:
         return "two"
 
-    @kedge.agent(name="approvals.nobody_knows")
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="approvals.nobody_knows")
+    async def agent(run: killick.Run) -> list[str]:
         return [await run.call(one), await run.call(two)]
 
     desk.asked(agent)
@@ -494,7 +494,7 @@ def test_an_edit_below_what_is_asked_about_needs_nobody_else(desk: Desk) -> None
 def test_of_people_who_answer_at_once_so_many_as_are_needed_win_and_the_others_are_told_who(
     world: World, need: int
 ) -> None:
-    ask = kedge.Approval("managers", need=need)
+    ask = killick.Approval("managers", need=need)
     agent = paying(f"at once {need}", rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     for number in range(5):
         desk, said = Desk(world, cold=True), dict[str, str]()
@@ -525,8 +525,8 @@ def test_of_people_who_answer_at_once_so_many_as_are_needed_win_and_the_others_a
 
 # in time ------------------------------------------------------------------------------------------
 
-Late = tuple[Desk, kedge.ManualClock]
-IN_ROUNDS = kedge.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h"), ("dora", None)])
+Late = tuple[Desk, killick.ManualClock]
+IN_ROUNDS = killick.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h"), ("dora", None)])
 
 
 def test_others_are_asked_when_nobody_answered_in_time_and_votes_start_anew(late: Late) -> None:
@@ -549,7 +549,7 @@ def test_others_are_asked_when_nobody_answered_in_time_and_votes_start_anew(late
 
 def test_when_everybodys_time_is_up_it_is_not_done_and_says_so(late: Late) -> None:
     desk, clock = late
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("expiry", rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     clock.advance(3601)
@@ -575,7 +575,7 @@ def test_the_last_round_may_take_as_long_as_it_takes(late: Late) -> None:
 
 def test_an_answer_in_time_counts_though_the_run_looks_late(late: Late) -> None:
     desk, clock = late
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("in time", rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     desk.say("approve", by="mia")
@@ -585,7 +585,7 @@ def test_an_answer_in_time_counts_though_the_run_looks_late(late: Late) -> None:
 
 def test_a_rejected_edit_puts_off_no_deadline_and_goes_back_to_nobody(late: Late) -> None:
     desk, clock = late
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("stands", AT_MOST, rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     clock.advance(3601)
@@ -601,7 +601,7 @@ def test_a_rejected_edit_puts_off_no_deadline_and_goes_back_to_nobody(late: Late
 
 def test_whoever_edits_in_a_later_round_agrees_for_their_round(late: Late) -> None:
     desk, clock = late
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("late edit", AT_MOST, rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     clock.advance(3601)
@@ -616,8 +616,8 @@ def test_whoever_edits_in_a_later_round_agrees_for_their_round(late: Late) -> No
 def test_a_question_of_the_agents_own_is_passed_on_and_counted_in_the_same_way(late: Late) -> None:
     desk, clock = late
 
-    @kedge.agent(name="approvals.asks", contract=kedge.Contract("who", [], people=PEOPLE))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="approvals.asks", contract=killick.Contract("who", [], people=PEOPLE))
+    async def agent(run: killick.Run) -> Any:
         answer = await run.ask(
             "Now?", to="managers", need=2, timeout="1h", escalate=[("directors", "1h")], default="reject"
         )
@@ -648,13 +648,13 @@ def test_hooks_hear_every_round(late: Late, monkeypatch: pytest.MonkeyPatch) -> 
     desk, clock = late
     heard: list[tuple[Any, ...]] = []
 
-    @kedge.on("wait.opened", name="approvals.hears")
+    @killick.on("wait.opened", name="approvals.hears")
     def hears(event: hooks.HookEvent) -> None:
         heard.append((event.run, event.event.to, event.event.round, event.data["may"]))
 
     assert hears is not None
     hooks.ensure(desk.kd)
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", "2h")])
     agent = paying("heard", rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask))
     desk.asked(agent)
     clock.advance(3601)
@@ -688,7 +688,7 @@ def test_a_run_may_be_called_anything_and_still_be_answered(desk: Desk, run: str
 
 def test_those_who_were_asked_instead_do_not_agree_for_those_who_were_not_there(late: Late) -> None:
     desk, clock = late
-    ask = kedge.Approval("managers", timeout="1h", escalate=[("directors", None)])
+    ask = killick.Approval("managers", timeout="1h", escalate=[("directors", None)])
     agent = paying(
         "instead of others",
         rules.arguments("approvals.pay", amount={"max": 1}, name="large", ask=ask),
@@ -706,16 +706,16 @@ def test_those_who_were_asked_instead_do_not_agree_for_those_who_were_not_there(
 
 @pytest.mark.parametrize("by", ["", " ", 5, b"mia"], ids=repr)
 def test_nobody_agrees_without_a_name_that_can_be_read(desk: Desk, by: Any) -> None:
-    @kedge.tool(effect="idempotent", approve=kedge.Approval("managers", need=2), name="approvals.blank")
+    @killick.tool(effect="idempotent", approve=killick.Approval("managers", need=2), name="approvals.blank")
     async def seal() -> str:
         return "sealed"
 
-    @kedge.agent(name="approvals.blanks")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="approvals.blanks")
+    async def agent(run: killick.Run) -> str:
         return await run.call(seal)
 
     desk.asked(agent)
-    desk.refused(kedge.KedgeError, "approve", by=by)
+    desk.refused(killick.KillickError, "approve", by=by)
     desk.say("approve", by="mia")
     assert desk.asked(agent).votes == ("mia",)
     desk.say("approve", by="max")

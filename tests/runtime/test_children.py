@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import RunExists
-from kedge.model import events as e
+import killick
+from killick.errors import RunExists
+from killick.model import events as e
 from processes import Processes, kinds, steps, told
 
 
@@ -30,8 +30,8 @@ def nothing_done() -> None:
     DONE.clear()
 
 
-def park(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") -> kedge.RunWaiting:
-    with pytest.raises(kedge.RunWaiting) as waiting:
+def park(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") -> killick.RunWaiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
     return waiting.value
 
@@ -42,27 +42,27 @@ class Order:
     count: int = 1
 
 
-@kedge.tool(effect="at_most_once", name="children_do")
+@killick.tool(effect="at_most_once", name="children_do")
 async def do(what: Any) -> Any:
     DONE.append(what)
     return what
 
 
-@kedge.agent(name="packs")
-async def packs(run: kedge.Run, order: Order) -> Order:
+@killick.agent(name="packs")
+async def packs(run: killick.Run, order: Order) -> Order:
     await run.call(do, order.item)
     return Order(order.item.upper(), order.count + 1)
 
 
-@kedge.agent(name="asks_first")
-async def asks_first(run: kedge.Run, name: str) -> str:
+@killick.agent(name="asks_first")
+async def asks_first(run: killick.Run, name: str) -> str:
     answer = await run.ask(f"{name}?")
     await run.call(do, name)
     return f"{name} {answer.kind}"
 
 
-@kedge.agent(name="breaks_down")
-async def breaks_down(run: kedge.Run) -> None:
+@killick.agent(name="breaks_down")
+async def breaks_down(run: killick.Run) -> None:
     raise LookupError("no such thing")
 
 
@@ -72,8 +72,8 @@ async def breaks_down(run: kedge.Run) -> None:
 def test_a_child_is_a_run_of_its_own_and_returns_what_its_agent_declares(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="parent")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(packs, Order("cup"))
         packed = await child.result()
         seen.append(packed)
@@ -94,8 +94,8 @@ def test_a_child_is_a_run_of_its_own_and_returns_what_its_agent_declares(process
 
 
 def test_a_child_is_spawned_once_however_often_the_parent_replays(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_asker")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_of_asker")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(asks_first, "child")
         return await child.result()
 
@@ -114,12 +114,12 @@ def test_a_child_is_spawned_once_however_often_the_parent_replays(processes: Pro
 def test_a_child_that_fails_raises_child_failed_with_its_failure_again_on_replay(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="parent_of_broken")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_of_broken")
+    async def parent(run: killick.Run) -> None:
         child = await run.spawn(breaks_down)
         try:
             await child.result()
-        except kedge.ChildFailed as failed:
+        except killick.ChildFailed as failed:
             seen.append((failed.run, failed.is_a(LookupError), str(failed)))
         await run.ask("well?")
 
@@ -133,12 +133,12 @@ def test_a_child_that_fails_raises_child_failed_with_its_failure_again_on_replay
 
 
 def test_a_child_that_was_cancelled_raises_child_failed(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_cancelled")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_of_cancelled")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(asks_first, "child", id="c")
         try:
             return await child.result()
-        except kedge.ChildFailed as failed:
+        except killick.ChildFailed as failed:
             return f"{failed.failure.kind} {failed.run}"
 
     kd = processes.new()
@@ -149,13 +149,13 @@ def test_a_child_that_was_cancelled_raises_child_failed(processes: Processes) ->
 
 
 def test_a_child_may_be_given_an_id_and_one_that_is_taken_fails_the_step(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_named")
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="parent_of_named")
+    async def parent(run: killick.Run) -> list[str]:
         child = await run.spawn(packs, Order("cup"), id="order-17")
         await child.result()
         try:
             await run.spawn(packs, Order("saucer"), id="order-17")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             return [child.id, str(failed.is_a(RunExists))]
         return [child.id]
 
@@ -165,8 +165,8 @@ def test_a_child_may_be_given_an_id_and_one_that_is_taken_fails_the_step(process
 
 
 def test_children_side_by_side_all_return(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_many")
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="parent_of_many")
+    async def parent(run: killick.Run) -> list[str]:
         async def one(n: int) -> str:
             child = await run.spawn(packs, Order(f"cup{n}"))
             return (await child.result()).item
@@ -178,8 +178,8 @@ def test_children_side_by_side_all_return(processes: Processes) -> None:
 
 
 def test_a_blocking_agent_spawns_and_waits_too(processes: Processes) -> None:
-    @kedge.agent(name="blocking_parent")
-    def parent(run: kedge.SyncRun) -> list[Any]:
+    @killick.agent(name="blocking_parent")
+    def parent(run: killick.SyncRun) -> list[Any]:
         child = run.spawn(packs, Order("cup"))
         other = run.spawn(asks_first, "child", id="c")
         return [run.result(child).item, run.result(other)]
@@ -191,13 +191,13 @@ def test_a_blocking_agent_spawns_and_waits_too(processes: Processes) -> None:
 
 
 def test_children_of_children_are_advanced_and_their_waits_are_told(processes: Processes) -> None:
-    @kedge.agent(name="middle")
-    async def middle(run: kedge.Run, name: str) -> str:
+    @killick.agent(name="middle")
+    async def middle(run: killick.Run, name: str) -> str:
         child = await run.spawn(asks_first, name, id="grandchild")
         return await child.result()
 
-    @kedge.agent(name="top")
-    async def top(run: kedge.Run) -> str:
+    @killick.agent(name="top")
+    async def top(run: killick.Run) -> str:
         child = await run.spawn(middle, "deep", id="child")
         return await child.result()
 
@@ -209,8 +209,8 @@ def test_children_of_children_are_advanced_and_their_waits_are_told(processes: P
 
 
 def test_an_agent_may_spawn_itself(processes: Processes) -> None:
-    @kedge.agent(name="counts_down")
-    async def counts_down(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="counts_down")
+    async def counts_down(run: killick.Run, n: int) -> int:
         if n == 0:
             return 0
         child = await run.spawn(counts_down, n - 1)
@@ -220,13 +220,13 @@ def test_an_agent_may_spawn_itself(processes: Processes) -> None:
 
 
 def test_a_childs_input_that_cannot_be_stored_is_refused_and_nothing_is_spawned(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_unstorable")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_of_unstorable")
+    async def parent(run: killick.Run) -> None:
         bad: Any = object()
         await run.spawn(packs, bad)
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(parent, id="r")
     assert failed.value.failure.is_a("ValueRefused")
     assert [listed.run for listed in kd.list()] == ["r"]
@@ -234,20 +234,20 @@ def test_a_childs_input_that_cannot_be_stored_is_refused_and_nothing_is_spawned(
 
 
 def test_a_childs_input_of_the_wrong_type_is_refused_before_it_is_spawned(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_mistyped")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_of_mistyped")
+    async def parent(run: killick.Run) -> None:
         bad: Any = "a cup"
         await run.spawn(packs, bad)
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(parent, id="r")
     assert [listed.run for listed in kd.list()] == ["r"]
 
 
 def test_a_child_inherits_the_priority_unless_it_is_given_one(processes: Processes) -> None:
-    @kedge.agent(name="parent_with_priority")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_with_priority")
+    async def parent(run: killick.Run) -> None:
         await run.spawn(packs, Order("a"), id="inherits")
         await run.spawn(packs, Order("b"), id="own", priority=1)
         await run.ask("well?")
@@ -263,8 +263,8 @@ def test_a_child_inherits_the_priority_unless_it_is_given_one(processes: Process
 
 
 def test_a_parent_in_another_process_is_woken_when_its_child_ends(processes: Processes) -> None:
-    @kedge.agent(name="parent_elsewhere")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_elsewhere")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(asks_first, "child", id="c")
         return await child.result()
 
@@ -280,8 +280,8 @@ def test_a_process_that_died_between_spawn_and_record_spawns_no_second_child(pro
     dying, life = processes.mortal()
     create = processes.store.append
 
-    @kedge.agent(name="parent_that_dies")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_that_dies")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(packs, Order("cup"), id="c")
         return (await child.result()).item
 
@@ -292,7 +292,7 @@ def test_a_process_that_died_between_spawn_and_record_spawns_no_second_child(pro
         return outcome
 
     processes.store.append = append_and_die  # type: ignore[method-assign, assignment]
-    with pytest.raises(kedge.KedgeError):
+    with pytest.raises(killick.KillickError):
         dying.run(parent, id="r")
     processes.store.append = create  # type: ignore[method-assign]
     processes.mourn()
@@ -308,8 +308,8 @@ def test_a_process_that_died_between_spawn_and_record_spawns_no_second_child(pro
 @pytest.mark.parametrize(("policy", "status"), [("cancel", "cancelled"), ("abandon", "waiting")])
 @pytest.mark.parametrize("end", ["completes", "fails", "is cancelled"])
 def test_on_parent_end_says_what_becomes_of_a_child(processes: Processes, policy: Any, status: str, end: str) -> None:
-    @kedge.agent(name="parent_ends")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_ends")
+    async def parent(run: killick.Run) -> None:
         await run.spawn(asks_first, "child", id="c", on_parent_end=policy)
         if end == "is cancelled":
             await run.ask("well?")
@@ -321,7 +321,7 @@ def test_on_parent_end_says_what_becomes_of_a_child(processes: Processes, policy
         kd.start(parent, id="r")
         kd.advance("r")
         kd.cancel("r")
-    expected = {"fails": kedge.RunFailed, "is cancelled": kedge.RunCancelled}.get(end)
+    expected = {"fails": killick.RunFailed, "is cancelled": killick.RunCancelled}.get(end)
     if expected is None:
         kd.run(parent, id="r")
     else:
@@ -333,8 +333,8 @@ def test_on_parent_end_says_what_becomes_of_a_child(processes: Processes, policy
 
 
 def test_on_parent_end_wait_keeps_the_parent_until_the_child_has_ended(processes: Processes) -> None:
-    @kedge.agent(name="parent_waits")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_waits")
+    async def parent(run: killick.Run) -> str:
         await run.spawn(asks_first, "child", id="c", on_parent_end="wait")
         return "parent"
 
@@ -349,8 +349,8 @@ def test_on_parent_end_wait_keeps_the_parent_until_the_child_has_ended(processes
 
 
 def test_on_parent_end_wait_outlives_a_child_that_fails(processes: Processes) -> None:
-    @kedge.agent(name="parent_waits_for_broken")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="parent_waits_for_broken")
+    async def parent(run: killick.Run) -> str:
         await run.spawn(breaks_down, id="c", on_parent_end="wait")
         await run.spawn(packs, Order("cup"), id="d", on_parent_end="wait")
         return "parent"
@@ -361,20 +361,20 @@ def test_on_parent_end_wait_outlives_a_child_that_fails(processes: Processes) ->
 
 
 def test_cancelling_reaches_children_of_children(processes: Processes) -> None:
-    @kedge.agent(name="middle_cancelled")
-    async def middle(run: kedge.Run, name: str) -> str:
+    @killick.agent(name="middle_cancelled")
+    async def middle(run: killick.Run, name: str) -> str:
         child = await run.spawn(asks_first, name, id="grandchild")
         return await child.result()
 
-    @kedge.agent(name="top_cancelled")
-    async def top(run: kedge.Run) -> str:
+    @killick.agent(name="top_cancelled")
+    async def top(run: killick.Run) -> str:
         child = await run.spawn(middle, "deep", id="child")
         return await child.result()
 
     kd = processes.new()
     park(kd, top)
     kd.cancel("r", by="ann")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         kd.run(top, id="r")
     for _ in range(3):
         kd.advance_due()
@@ -384,7 +384,7 @@ def test_cancelling_reaches_children_of_children(processes: Processes) -> None:
 def test_cancelling_reaches_a_tool_that_runs(processes: Processes) -> None:
     started = threading.Event()
 
-    @kedge.tool(effect="reads", name="hangs_for_ever")
+    @killick.tool(effect="reads", name="hangs_for_ever")
     async def hangs() -> None:
         started.set()
         try:
@@ -393,8 +393,8 @@ def test_cancelling_reaches_a_tool_that_runs(processes: Processes) -> None:
             DONE.append("cancelled")
             raise
 
-    @kedge.agent(name="hangs")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="hangs")
+    async def agent(run: killick.Run) -> None:
         try:
             await run.call(hangs)
         finally:
@@ -406,7 +406,7 @@ def test_cancelling_reaches_a_tool_that_runs(processes: Processes) -> None:
     def drive() -> None:
         try:
             kd.run(agent, id="r")
-        except kedge.KedgeError as error:
+        except killick.KillickError as error:
             raised.append(type(error).__name__)
 
     thread = threading.Thread(target=drive)
@@ -422,17 +422,17 @@ def test_cancelling_reaches_a_tool_that_runs(processes: Processes) -> None:
 def test_cancelling_reaches_a_tool_that_runs_in_a_child_held_by_the_same_process(processes: Processes) -> None:
     started = threading.Event()
 
-    @kedge.tool(effect="reads", name="hangs_in_child")
+    @killick.tool(effect="reads", name="hangs_in_child")
     async def hangs() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    @kedge.agent(name="child_hangs")
-    async def child(run: kedge.Run) -> None:
+    @killick.agent(name="child_hangs")
+    async def child(run: killick.Run) -> None:
         await run.call(hangs)
 
-    @kedge.agent(name="parent_of_hanging")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(name="parent_of_hanging")
+    async def parent(run: killick.Run) -> None:
         spawned = await run.spawn(child, id="c")
         await spawned.result()
 
@@ -442,7 +442,7 @@ def test_cancelling_reaches_a_tool_that_runs_in_a_child_held_by_the_same_process
     def drive() -> None:
         try:
             kd.run(parent, id="r")
-        except kedge.KedgeError as error:
+        except killick.KillickError as error:
             raised.append(type(error).__name__)
 
     thread = threading.Thread(target=drive)
@@ -462,13 +462,13 @@ def test_cancelling_reaches_a_tool_that_runs_in_a_child_held_by_the_same_process
 
 
 def test_first_returns_the_branch_that_is_done_first_and_stops_the_others(processes: Processes) -> None:
-    @kedge.tool(effect="reads", name="sleeps_a_little")
+    @killick.tool(effect="reads", name="sleeps_a_little")
     async def sleeps(seconds: float) -> float:
         await asyncio.sleep(seconds)
         return seconds
 
-    @kedge.agent(name="races")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="races")
+    async def agent(run: killick.Run) -> list[Any]:
         async def slow() -> str:
             await run.call(sleeps, 0.05)
             await run.call(do, "never")
@@ -495,8 +495,8 @@ def test_first_returns_the_branch_that_is_done_first_and_stops_the_others(proces
 
 
 def test_first_of_an_answer_and_a_timer(processes: Processes) -> None:
-    @kedge.agent(name="races_a_timer")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="races_a_timer")
+    async def agent(run: killick.Run) -> str:
         async def timer() -> str:
             await run.sleep("1h")
             return "too late"
@@ -521,15 +521,15 @@ def test_first_of_an_answer_and_a_timer(processes: Processes) -> None:
 def test_first_whose_branch_fails_raises_and_so_it_does_on_replay(processes: Processes) -> None:
     seen: list[str] = []
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1), name="fails_in_race")
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1), name="fails_in_race")
     async def fails() -> None:
         raise LookupError("broken")
 
-    @kedge.agent(name="race_fails")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="race_fails")
+    async def agent(run: killick.Run) -> None:
         try:
             await run.first(run.call(fails), run.wait("nothing"))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append(failed.step)
         await run.ask("well?")
 
@@ -541,24 +541,24 @@ def test_first_whose_branch_fails_raises_and_so_it_does_on_replay(processes: Pro
 
 
 def test_first_needs_a_branch(processes: Processes) -> None:
-    @kedge.agent(name="races_nobody")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="races_nobody")
+    async def agent(run: killick.Run) -> None:
         await run.first()
 
-    with pytest.raises(kedge.RunFailed, match=r"run\.first"):
+    with pytest.raises(killick.RunFailed, match=r"run\.first"):
         processes.new().run(agent, id="r")
 
 
 def test_a_code_s_own_timeout_around_a_step_replays_the_same(processes: Processes) -> None:
     seen: list[str] = []
 
-    @kedge.tool(effect="reads", name="is_slow")
+    @killick.tool(effect="reads", name="is_slow")
     async def is_slow() -> str:
         await asyncio.sleep(5)
         return "slow"
 
-    @kedge.agent(name="has_a_timeout")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="has_a_timeout")
+    async def agent(run: killick.Run) -> None:
         try:
             async with asyncio.timeout(0.05):
                 seen.append(await run.call(is_slow))

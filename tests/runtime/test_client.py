@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import (
+import killick
+from killick.errors import (
     AgentUnknown,
     CalledDirectly,
     DeclarationRefused,
@@ -27,7 +27,7 @@ from kedge.errors import (
     RunUnknown,
     ValueRefused,
 )
-from kedge.model import events as e
+from killick.model import events as e
 from processes import Processes, kinds, told
 
 
@@ -57,26 +57,26 @@ class Verdict:
     why: str = ""
 
 
-@kedge.tool(effect="at_most_once", name="client_does")
+@killick.tool(effect="at_most_once", name="client_does")
 async def does(what: Any) -> Any:
     DONE.append(what)
     return what
 
 
-@kedge.agent(name="client_reviews")
-async def reviews(run: kedge.Run, claim: Claim) -> Verdict:
+@killick.agent(name="client_reviews")
+async def reviews(run: killick.Run, claim: Claim) -> Verdict:
     await run.call(does, claim.id)
     return Verdict(True, f"{run.input.amount:g} for {claim.id}")
 
 
-@kedge.agent(name="client_asks")
-async def asks(run: kedge.Run, claim: Claim) -> str:
+@killick.agent(name="client_asks")
+async def asks(run: killick.Run, claim: Claim) -> str:
     await run.call(does, claim.id)
     return (await run.ask("well?")).kind
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "kedge"]
+    return [record.getMessage() for record in caplog.records if record.name == "killick"]
 
 
 # running ------------------------------------------------------------------------------------------
@@ -100,15 +100,15 @@ def test_an_ended_run_gives_its_recorded_result_again_and_says_so(
 
 
 def test_a_failed_run_raises_its_recorded_failure_again(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
-    @kedge.agent(name="fails")
-    async def fails(run: kedge.Run) -> None:
+    @killick.agent(name="fails")
+    async def fails(run: killick.Run) -> None:
         await run.call(does, 1)
         raise LookupError("no such claim")
 
     kd = processes.new()
     failures: list[Any] = []
     for client in (kd, kd, processes.new()):
-        with pytest.raises(kedge.RunFailed, match="no such claim") as failed:
+        with pytest.raises(killick.RunFailed, match="no such claim") as failed:
             client.run(fails, id="r")
         failures.append(failed.value.failure)
     assert failures[0].is_a(LookupError)
@@ -138,7 +138,7 @@ def test_the_same_id_with_another_agent_or_input_is_refused_and_changes_nothing(
 def test_the_same_id_twice_goes_on_with_the_run(processes: Processes) -> None:
     kd = processes.new()
     for _ in range(3):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(asks, Claim(17), id="r")
     kd.answer("r", "approve")
     assert kd.run(asks, Claim(17), id="r") == "approve"
@@ -154,7 +154,7 @@ def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> N
         barrier.wait(300)
         try:
             outcomes.append(kd.run(reviews, Claim(17), id="r").paid)
-        except kedge.KedgeError as error:
+        except killick.KillickError as error:
             outcomes.append(type(error).__name__)
 
     threads = [threading.Thread(target=go) for _ in range(4)]
@@ -176,18 +176,18 @@ def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_
 ) -> None:
     dying, life = processes.mortal()
 
-    @kedge.tool(effect="idempotent", name="dies_once")
+    @killick.tool(effect="idempotent", name="dies_once")
     async def dies_once(n: int) -> int:
         DONE.append(n)
         life.die()
         return n
 
-    @kedge.agent(name="dies")
-    async def dies(run: kedge.Run, claim: Claim) -> int:
+    @killick.agent(name="dies")
+    async def dies(run: killick.Run, claim: Claim) -> int:
         await run.call(does, claim.id)
         return await run.call(dies_once, claim.id)
 
-    with pytest.raises(kedge.KedgeError):
+    with pytest.raises(killick.KillickError):
         dying.run(dies, Claim(17))
     processes.mourn()
     caplog.clear()
@@ -203,7 +203,7 @@ def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_
 def test_without_an_id_fresh_starts_another_run(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
     kd = processes.new()
     for _ in range(2):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(asks, Claim(17), fresh=True)
     assert len(kd.list()) == 2
     assert said(caplog) == []
@@ -220,14 +220,14 @@ def test_without_an_id_another_input_or_an_ended_run_starts_another_run(processe
 def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(processes: Processes) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="reads", name="client_holds")
+    @killick.tool(effect="reads", name="client_holds")
     def holds(n: int) -> int:
         started.set()
         go.wait(300)
         return n
 
-    @kedge.agent(name="held_elsewhere")
-    async def agent(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="held_elsewhere")
+    async def agent(run: killick.Run, n: int) -> int:
         return await run.call(holds, n)
 
     one, two = processes.new(), processes.new()
@@ -247,9 +247,9 @@ def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(pro
 
 def test_a_run_that_was_given_an_id_is_not_taken_up_by_a_call_without_one(processes: Processes) -> None:
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(17), id="mine")
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         processes.new().run(asks, Claim(17))
     assert waiting.value.run != "mine"
 
@@ -295,8 +295,8 @@ def test_runs_are_advanced_by_priority(processes: Processes) -> None:
 
 
 def test_advance_says_ended_or_waiting_until(processes: Processes) -> None:
-    @kedge.agent(name="sleeps_then_asks")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="sleeps_then_asks")
+    async def agent(run: killick.Run) -> int:
         await run.sleep("1h")
         await run.ask("well?")
         return 1
@@ -318,7 +318,7 @@ def test_list_finds_runs_by_status_agent_and_tag_newest_first(processes: Process
     kd = processes.new()
     kd.run(reviews, Claim(1), id="a", tags=["eu"])
     kd.start(reviews, Claim(2), id="b")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(3), id="c", tags=["eu"])
     assert [listed.run for listed in kd.list()] == ["c", "b", "a"]
     assert [listed.run for listed in kd.list(status="queued")] == ["b"]
@@ -333,12 +333,12 @@ def test_the_statuses_are_these_and_no_others(processes: Processes) -> None:
     seen: list[str] = []
     kd = processes.new()
 
-    @kedge.tool(effect="reads", name="looks_at_status")
+    @killick.tool(effect="reads", name="looks_at_status")
     async def looks() -> None:
         seen.append(processes.new().info("r").status)
 
-    @kedge.agent(name="goes_through_statuses")
-    async def agent(run: kedge.Run, ends: str) -> None:
+    @killick.agent(name="goes_through_statuses")
+    async def agent(run: killick.Run, ends: str) -> None:
         await run.call(looks)
         await run.ask("well?")
         if ends == "failed":
@@ -373,7 +373,7 @@ def test_every_method_has_an_awaitable_form_that_does_not_block_the_loop(process
     kd = processes.new()
 
     async def go() -> list[Any]:
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             await kd.run.soon(asks, Claim(17), id="r")
         assert (await kd.info.soon("r")).status == "waiting"
         assert (await kd.state.soon("r")).run == "r"
@@ -400,7 +400,7 @@ def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Process
     meeting: list[int] = []
     everybody = asyncio.Event()
 
-    @kedge.tool(effect="reads", name="meets")
+    @killick.tool(effect="reads", name="meets")
     async def meets(n: int) -> int:
         meeting.append(n)
         if len(meeting) == 20:
@@ -408,12 +408,12 @@ def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Process
         await asyncio.wait_for(everybody.wait(), 300)
         return n
 
-    @kedge.agent(name="meets_others")
-    async def agent(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="meets_others")
+    async def agent(run: killick.Run, n: int) -> int:
         return await run.call(meets, n)
 
     async def go() -> list[int]:
-        async with kedge.open("memory:") as kd:
+        async with killick.open("memory:") as kd:
             return list(await asyncio.gather(*(kd.run.soon(agent, n) for n in range(20))))
 
     assert asyncio.run(go()) == list(range(20))
@@ -422,11 +422,11 @@ def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Process
 def test_a_blocking_call_inside_an_agent_is_refused_by_name(processes: Processes) -> None:
     kd = processes.new()
 
-    @kedge.agent(name="blocks_itself")
-    async def agent(run: kedge.Run, claim: Claim) -> None:
+    @killick.agent(name="blocks_itself")
+    async def agent(run: killick.Run, claim: Claim) -> None:
         kd.run(reviews, claim)
 
-    with pytest.raises(kedge.RunFailed, match=r"\.soon"):
+    with pytest.raises(killick.RunFailed, match=r"\.soon"):
         kd.run(agent, Claim(17))
     assert DONE == []
 
@@ -455,13 +455,13 @@ def test_an_unknown_agent_is_one_clear_error_and_creates_nothing(processes: Proc
 
 
 def test_an_agent_that_this_process_does_not_know_leaves_the_run_as_it_is(processes: Processes) -> None:
-    @kedge.agent(name="known_elsewhere")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="known_elsewhere")
+    async def agent(run: killick.Run) -> None:
         await run.ask("well?")
 
     kd = processes.new()
     kd.start(agent, id="r")
-    from kedge.runtime.registry import AGENTS
+    from killick.runtime.registry import AGENTS
 
     agents: dict[str, Any] = AGENTS._agents  # pyright: ignore[reportPrivateUsage]
     known = agents.pop("known_elsewhere")
@@ -493,13 +493,13 @@ def test_an_input_that_does_not_fit_or_cannot_be_stored_is_refused_and_creates_n
 
 
 def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(processes: Processes) -> None:
-    @kedge.agent(name="passes_an_object")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="passes_an_object")
+    async def agent(run: killick.Run) -> None:
         await run.decided("first", 1)
         await run.call(does, {"list": [1, object()]})
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed, match=r"step 2 \(client_does\).*what.*list.*1") as failed:
+    with pytest.raises(killick.RunFailed, match=r"step 2 \(client_does\).*what.*list.*1") as failed:
         kd.run(agent, id="r")
     assert failed.value.failure.is_a(ValueRefused)
     assert DONE == []
@@ -507,22 +507,22 @@ def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(pr
 
 
 def test_a_result_that_cannot_be_stored_fails_the_run_naming_it(processes: Processes) -> None:
-    @kedge.agent(name="returns_an_object")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="returns_an_object")
+    async def agent(run: killick.Run) -> Any:
         return {"deep": [object()]}
 
-    with pytest.raises(kedge.RunFailed, match=r"returns_an_object.*deep"):
+    with pytest.raises(killick.RunFailed, match=r"returns_an_object.*deep"):
         processes.new().run(agent, id="r")
 
 
 def test_a_result_of_another_type_than_declared_fails_the_run(processes: Processes) -> None:
-    @kedge.agent(name="returns_another_type")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="returns_another_type")
+    async def agent(run: killick.Run) -> int:
         wrong: Any = "many"
         return wrong  # type: ignore[no-any-return]
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(agent, id="r")
     assert kd.info("r").status == "failed"
 
@@ -530,11 +530,11 @@ def test_a_result_of_another_type_than_declared_fails_the_run(processes: Process
 def test_calling_a_tool_directly_inside_an_agent_names_run_call_and_outside_it_is_the_function(
     processes: Processes,
 ) -> None:
-    @kedge.agent(name="calls_directly")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="calls_directly")
+    async def agent(run: killick.Run) -> None:
         await does(1)
 
-    with pytest.raises(kedge.RunFailed, match=r"run\.call\(client_does") as failed:
+    with pytest.raises(killick.RunFailed, match=r"run\.call\(client_does") as failed:
         processes.new().run(agent, id="r")
     assert failed.value.failure.is_a(CalledDirectly)
     assert DONE == []
@@ -545,23 +545,23 @@ def test_something_that_is_no_tool_is_refused_by_name(processes: Processes) -> N
     def plain(n: int) -> int:
         return n
 
-    @kedge.agent(name="calls_a_function")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="calls_a_function")
+    async def agent(run: killick.Run) -> None:
         no_tool: Any = plain
         await run.call(no_tool, 1)
 
-    with pytest.raises(kedge.RunFailed, match=r"plain.*@kedge\.tool"):
+    with pytest.raises(killick.RunFailed, match=r"plain.*@killick\.tool"):
         processes.new().run(agent, id="r")
 
 
 def test_arguments_that_a_tool_does_not_take_are_refused_before_anything_is_recorded(processes: Processes) -> None:
-    @kedge.agent(name="calls_wrongly")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="calls_wrongly")
+    async def agent(run: killick.Run) -> None:
         call: Any = run.call
         await call(does, 1, 2, colour="red")
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert failed.value.failure.is_a(TypeError)
     assert "step.intended" not in kinds(kd, "r")
@@ -569,7 +569,7 @@ def test_arguments_that_a_tool_does_not_take_are_refused_before_anything_is_reco
 
 def test_a_declaration_that_cannot_work_is_refused_when_it_is_made() -> None:
     def tool(**options: Any) -> None:
-        @kedge.tool(name="badly_declared", **options)
+        @killick.tool(name="badly_declared", **options)
         async def declared(n: int) -> None: ...
 
     for options in ({"effect": "perhaps"}, {"identity": ("m",)}, {"consumes": "m"}, {"isolate": "process"}):
@@ -582,8 +582,8 @@ def test_a_declaration_that_cannot_work_is_refused_when_it_is_made() -> None:
         tool(colour="red")
     with pytest.raises(DeclarationRefused):
 
-        @kedge.agent(name="takes_too_much")  # type: ignore[arg-type]  # pyright: ignore
-        async def agent(run: kedge.Run, one: int, two: int) -> None: ...
+        @killick.agent(name="takes_too_much")  # type: ignore[arg-type]  # pyright: ignore
+        async def agent(run: killick.Run, one: int, two: int) -> None: ...
 
 
 def test_a_closed_client_says_so(processes: Processes) -> None:
@@ -591,23 +591,23 @@ def test_a_closed_client_says_so(processes: Processes) -> None:
     kd.run(reviews, Claim(17), id="r")
     kd.close()
     kd.close()
-    with pytest.raises(kedge.KedgeError, match="closed"):
+    with pytest.raises(killick.KillickError, match="closed"):
         kd.run(reviews, Claim(17), id="r")
 
 
 def test_closing_a_client_parks_what_runs_and_another_goes_on(processes: Processes) -> None:
     started = threading.Event()
 
-    @kedge.tool(effect="idempotent", name="interrupted_by_close")
-    async def hangs(key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(effect="idempotent", name="interrupted_by_close")
+    async def hangs(key: killick.Key = killick.KEY) -> str:
         DONE.append(str(key))
         if len(DONE) == 1:
             started.set()
             await asyncio.Event().wait()
         return "over"
 
-    @kedge.agent(name="interrupted")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="interrupted")
+    async def agent(run: killick.Run) -> str:
         return await run.call(hangs)
 
     kd = processes.new()
@@ -632,23 +632,23 @@ def test_closing_a_client_parks_what_runs_and_another_goes_on(processes: Process
 
 QUITS = """
     import sys
-    import kedge
+    import killick
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def quits() -> None:
         raise {error}("bye")
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     def quits_in_thread() -> None:
         raise {error}("bye")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         if "{where}" == "agent":
             raise {error}("bye")
         await run.call(quits if "{where}" == "tool" else quits_in_thread)
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         try:
             kd.run(agent, id="r")
         except BaseException as error:
@@ -667,10 +667,10 @@ def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Pa
 
 
 def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path: Path) -> None:
-    place = str(tmp_path / "kedge.db")
-    with kedge.open(place) as kd, pytest.raises(kedge.RunWaiting):
+    place = str(tmp_path / "killick.db")
+    with killick.open(place) as kd, pytest.raises(killick.RunWaiting):
         kd.run(asks, Claim(17), id="r")
-    with kedge.open(f"sqlite:///{place}") as kd:
+    with killick.open(f"sqlite:///{place}") as kd:
         kd.answer("r", "approve", by="ann")
         assert kd.run(asks, Claim(17), id="r") == "approve"
         assert kd.verify().problems == []
@@ -679,7 +679,9 @@ def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path
     assert DONE == [17]
 
 
-def test_logging_of_kedge_is_silent_for_an_ordinary_run(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_of_killick_is_silent_for_an_ordinary_run(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     processes.new().run(reviews, Claim(17))
     assert said(caplog) == []
@@ -687,27 +689,27 @@ def test_logging_of_kedge_is_silent_for_an_ordinary_run(processes: Processes, ca
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp_path: Path, resumed: bool) -> None:
-    path, lives = str(tmp_path / "kedge.db"), tmp_path / "lives"
+    path, lives = str(tmp_path / "killick.db"), tmp_path / "lives"
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def dies_at_first() -> str:
         if not lives.exists():
             lives.write_text("one")
             os._exit(1)
         return "done"
 
-    @kedge.agent
-    async def mortal(run: kedge.Run) -> str:
+    @killick.agent
+    async def mortal(run: killick.Run) -> str:
         return await run.call(dies_at_first)
 
     def run() -> None:
-        with kedge.open(path) as kd:
+        with killick.open(path) as kd:
             kd.run(mortal, id="r")
 
     child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
     child.join()
-    with kedge.open(path) as kd:
+    with killick.open(path) as kd:
         assert kd.info("r").status == "running"
         if resumed:
             assert kd.resume("r", by="ann") == "taken from a process that is gone"
@@ -717,12 +719,12 @@ def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp
 
 
 def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Path) -> None:
-    @kedge.agent(name="started_twice")
-    async def agent(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="started_twice")
+    async def agent(run: killick.Run, n: int) -> int:
         return n
 
-    path = str(tmp_path / "kedge.db")
-    with kedge.open(path) as one, kedge.open(path) as other:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as one, killick.open(path) as other:
         looked = one.begin
 
         def overtaken(*args: Any) -> Any:
@@ -738,13 +740,13 @@ def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Pat
             one.start(agent, 8, id="r")
 
 
-@kedge.agent(name="raises_generator_exit")
-async def raises_generator_exit(run: kedge.Run) -> None:
+@killick.agent(name="raises_generator_exit")
+async def raises_generator_exit(run: killick.Run) -> None:
     raise GeneratorExit("of its own")
 
 
 def test_an_agent_that_raises_generator_exit_fails_like_any_other() -> None:
-    with kedge.open("memory:") as kd:
-        with pytest.raises(kedge.RunFailed, match="GeneratorExit: of its own"):
+    with killick.open("memory:") as kd:
+        with pytest.raises(killick.RunFailed, match="GeneratorExit: of its own"):
             kd.run(raises_generator_exit, id="r")
         assert kd.info("r").status == "failed"

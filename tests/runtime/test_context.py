@@ -13,11 +13,11 @@ import msgspec
 import pydantic
 import pytest
 
-import kedge
-from kedge.errors import ContextReadOnly
-from kedge.model.codec import digest
-from kedge.runtime.context import through_codec
-from kedge.runtime.readonly import document, read_only
+import killick
+from killick.errors import ContextReadOnly
+from killick.model.codec import digest
+from killick.runtime.context import through_codec
+from killick.runtime.readonly import document, read_only
 
 T = TypeVar("T")
 
@@ -278,31 +278,33 @@ def test_dicts_and_tuples_of_ones_own_are_read_only_and_keep_their_type() -> Non
 # in a run -----------------------------------------------------------------------------------------
 
 
-@kedge.tool(name="context_sum", effect="reads")
+@killick.tool(name="context_sum", effect="reads")
 async def summed(items: list[int], line: Line) -> int:
     return sum(items) + len(line.tags)
 
 
 @pytest.fixture
 def kd() -> Any:
-    with kedge.open("memory:") as client:
+    with killick.open("memory:") as client:
         yield client
 
 
-def test_a_run_that_changes_its_context_in_place_fails_with_one_clear_line(kd: kedge.Client) -> None:
-    @kedge.agent(name="context_careless")
-    async def careless(run: kedge.Run) -> None:
+def test_a_run_that_changes_its_context_in_place_fails_with_one_clear_line(kd: killick.Client) -> None:
+    @killick.agent(name="context_careless")
+    async def careless(run: killick.Run) -> None:
         await run.update(items=[1])
         run.context["items"].append(2)
 
-    with pytest.raises(kedge.RunFailed, match=r"run.context is read-only; change it with run.update\(items=…\)"):
+    with pytest.raises(killick.RunFailed, match=r"run.context is read-only; change it with run.update\(items=…\)"):
         kd.run(careless, id="r")
     assert kd.state("r").context.document == {"items": [1]}
 
 
-def test_what_is_read_from_a_context_can_be_passed_on_to_tools_results_and_the_context_itself(kd: kedge.Client) -> None:
-    @kedge.agent(name="context_passing", context=Plain)
-    async def passing(run: kedge.Run[Plain]) -> Any:
+def test_what_is_read_from_a_context_can_be_passed_on_to_tools_results_and_the_context_itself(
+    kd: killick.Client,
+) -> None:
+    @killick.agent(name="context_passing", context=Plain)
+    async def passing(run: killick.Run[Plain]) -> Any:
         total = await run.call(summed, [1, 2], run.context.lines[0])
         await run.update(total=total, lines=[*run.context.lines, Line("new")])
         await run.note(run.context.by_name)
@@ -317,7 +319,7 @@ def test_what_is_read_from_a_context_can_be_passed_on_to_tools_results_and_the_c
 
 
 def test_a_context_is_made_read_only_once_a_version_and_only_when_it_is_looked_at(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
 
@@ -325,10 +327,10 @@ def test_a_context_is_made_read_only_once_a_version_and_only_when_it_is_looked_a
         made.append(value)
         return read_only(value, entry)
 
-    monkeypatch.setattr("kedge.runtime.context.read_only", counted)
+    monkeypatch.setattr("killick.runtime.context.read_only", counted)
 
-    @kedge.agent(name="context_lazy", context=Plain)
-    async def lazy(run: kedge.Run[Plain]) -> int:
+    @killick.agent(name="context_lazy", context=Plain)
+    async def lazy(run: killick.Run[Plain]) -> int:
         await run.update(total=1)
         await run.update(total=2)
         return (run.context.total, run.context.total, len(made))[2] if run.context is run.context else -1
@@ -336,9 +338,9 @@ def test_a_context_is_made_read_only_once_a_version_and_only_when_it_is_looked_a
     assert kd.run(lazy, id="r") == 1
 
 
-def test_what_somebody_forces_into_the_view_never_reaches_the_record(kd: kedge.Client) -> None:
-    @kedge.agent(name="context_forcing")
-    async def forcing(run: kedge.Run) -> Any:
+def test_what_somebody_forces_into_the_view_never_reaches_the_record(kd: killick.Client) -> None:
+    @killick.agent(name="context_forcing")
+    async def forcing(run: killick.Run) -> Any:
         await run.update(items=[1], deep={"a": [1]})
         list.append(run.context["deep"]["a"], 2)
         await run.update(more=1)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge import rules
-from kedge.errors import NotAsked
-from kedge.model import events as e
-from kedge.runtime.registry import AGENTS
-from kedge.testing import call, scripted, turn
+import killick
+from killick import rules
+from killick.errors import NotAsked
+from killick.model import events as e
+from killick.runtime.registry import AGENTS
+from killick.testing import call, scripted, turn
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
@@ -31,38 +31,38 @@ def desk(world: World, request: pytest.FixtureRequest) -> Desk:
     return Desk(world, cold=request.param == "cold")
 
 
-@kedge.tool(effect="idempotent", name="contracts.pay")
-async def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", name="contracts.pay")
+async def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     DONE.append((to, amount))
     return f"paid {amount}"
 
 
-@kedge.tool(effect="reads", name="contracts.assess")
+@killick.tool(effect="reads", name="contracts.assess")
 async def assess(what: str) -> str:
     DONE.append(what)
     return what
 
 
-@kedge.tool(effect="at_most_once", name="contracts.wipe")
+@killick.tool(effect="at_most_once", name="contracts.wipe")
 async def wipe() -> None:
     DONE.append("wiped")
 
 
 LARGE = rules.arguments("contracts.pay", amount={"max": 100}, name="large", ask="managers")
 LARGE_BY_TWO = rules.arguments(
-    "contracts.pay", amount={"max": 100}, name="large", ask=kedge.Approval("managers", need=2)
+    "contracts.pay", amount={"max": 100}, name="large", ask=killick.Approval("managers", need=2)
 )
 
 
-def contract(*given: Any, name: str = "c", **options: Any) -> kedge.Contract:
-    return kedge.Contract(name, given, people=PEOPLE, **options)
+def contract(*given: Any, name: str = "c", **options: Any) -> killick.Contract:
+    return killick.Contract(name, given, people=PEOPLE, **options)
 
 
 async def tried(step: Any) -> Any:
     """What a step returns, or why it was rejected."""
     try:
         return await step
-    except kedge.Rejected as rejected:
+    except killick.Rejected as rejected:
         return rejected.code
 
 
@@ -72,12 +72,12 @@ async def tried(step: Any) -> Any:
 def test_a_rejection_is_on_record_and_names_rule_code_and_what_is_allowed(desk: Desk) -> None:
     bound = contract(rules.arguments("contracts.pay", amount={"min": 1, "max": 50}, name="bounds"))
 
-    @kedge.agent(name="contracts.rejected", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
-        with pytest.raises(kedge.Rejected) as found:
+    @killick.agent(name="contracts.rejected", contract=bound)
+    async def agent(run: killick.Run) -> Any:
+        with pytest.raises(killick.Rejected) as found:
             await run.call(pay, "ann", 60)
         rejected = found.value
-        assert isinstance(rejected, kedge.StepFailed)
+        assert isinstance(rejected, killick.StepFailed)
         return [str(rejected), rejected.code, rejected.rule, rejected.allowed, rejected.contract, rejected.by]
 
     said, code, rule, allowed, digest, by = desk.go(agent)
@@ -98,8 +98,8 @@ def test_a_rejection_is_on_record_and_names_rule_code_and_what_is_allowed(desk: 
 def test_the_contract_itself_is_on_record_once(desk: Desk) -> None:
     bound = contract(rules.allow("contracts.*"))
 
-    @kedge.agent(name="contracts.bound", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.bound", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         await run.call(assess, "x")
         await run.wait("go")
         return await run.call(pay, "ann", 1)
@@ -108,7 +108,7 @@ def test_the_contract_itself_is_on_record_once(desk: Desk) -> None:
     desk.kd.send("r", "go")
     assert desk.go(agent) == "paid 1"
     [told] = desk.told(e.ContractBound)
-    assert kedge.Contract.from_spec(told.data["contract"]).digest == bound.digest
+    assert killick.Contract.from_spec(told.data["contract"]).digest == bound.digest
     assert {intended.event.verdict.contract for intended in desk.told(e.StepIntended) if intended.event.verdict} == {
         bound.digest
     }
@@ -116,8 +116,8 @@ def test_the_contract_itself_is_on_record_once(desk: Desk) -> None:
 
 
 def test_so_many_rejections_in_a_row_pause_the_run_and_resuming_starts_the_count_anew(desk: Desk) -> None:
-    @kedge.agent(name="contracts.loops", contract=contract(rules.deny("contracts.wipe"), rejections=3))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.loops", contract=contract(rules.deny("contracts.wipe"), rejections=3))
+    async def agent(run: killick.Run) -> Any:
         seen = [await tried(run.call(wipe)) for _ in range(2)]
         seen.append(await tried(run.call(assess, "x")))
         seen += [await tried(run.call(wipe)) for _ in range(4)]
@@ -138,8 +138,8 @@ def test_so_many_rejections_in_a_row_pause_the_run_and_resuming_starts_the_count
 def test_an_accepted_change_of_the_context_ends_the_row_of_rejections_as_any_step_does(desk: Desk) -> None:
     bound = contract(rules.arguments("update", level={"max": 3}), rejections=3)
 
-    @kedge.agent(name="contracts.updates", contract=bound, context=dict)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.updates", contract=bound, context=dict)
+    async def agent(run: killick.Run) -> Any:
         seen = [await tried(run.update(level=level)) for level in (1, 5, 6, 2, 7, 8, 3)]
         return [seen, dict(run.context)]
 
@@ -151,16 +151,16 @@ def test_an_accepted_change_of_the_context_ends_the_row_of_rejections_as_any_ste
 
 
 def test_what_a_model_asks_for_and_may_not_is_its_answer(desk: Desk) -> None:
-    @kedge.tool(effect="idempotent", name="contracts_pay_model")
+    @killick.tool(effect="idempotent", name="contracts_pay_model")
     async def give(to: str, amount: int) -> str:
         DONE.append(amount)
         return f"gave {amount}"
 
     bound = contract(rules.arguments("contracts_pay_model", amount={"max": 10}, name="small"))
-    tools = kedge.Toolset(give)
+    tools = killick.Toolset(give)
 
-    @kedge.agent(name="contracts.dispatching", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.dispatching", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         asked = turn(call("contracts_pay_model", to="ann", amount=50), call("contracts_pay_model", to="ann", amount=5))
         return await run.dispatch(tools, await run.model(scripted(asked).soon, messages=[]))
 
@@ -179,8 +179,8 @@ def test_what_a_model_asks_for_and_may_not_is_its_answer(desk: Desk) -> None:
 def test_an_agreement_is_to_what_was_asked_though_the_same_people_are_asked_more_by_then(desk: Desk) -> None:
     many = rules.budget("contracts.pay", effects=1, name="many", ask="managers")
 
-    @kedge.agent(name="contracts.monday", contract=contract(LARGE, many))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.monday", contract=contract(LARGE, many))
+    async def agent(run: killick.Run) -> Any:
         async def small() -> Any:
             await run.wait("tuesday")
             return await tried(run.call(pay, "bob", 1))
@@ -200,8 +200,8 @@ def test_an_agreement_is_to_what_was_asked_though_the_same_people_are_asked_more
 def test_a_budget_that_a_sibling_spent_meanwhile_is_spent(desk: Desk) -> None:
     bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
 
-    @kedge.agent(name="contracts.siblings", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.siblings", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         async def other() -> Any:
             await run.wait("go")
             return await tried(run.call(pay, "bob", 90))
@@ -222,8 +222,8 @@ def test_a_budget_that_a_sibling_spent_meanwhile_is_spent(desk: Desk) -> None:
 def test_a_context_that_changed_meanwhile_is_judged_as_it_is_then(desk: Desk) -> None:
     bound = contract(LARGE, rules.context("contracts.pay", open={"one_of": [True]}, name="open"))
 
-    @kedge.agent(name="contracts.context", contract=bound, context=dict)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.context", contract=bound, context=dict)
+    async def agent(run: killick.Run) -> Any:
         await run.update(open=True)
         return await tried(run.call(pay, "ann", 500))
 
@@ -238,8 +238,8 @@ def test_a_context_that_changed_meanwhile_is_judged_as_it_is_then(desk: Desk) ->
 def test_what_nobody_has_seen_of_the_context_is_not_agreed_to(desk: Desk) -> None:
     bound = contract(LARGE, rules.context("contracts.pay", latest=True, name="latest"))
 
-    @kedge.agent(name="contracts.latest", contract=bound, context=dict)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.latest", contract=bound, context=dict)
+    async def agent(run: killick.Run) -> Any:
         await run.update(limit=1)
         return [await tried(run.call(pay, "ann", 500)), await tried(run.call(pay, "ann", 5))]
 
@@ -251,13 +251,13 @@ def test_what_nobody_has_seen_of_the_context_is_not_agreed_to(desk: Desk) -> Non
 
 
 def test_an_approval_does_not_outlive_the_time_that_the_run_has(
-    make_world: Callable[[kedge.ManualClock], World],
+    make_world: Callable[[killick.ManualClock], World],
 ) -> None:
-    clock = kedge.ManualClock()
+    clock = killick.ManualClock()
     desk = Desk(make_world(clock), cold=True)
 
-    @kedge.agent(name="contracts.time", contract=contract(LARGE, rules.budget(time="2h")))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.time", contract=contract(LARGE, rules.budget(time="2h")))
+    async def agent(run: killick.Run) -> Any:
         return await tried(run.call(pay, "ann", 500))
 
     desk.asked(agent)
@@ -268,12 +268,12 @@ def test_an_approval_does_not_outlive_the_time_that_the_run_has(
     desk.holds(agent)
 
 
-def changing(name: str) -> Callable[[kedge.Contract | None], Any]:
+def changing(name: str) -> Callable[[killick.Contract | None], Any]:
     """An agent whose next release has another contract."""
 
-    def release(bound: kedge.Contract | None) -> Any:
-        @kedge.agent(name=name, contract=bound)
-        async def agent(run: kedge.Run) -> Any:
+    def release(bound: killick.Contract | None) -> Any:
+        @killick.agent(name=name, contract=bound)
+        async def agent(run: killick.Run) -> Any:
             return await tried(run.call(pay, "ann", 500))
 
         return agent
@@ -302,7 +302,7 @@ def test_a_contract_that_changed_while_people_were_asked_asks_anew_and_voids_the
 @pytest.mark.parametrize(
     "bound", [None, contract(rules.allow("contracts.*")), contract(rules.deny("contracts.*"))], ids=str
 )
-def test_a_question_that_the_next_contract_does_not_ask_is_closed(world: World, bound: kedge.Contract | None) -> None:
+def test_a_question_that_the_next_contract_does_not_ask_is_closed(world: World, bound: killick.Contract | None) -> None:
     desk, release = Desk(world, cold=True), changing("contracts.relaxed")
     desk.asked(release(contract(LARGE)))
     after = release(bound)
@@ -312,8 +312,8 @@ def test_a_question_that_the_next_contract_does_not_ask_is_closed(world: World, 
 
 
 def test_after_a_rewind_people_are_asked_anew(desk: Desk) -> None:
-    @kedge.agent(name="contracts.rewound", contract=contract(LARGE_BY_TWO))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.rewound", contract=contract(LARGE_BY_TWO))
+    async def agent(run: killick.Run) -> Any:
         return await tried(run.call(pay, "ann", 500))
 
     desk.asked(agent)
@@ -330,8 +330,8 @@ def test_after_a_rewind_people_are_asked_anew(desk: Desk) -> None:
 def test_an_agreement_is_of_its_generation_also_where_the_run_is_taken_back_to_just_after_it(desk: Desk) -> None:
     strangers = rules.arguments("contracts.pay", to={"one_of": ["bob"]}, name="strangers", ask="directors")
 
-    @kedge.agent(name="contracts.halfway", contract=contract(LARGE, strangers))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.halfway", contract=contract(LARGE, strangers))
+    async def agent(run: killick.Run) -> Any:
         return await tried(run.call(pay, "ann", 500))
 
     desk.asked(agent)
@@ -351,15 +351,15 @@ def test_an_agreement_is_of_its_generation_also_where_the_run_is_taken_back_to_j
 def test_a_change_of_the_context_that_a_rule_asks_about_is_for_those_whom_it_asks(desk: Desk) -> None:
     bound = contract(rules.arguments("update", limit={"max": 5}, ask="managers", name="limit"))
 
-    @kedge.agent(name="contracts.limits", contract=bound, context=dict)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.limits", contract=bound, context=dict)
+    async def agent(run: killick.Run) -> Any:
         mine = await tried(run.update(limit=9))
         await run.wait("go")
         return [mine, dict(run.context)]
 
     desk.go(agent)
     for by in ("zoe", "dan", None):
-        with pytest.raises(kedge.KedgeError, match="limit"):
+        with pytest.raises(killick.KillickError, match="limit"):
             desk.kd.set("r", limit=9, by=by)
     desk.kd.set("r", limit=8, by="mia")
     desk.kd.send("r", "go")
@@ -370,8 +370,8 @@ def test_a_change_of_the_context_that_a_rule_asks_about_is_for_those_whom_it_ask
 def test_a_fork_is_asked_for_itself_and_what_it_spends_is_spent(desk: Desk) -> None:
     bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
 
-    @kedge.agent(name="contracts.forked", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.forked", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         await run.call(pay, "eve", 90)
         which = await run.decided("Who?", "ann" if run.id == "r" else "bob")
         return await tried(run.call(pay, which, 600))
@@ -391,8 +391,8 @@ def test_a_fork_is_asked_for_itself_and_what_it_spends_is_spent(desk: Desk) -> N
 # children and messages ----------------------------------------------------------------------------
 
 
-@kedge.agent(name="contracts.child")
-async def child(run: kedge.Run, amounts: list[int]) -> list[Any]:
+@killick.agent(name="contracts.child")
+async def child(run: killick.Run, amounts: list[int]) -> list[Any]:
     return [await tried(run.call(pay, "ann", amount)) for amount in amounts]
 
 
@@ -403,8 +403,8 @@ def test_a_child_is_judged_by_its_parents_contract_too_and_spends_from_the_same_
         rules.total("contracts.pay", "amount", max=800),
     )
 
-    @kedge.agent(name="contracts.parent", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.parent", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         mine = await tried(run.call(pay, "bob", 200))
         below = await run.spawn(child, [600, 400, 300], id="below")
         return [
@@ -428,8 +428,8 @@ def test_a_child_is_judged_by_its_parents_contract_too_and_spends_from_the_same_
 
 
 def test_children_side_by_side_do_not_spend_the_same_money_twice(desk: Desk) -> None:
-    @kedge.agent(name="contracts.many", contract=contract(rules.total("contracts.pay", "amount", max=1000)))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.many", contract=contract(rules.total("contracts.pay", "amount", max=1000)))
+    async def agent(run: killick.Run) -> Any:
         several = [await run.spawn(child, [100] * 4, id=f"c{number}") for number in range(5)]
         return [await each.result() for each in several]
 
@@ -439,12 +439,12 @@ def test_children_side_by_side_do_not_spend_the_same_money_twice(desk: Desk) -> 
 
 
 def test_the_parents_people_are_asked_by_the_parents_rule_whatever_the_child_calls_its_own(desk: Desk) -> None:
-    @kedge.agent(name="contracts.kid", contract=kedge.Contract("kid", [], people={"managers": ["kid"]}))
-    async def kid(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.kid", contract=killick.Contract("kid", [], people={"managers": ["kid"]}))
+    async def kid(run: killick.Run) -> Any:
         return await tried(run.call(pay, "ann", 500))
 
-    @kedge.agent(name="contracts.boss", contract=contract(LARGE))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.boss", contract=contract(LARGE))
+    async def agent(run: killick.Run) -> Any:
         return await (await run.spawn(kid, id="kid")).result()
 
     assert desk.go(agent) is None
@@ -458,13 +458,13 @@ def test_the_parents_people_are_asked_by_the_parents_rule_whatever_the_child_cal
 def test_a_child_is_judged_by_its_parents_contract_where_nobody_knows_the_parents_code(world: World) -> None:
     bound = contract(rules.arguments("contracts.pay", amount={"max": 500}), rules.budget("contracts.pay", effects=1))
 
-    @kedge.agent(name="contracts.sleepy")
-    async def sleepy(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.sleepy")
+    async def sleepy(run: killick.Run) -> Any:
         await run.wait("go")
         return [await tried(run.call(pay, "ann", amount)) for amount in (600, 400, 300)]
 
-    @kedge.agent(name="contracts.elsewhere", contract=bound)
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="contracts.elsewhere", contract=bound)
+    async def agent(run: killick.Run) -> str:
         await run.spawn(sleepy, id="below", on_parent_end="abandon")
         return await run.wait("never")
 
@@ -487,14 +487,14 @@ def asks(intention: Any, standing: Any) -> Any:
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
 def test_children_and_messages_are_intentions_that_people_may_be_asked_about(desk: Desk, verb: str) -> None:
-    @kedge.agent(
+    @killick.agent(
         name="contracts.spawns", contract=contract(rules.check(asks, tools=["spawn:*", "send"], name="careful"))
     )
-    async def agent(run: kedge.Run) -> Any:
+    async def agent(run: killick.Run) -> Any:
         seen: list[Any] = []
         try:
             seen.append(await (await run.spawn(child, [1], id="below")).result())
-        except kedge.Rejected as rejected:
+        except killick.Rejected as rejected:
             seen.append([rejected.code, rejected.by])
         seen.append(await tried(run.send("r", "hello", 1)))
         return seen
@@ -513,8 +513,8 @@ def test_children_and_messages_are_intentions_that_people_may_be_asked_about(des
 
 @pytest.mark.parametrize("pattern", ["spawn:*", "send", "*"])
 def test_a_denied_child_or_message_never_leaves(desk: Desk, pattern: str) -> None:
-    @kedge.agent(name="contracts.denied", contract=contract(rules.deny(pattern)))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.denied", contract=contract(rules.deny(pattern)))
+    async def agent(run: killick.Run) -> Any:
         return [str(await tried(run.spawn(child, [1], id="below"))), await tried(run.send("r", "hello", 1))]
 
     spawned, sent = desk.go(agent)
@@ -547,8 +547,8 @@ async def gpt(*, model: str, messages: Any) -> Any:
 def test_a_model_is_not_asked_when_what_it_may_use_is_used_up(desk: Desk, budget: Any, asked: int) -> None:
     prices = {"toy-*": {"input": 1, "output": 1, "since": "2020-01-01"}}
 
-    @kedge.agent(name="contracts.models", contract=contract(rules.budget(**budget), prices=prices))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.models", contract=contract(rules.budget(**budget), prices=prices))
+    async def agent(run: killick.Run) -> Any:
         return [isinstance(await tried(run.model(gpt, model="toy-1", messages=[])), dict) for _ in range(5)]
 
     assert desk.go(agent) == [True] * asked + [False] * (5 - asked)
@@ -561,8 +561,8 @@ def test_a_denied_model_is_neither_asked_nor_streamed(desk: Desk) -> None:
         DONE.append("streamed")
         yield model
 
-    @kedge.agent(name="contracts.streams", contract=contract(rules.deny("model:*")))
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.streams", contract=contract(rules.deny("model:*")))
+    async def agent(run: killick.Run) -> Any:
         async def read() -> Any:
             return [chunk async for chunk in run.stream(chunks, model="x")]
 
@@ -579,15 +579,15 @@ def test_what_is_said_of_a_rejection_is_the_same_word_for_word_on_replay(desk: D
 
     async def other(*, model: str) -> None: ...
 
-    @kedge.agent(name="contracts.words", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.words", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         steps: list[Callable[[], Any]] = [
             lambda: run.model(other, model="x"), lambda: run.spawn(child, [1]), lambda: run.send("r", "x"),
             lambda: run.call(wipe), lambda: run.model(gpt, model="x", messages=[]),
         ]  # fmt: skip
         said: list[str] = []
         for step in steps:
-            with pytest.raises(kedge.Rejected) as rejected:
+            with pytest.raises(killick.Rejected) as rejected:
                 await step()
             said += [str(rejected.value), rejected.value.name, repr(rejected.value.allowed)]
         return said
@@ -601,8 +601,8 @@ def test_what_is_said_of_a_rejection_is_the_same_word_for_word_on_replay(desk: D
 def test_what_a_person_made_less_is_counted_as_that(desk: Desk) -> None:
     bound = contract(LARGE, rules.total("contracts.pay", "amount", max=1000))
 
-    @kedge.agent(name="contracts.less", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.less", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         return [await tried(run.call(pay, "ann", amount)) for amount in (900, 940, 20, 10)]
 
     desk.asked(agent)
@@ -619,7 +619,7 @@ def test_what_a_person_made_less_is_counted_as_that(desk: Desk) -> None:
 # files --------------------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="idempotent", approve="managers", name="contracts.reads_file")
+@killick.tool(effect="idempotent", approve="managers", name="contracts.reads_file")
 async def reads_file(path: str, lines: int = 1) -> str:
     DONE.append(path)
     return Path(path).read_text()
@@ -638,8 +638,8 @@ def folder(tmp_path: Path) -> Path:
 def reading(folder: Path) -> Any:
     bound = contract(rules.paths("contracts.reads_file", path=[str(folder / "inside")]))
 
-    @kedge.agent(name="contracts.reading", contract=bound)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="contracts.reading", contract=bound)
+    async def agent(run: killick.Run) -> Any:
         return [await tried(run.call(reads_file, "link")), str(run.told)]
 
     return agent

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.history.listing import Listing
-from kedge.model import crash_loop
-from kedge.model import events as e
-from kedge.runtime.executor import Claim
-from kedge.runtime.standing import Advanced
-from kedge.store import MemoryStore
-from kedge.store.base import RunQuery
+import killick
+from killick.clock import ManualClock
+from killick.history.listing import Listing
+from killick.model import crash_loop
+from killick.model import events as e
+from killick.runtime.executor import Claim
+from killick.runtime.standing import Advanced
+from killick.store import MemoryStore
+from killick.store.base import RunQuery
 
 SECOND = 1_000_000
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def crash_read(part: int) -> int:
     return part
 
 
-@kedge.agent
-async def crash_reader(run: kedge.Run) -> int:
+@killick.agent
+async def crash_reader(run: killick.Run) -> int:
     await run.call(crash_read, 1)
     await run.ask("go on?")
     return await run.call(crash_read, 2)
@@ -35,8 +35,8 @@ async def crash_reader(run: kedge.Run) -> int:
 RAN: list[str] = []
 
 
-@kedge.agent
-async def crash_noted(run: kedge.Run) -> None:
+@killick.agent
+async def crash_noted(run: killick.Run) -> None:
     RAN.append(run.id)
 
 
@@ -46,14 +46,14 @@ class Shop:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(clock=self.clock)
-        self.kd = kedge.Client(self.store, clock=self.clock, behind=False)
+        self.kd = killick.Client(self.store, clock=self.clock, behind=False)
 
     def die(self, run: str, holder: str = "1-gone", *, alone: bool = False) -> None:
         """A process takes a run and dies at once."""
         head = self.store.lease(run, holder, seconds=1)
         if alone:
             log = self.kd.log.open(run, head=head)
-            log.append(kedge_entry(e.RunTaken(at=self.clock.now_us(), epoch=head.epoch, holder=holder, alone=True)))
+            log.append(killick_entry(e.RunTaken(at=self.clock.now_us(), epoch=head.epoch, holder=holder, alone=True)))
         self.clock.advance(2)
 
     def looked(self, *runs: str) -> list[Advanced]:
@@ -83,8 +83,8 @@ class Shop:
         return self.kd.state(run).fold.facts.crashes
 
 
-def kedge_entry(event: e.Event) -> Any:
-    from kedge.log.handle import Entry
+def killick_entry(event: e.Event) -> Any:
+    from killick.log.handle import Entry
 
     return Entry(event)
 
@@ -148,7 +148,7 @@ def test_a_caller_in_the_foreground_goes_on_at_once_and_quarantines_nothing(shop
         shop.die("many")
         head = shop.store.lease("many", "2-other", seconds=1)
         log = shop.kd.log.open("many", head=head)
-        from kedge.runtime.crash_loop import record
+        from killick.runtime.crash_loop import record
 
         record(log, "1-gone", shop.clock.now_us(), quarantines=False)
         shop.store.release("many", epoch=head.epoch)
@@ -172,7 +172,7 @@ def test_after_five_deaths_alone_the_run_waits_for_a_person_and_says_why(shop: S
     shop.kd.send("r", "hello")
     assert all(not advanced.suspect for advanced in shop.looked("r"))
     assert shop.looked() == []
-    with pytest.raises(kedge.RunWaiting, match=r"died 8 times in a row.*kedge resume r"):
+    with pytest.raises(killick.RunWaiting, match=r"died 8 times in a row.*killick resume r"):
         shop.kd.run(crash_reader, id="r")
     [line] = Listing(shop.kd.log).lines(shop.store.runs(RunQuery()), shop.clock.now_us())
     assert [about.kind for about in line.about] == ["crash", "person"]

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.log.handle import Entry
-from kedge.model import events as e
-from kedge.model.crash_loop import SUSPECT_AFTER
+from killick.log.handle import Entry
+from killick.model import events as e
+from killick.model.crash_loop import SUSPECT_AFTER
 
 AGENTS = '''
 import os, sys
 from pathlib import Path
-import kedge
+import killick
 
 HERE = Path(__file__).parent
 DEATHS = int(os.environ.get("DEATHS", "0"))
@@ -40,18 +40,18 @@ def refund(effect) -> None:
     (HERE / "refunded").touch()
 
 
-@kedge.tool(effect="idempotent", compensate=refund)
+@killick.tool(effect="idempotent", compensate=refund)
 def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def look() -> str:
     maybe_die()
     return "seen"
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 def put() -> str:
     maybe_die()
     return "there"
@@ -62,25 +62,25 @@ def ask(prompt: str) -> str:
     return "reply"
 
 
-@kedge.agent(on_failure="compensate")
+@killick.agent(on_failure="compensate")
 def reads(run) -> str:
     run.call(pay, 5)
     return run.call(look)
 
 
-@kedge.agent(on_failure="compensate")
+@killick.agent(on_failure="compensate")
 def puts(run) -> str:
     run.call(pay, 5)
     return run.call(put)
 
 
-@kedge.agent(on_failure="compensate")
+@killick.agent(on_failure="compensate")
 def asks(run) -> str:
     run.call(pay, 5)
     return run.model(ask, prompt="hello")
 
 
-@kedge.agent(on_failure="compensate")
+@killick.agent(on_failure="compensate")
 def between(run) -> str:
     run.call(pay, 5)
     maybe_die()
@@ -88,7 +88,7 @@ def between(run) -> str:
 
 
 if __name__ == "__main__":
-    with kedge.open(str(HERE / "kedge.db")) as kd:
+    with killick.open(str(HERE / "killick.db")) as kd:
         agent = globals()[sys.argv[1]]
         kd.start(agent, id="r")
         print(kd.run(agent, id="r"))
@@ -110,7 +110,7 @@ def test_r13_a_run_whose_processes_die_completes_when_the_deaths_stop(tmp_path: 
     ]
     assert [each.returncode for each in ended] == [9] * deaths + [0], ended[-1].stderr.decode()
     assert not (tmp_path / "refunded").exists()
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         assert kd.info("r").status == "completed"
         assert not kd.state("r").fold.failures
 
@@ -120,8 +120,8 @@ def test_r13_four_allowed_and_answered_means_four_made_across_crashes(world: Any
     made: list[int] = []
     answered: list[int] = []
 
-    @kedge.tool(effect=effect, retry=kedge.Retry(attempts=4))
-    async def act(step: kedge.ToolStep = kedge.STEP) -> None:
+    @killick.tool(effect=effect, retry=killick.Retry(attempts=4))
+    async def act(step: killick.ToolStep = killick.STEP) -> None:
         made.append(step.attempt)
         if len(made) in (2, 3, 5, 6, 7):
             world.die()
@@ -129,18 +129,18 @@ def test_r13_four_allowed_and_answered_means_four_made_across_crashes(world: Any
             answered.append(step.attempt)
         raise ConnectionResetError(f"try {step.attempt}")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.ask("begin?")
         await run.call(act)
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(agent, id="r")
     world.kd.answer("r", "approve")
     kd = world.kd
     for _ in range(5):
         kd = world.killed(agent, run="r")
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert answered == [1, 4, 8, 9]
     assert failed.value.failure.cause.is_a(ConnectionResetError)
@@ -152,7 +152,7 @@ def test_r13_four_allowed_and_answered_means_four_made_across_crashes(world: Any
 APP = """
 import os, time
 from pathlib import Path
-import kedge
+import killick
 
 HERE = Path(__file__).parent
 
@@ -163,50 +163,50 @@ def die() -> None:
     os._exit(9)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def work(part: int) -> int:
     time.sleep(0.02)
     return part
 
 
-@kedge.tool(effect="{effect}", reconcile=lambda effect: kedge.DidNotHappen())
+@killick.tool(effect="{effect}", reconcile=lambda effect: killick.DidNotHappen())
 def poison() -> None:
     die()
 
 
-@kedge.agent
+@killick.agent
 def innocent(run, parts: int) -> int:
     return sum(run.call(work, part) for part in range(parts))
 
 
-@kedge.agent
+@killick.agent
 def in_a_tool(run) -> None:
     run.call(work, 1)
     run.call(poison)
 
 
-@kedge.agent
+@killick.agent
 def in_its_code(run) -> None:
     run.call(work, 1)
     die()
 
 
-@kedge.agent
+@killick.agent
 async def before_any_step(run) -> None:
     die()
 """
 
 SERVE = """
 import asyncio, signal, sys
-import kedge
-from kedge.model import crash_loop
+import killick
+from killick.model import crash_loop
 import app
 
 crash_loop.BACKOFF_SECONDS = (0.05, 0.2)
 
 
 async def serve() -> None:
-    with kedge.open(sys.argv[1]) as kd:
+    with killick.open(sys.argv[1]) as kd:
         worker = kd.worker(lease_seconds=float(sys.argv[2]))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
         await worker.serve()
@@ -250,7 +250,7 @@ def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str
     (folder / "app.py").write_text(APP.replace("{effect}", effect))
     (folder / "serve.py").write_text(SERVE)
     names = [f"innocent_{number}" for number in range(innocents)]
-    with kedge.open(url) as kd:
+    with killick.open(url) as kd:
         start(kd, "poison", poison)
         for name in names:
             start(kd, name, "innocent", 5)
@@ -277,7 +277,7 @@ def poisoned(folder: Path, url: str, poison: str, *, innocents: int, effect: str
         assert kd.state("poison").fold.facts.crashes is None
 
 
-def start(kd: kedge.Client, run: str, agent: str, value: Any = None) -> None:
+def start(kd: killick.Client, run: str, agent: str, value: Any = None) -> None:
     """Create a run of an agent that only the workers know."""
     at = kd.clock.now_us()
     log = kd.log.begin(run)
@@ -290,19 +290,19 @@ def start(kd: kedge.Client, run: str, agent: str, value: Any = None) -> None:
 def test_r13_a_run_that_kills_its_workers_is_quarantined_and_takes_no_neighbour_along(
     tmp_path: Path, poison: str
 ) -> None:
-    poisoned(tmp_path, str(tmp_path / "kedge.db"), poison, innocents=9)
+    poisoned(tmp_path, str(tmp_path / "killick.db"), poison, innocents=9)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_r13_a_poison_tool_that_may_happen_once_is_reconciled_and_quarantined_all_the_same(tmp_path: Path) -> None:
-    poisoned(tmp_path, str(tmp_path / "kedge.db"), "in_a_tool", innocents=3, effect="at_most_once")
+    poisoned(tmp_path, str(tmp_path / "killick.db"), "in_a_tool", innocents=3, effect="at_most_once")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_r13_fifty_innocent_runs_on_two_workers_outlive_a_poison_one(tmp_path: Path) -> None:
-    poisoned(tmp_path, str(tmp_path / "kedge.db"), "in_its_code", innocents=50, workers=2)
+    poisoned(tmp_path, str(tmp_path / "killick.db"), "in_its_code", innocents=50, workers=2)
 
 
 @pytest.mark.slow

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import CalledDirectly
-from kedge.runtime.here import Stray
+import killick
+from killick.errors import CalledDirectly
+from killick.runtime.here import Stray
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look(n: int) -> int:
     """Looks."""
     return n + 1
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def look_blocking(n: int) -> int:
     return n + 1
 
@@ -41,12 +41,12 @@ def test_r21_outside_an_agent_a_tool_is_the_plain_function() -> None:
 
 
 def test_r21_inside_an_agent_a_tool_called_directly_raises_and_names_run_call(world: Any) -> None:
-    @kedge.agent
-    async def agent(run: kedge.Run, way: str) -> int:
+    @killick.agent
+    async def agent(run: killick.Run, way: str) -> int:
         return await look(1) if way == "async" else look_blocking(1)
 
     for way, name in (("async", "look"), ("blocking", "look_blocking")):
-        with pytest.raises(kedge.RunFailed) as failed:
+        with pytest.raises(killick.RunFailed) as failed:
             world.kd.run(agent, way, id=way)
         assert failed.value.failure.is_a(CalledDirectly)
         assert f"run.call({name}, …)" in failed.value.failure.message
@@ -60,13 +60,13 @@ def test_r21_nor_in_a_blocking_agent_nor_in_a_branch_nor_in_a_thread_that_it_sta
             look_blocking(1)
         refused.append(where)
 
-    @kedge.agent
-    def blocking(run: kedge.SyncRun) -> None:
+    @killick.agent
+    def blocking(run: killick.SyncRun) -> None:
         attempt("blocking")
         run.gather(lambda: attempt("branch of a blocking one"))
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         async def branch() -> None:
             attempt("branch")
 
@@ -79,48 +79,48 @@ def test_r21_nor_in_a_blocking_agent_nor_in_a_branch_nor_in_a_thread_that_it_sta
 
 
 def test_r21_a_tool_may_call_another_tool_as_the_plain_function(world: Any) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def both(n: int) -> int:
         return await look(n) + look_blocking(n)
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def both_blocking(n: int) -> int:
         return look_blocking(n) + asyncio.run(look(n))
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent
+    async def agent(run: killick.Run) -> int:
         return await run.call(both, 1) + await run.call(both_blocking, 2)
 
     assert world.kd.run(agent, id="r") == 10
 
 
 def test_r21_reconcilers_confirmers_and_compensations_are_no_agent_code(world: Any) -> None:
-    def reconcile(effect: kedge.Effect) -> kedge.Happened:
-        return kedge.Happened(look_blocking(1))
+    def reconcile(effect: killick.Effect) -> killick.Happened:
+        return killick.Happened(look_blocking(1))
 
-    async def confirm(effect: kedge.Effect) -> bool:
+    async def confirm(effect: killick.Effect) -> bool:
         return await look(1) == 2
 
-    def undo(effect: kedge.Effect) -> None:
+    def undo(effect: killick.Effect) -> None:
         look_blocking(1)
 
-    @kedge.tool(reconcile=reconcile, confirm=confirm, compensate=undo)
+    @killick.tool(reconcile=reconcile, confirm=confirm, compensate=undo)
     async def act() -> int:
         raise ValueError("?")
 
-    @kedge.agent(on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         assert await run.call(act) == 2
         raise LookupError("no")
 
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         world.kd.run(agent, id="r")
     assert failed.value.failure.is_a(LookupError)
 
 
 def test_r21_after_a_run_tools_are_plain_functions_again(world: Any) -> None:
-    @kedge.agent
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent
+    async def agent(run: killick.Run) -> int:
         return await run.call(look, 1)
 
     async def here() -> tuple[int, int]:
@@ -132,11 +132,11 @@ def test_r21_after_a_run_tools_are_plain_functions_again(world: Any) -> None:
 def test_r21_run_call_takes_tools_only(world: Any) -> None:
     def plain() -> None: ...
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(plain)  # type: ignore[arg-type]
 
-    with pytest.raises(kedge.RunFailed, match=r"@kedge\.tool"):
+    with pytest.raises(killick.RunFailed, match=r"@killick\.tool"):
         world.kd.run(agent, id="r")
 
 
@@ -146,7 +146,7 @@ def test_r21_run_call_takes_tools_only(world: Any) -> None:
 @pytest.fixture
 def strays() -> Iterator[list[Stray]]:
     seen: list[Stray] = []
-    stop = kedge.watch_io(seen.append)
+    stop = killick.watch_io(seen.append)
     yield seen
     stop()
 
@@ -168,8 +168,8 @@ def touch_all(folder: Path) -> None:
 def test_r21_io_of_agent_code_outside_a_step_is_told_with_file_and_line(
     world: Any, strays: list[Stray], tmp_path: Path
 ) -> None:
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         touch_all(tmp_path)
 
     world.kd.run(agent, id="r")
@@ -183,8 +183,8 @@ def test_r21_io_of_agent_code_outside_a_step_is_told_with_file_and_line(
 
 
 def test_r21_io_of_a_blocking_agent_is_told_too(world: Any, strays: list[Stray], tmp_path: Path) -> None:
-    @kedge.agent
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent
+    def agent(run: killick.SyncRun) -> None:
         run.call(look, 1)
         (tmp_path / "told").write_text("x")
 
@@ -192,19 +192,19 @@ def test_r21_io_of_a_blocking_agent_is_told_too(world: Any, strays: list[Stray],
     assert [(stray.file, stray.line) for stray in strays] == [(__file__, line_of(agent.fn, "write_text"))]
 
 
-def test_r21_io_of_tools_and_of_kedge_itself_is_none_of_the_agents(
+def test_r21_io_of_tools_and_of_killick_itself_is_none_of_the_agents(
     disk: Any, strays: list[Stray], tmp_path: Path
 ) -> None:
-    @kedge.tool
+    @killick.tool
     async def write() -> None:
         touch_all(tmp_path)
 
-    @kedge.tool
+    @killick.tool
     def write_blocking() -> None:
         (tmp_path / "more").write_text("x")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         import wave  # what an import reads is code
 
         assert wave
@@ -227,13 +227,13 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
     def refuse(stray: Stray) -> None:
         raise PermissionError(str(stray))
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         (tmp_path / "told").write_text("x")
 
-    stop = kedge.watch_io(refuse)
+    stop = killick.watch_io(refuse)
     try:
-        with pytest.raises(kedge.RunFailed, match="outside of a step"):
+        with pytest.raises(killick.RunFailed, match="outside of a step"):
             world.kd.run(agent, id="r")
     finally:
         stop()
@@ -242,10 +242,10 @@ def test_r21_a_watcher_may_stop_the_io(world: Any, tmp_path: Path) -> None:
 
 def test_r21_nobody_is_told_any_more_who_stopped_watching(world: Any, tmp_path: Path) -> None:
     seen: list[Stray] = []
-    kedge.watch_io(seen.append)()
+    killick.watch_io(seen.append)()
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         (tmp_path / "told").write_text("x")
 
     world.kd.run(agent, id="r")
@@ -262,8 +262,8 @@ def test_r21_io_of_other_threads_is_nobodys_business(world: Any, strays: list[St
 
     threading.Thread(target=write).start()
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         begun.set()
         done.wait(300)
 

@@ -1,4 +1,4 @@
-"""kedge.durable: the real clients of openai and anthropic, over real HTTP to a provider that follows a script."""
+"""killick.durable: the real clients of openai and anthropic, over real HTTP to a provider that follows a script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import kedge
-from kedge.errors import DeclarationRefused, OutsideBranch
-from kedge.model import events as e
-from kedge.runtime.durable import durable
-from kedge.testing import check, play, scripted
+import killick
+from killick.errors import DeclarationRefused, OutsideBranch
+from killick.model import events as e
+from killick.runtime.durable import durable
+from killick.testing import check, play, scripted
 from proxy.provider import Fails, Provider, Says, Serving
 from runtime.conftest import World
 
@@ -152,17 +152,17 @@ WAYS_NOW = [chat_now, chat_stream_now, message_now, message_stream_now]
 def agent_of(way: Callable[[Clients], Any], clients: Clients) -> Any:
     """Asks, waits for a person, and gives what was said."""
 
-    async def asks(run: kedge.Run) -> str:
+    async def asks(run: killick.Run) -> str:
         said = str(await way(clients))
         await run.ask("send it?")
         return said
 
-    def asks_now(run: kedge.SyncRun) -> str:
+    def asks_now(run: killick.SyncRun) -> str:
         said = str(way(clients))
         run.ask("send it?")
         return said
 
-    return kedge.agent(name="asks")(asks if asyncio.iscoroutinefunction(way) else asks_now)
+    return killick.agent(name="asks")(asks if asyncio.iscoroutinefunction(way) else asks_now)
 
 
 @pytest.mark.parametrize("way", [*WAYS, *WAYS_NOW], ids=lambda way: way.__name__)
@@ -171,7 +171,7 @@ def test_a_call_inside_a_run_is_on_record_and_never_made_again(
 ) -> None:
     provider.replies(Says("Good morning, Ann."))
     agent = agent_of(way, clients)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(agent, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -220,8 +220,8 @@ def test_the_given_client_may_be_collected_and_options_may_be_changed(
     )
     gc.collect()
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await client.with_options(max_retries=1).chat.completions.create(model="m", messages=ASK)
         return str(reply.choices[0].message.content)
 
@@ -232,15 +232,15 @@ def test_the_given_client_may_be_collected_and_options_may_be_changed(
 def test_a_parsed_reply_is_parsed_on_replay_too(world: World, provider: Provider, clients: Clients) -> None:
     provider.replies(Says('{"words": "good day"}'))
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await clients.openai.chat.completions.parse(model="m", messages=ASK, response_format=Greeting)
         found = reply.choices[0].message.parsed
         assert isinstance(found, Greeting)
         await run.ask("go on?")
         return found.words
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -251,8 +251,8 @@ def test_a_parsed_reply_is_parsed_on_replay_too(world: World, provider: Provider
 def test_the_run_tries_again_and_every_attempt_is_on_record(world: World, provider: Provider, clients: Clients) -> None:
     provider.replies(BUSY, BROKEN, Says("at last"))
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return await message(clients)
 
     assert world.kd.run(asks, id="r") == "at last"
@@ -276,7 +276,7 @@ def test_an_error_is_the_client_s_own_live_and_on_replay(
         assert isinstance(error, openai.BadRequestError | anthropic.BadRequestError)
         return f"{error.status_code} {'no such model' in str(error)}"
 
-    async def asks(run: kedge.Run) -> str:
+    async def asks(run: killick.Run) -> str:
         try:
             return str(await way(clients))
         except (openai.APIError, anthropic.APIError) as error:
@@ -284,7 +284,7 @@ def test_an_error_is_the_client_s_own_live_and_on_replay(
         await run.ask("go on?")
         return said
 
-    def asks_now(run: kedge.SyncRun) -> str:
+    def asks_now(run: killick.SyncRun) -> str:
         try:
             return str(way(clients))
         except (openai.APIError, anthropic.APIError) as error:
@@ -292,8 +292,8 @@ def test_an_error_is_the_client_s_own_live_and_on_replay(
         run.ask("go on?")
         return said
 
-    agent: Any = kedge.agent(name="asks")(asks if asyncio.iscoroutinefunction(way) else asks_now)
-    with pytest.raises(kedge.RunWaiting):
+    agent: Any = killick.agent(name="asks")(asks if asyncio.iscoroutinefunction(way) else asks_now)
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(agent, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -304,8 +304,8 @@ def test_an_error_is_the_client_s_own_live_and_on_replay(
 def test_a_far_side_that_is_not_there_is_the_client_s_own_connection_error(world: World) -> None:
     clients = Clients("http://127.0.0.1:9")
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         try:
             return await chat(clients)
         except openai.APIConnectionError:
@@ -319,12 +319,12 @@ def test_a_far_side_that_is_not_there_is_the_client_s_own_connection_error(world
 
 
 def test_what_a_contract_rejects_is_not_sent(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent(contract=kedge.Contract("poor", [kedge.rules.budget(calls=1)]))
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent(contract=killick.Contract("poor", [killick.rules.budget(calls=1)]))
+    async def asks(run: killick.Run) -> str:
         await message(clients)
         try:
             return await message(clients)
-        except kedge.Rejected as rejected:
+        except killick.Rejected as rejected:
             return str(rejected.code)
 
     assert "budget" in world.kd.run(asks, id="r")
@@ -332,12 +332,12 @@ def test_what_a_contract_rejects_is_not_sent(world: World, provider: Provider, c
 
 
 def test_inside_a_tool_it_is_part_of_the_tool(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def translate(text: str) -> str:
         return await chat(clients)
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return await run.call(translate, "x")
 
     assert world.kd.run(asks, id="r") == "hello"
@@ -345,8 +345,8 @@ def test_inside_a_tool_it_is_part_of_the_tool(world: World, provider: Provider, 
 
 
 def test_run_model_with_it_is_one_step(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await run.model(clients.anthropic.messages.create, model="m", max_tokens=9, messages=ASK)
         return str(reply.content[0].text)
 
@@ -356,8 +356,8 @@ def test_run_model_with_it_is_one_step(world: World, provider: Provider, clients
 
 
 def test_whatever_asks_no_model_is_no_step(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def lists(run: kedge.Run) -> int:
+    @killick.agent
+    async def lists(run: killick.Run) -> int:
         await clients.openai.models.list()
         return 1
 
@@ -367,25 +367,27 @@ def test_whatever_asks_no_model_is_no_step(world: World, provider: Provider, cli
 
 
 def test_the_wrong_kind_of_client_is_named(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def blocks(run: kedge.Run) -> str:
+    @killick.agent
+    async def blocks(run: killick.Run) -> str:
         return chat_now(clients)
 
-    with pytest.raises(kedge.RunFailed, match="give an async agent the async client"):
+    with pytest.raises(killick.RunFailed, match="give an async agent the async client"):
         world.kd.run(blocks, id="r1")
 
-    @kedge.agent
-    def awaits(run: kedge.SyncRun) -> str:
+    @killick.agent
+    def awaits(run: killick.SyncRun) -> str:
         return asyncio.run(chat(clients))
 
-    with pytest.raises(kedge.RunFailed, match="give it the client that blocks"):
+    with pytest.raises(killick.RunFailed, match="give it the client that blocks"):
         world.kd.run(awaits, id="r2")
     assert not provider.requests
 
 
-def test_a_task_that_kedge_did_not_start_is_told_of_gather(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def both(run: kedge.Run) -> Any:
+def test_a_task_that_killick_did_not_start_is_told_of_gather(
+    world: World, provider: Provider, clients: Clients
+) -> None:
+    @killick.agent
+    async def both(run: killick.Run) -> Any:
         try:
             return await asyncio.gather(chat(clients), chat(clients))
         except OutsideBranch as error:
@@ -393,8 +395,8 @@ def test_a_task_that_kedge_did_not_start_is_told_of_gather(world: World, provide
 
     assert "run.gather" in world.kd.run(both, id="r1")
 
-    @kedge.agent
-    async def apart(run: kedge.Run) -> Any:
+    @killick.agent
+    async def apart(run: killick.Run) -> Any:
         return await run.gather(chat(clients), message(clients))
 
     assert list(world.kd.run(apart, id="r2")) == ["hello", "hello"]
@@ -404,8 +406,8 @@ def test_a_task_that_kedge_did_not_start_is_told_of_gather(world: World, provide
 def test_a_stream_that_is_left_early_is_the_same_on_replay(world: World, provider: Provider, clients: Clients) -> None:
     provider.replies(Says("one two three four five six"))
 
-    @kedge.agent
-    async def hears(run: kedge.Run) -> str:
+    @killick.agent
+    async def hears(run: killick.Run) -> str:
         said = ""
         async with clients.anthropic.messages.stream(model="m", max_tokens=9, messages=ASK) as stream:
             async for text in stream.text_stream:
@@ -415,7 +417,7 @@ def test_a_stream_that_is_left_early_is_the_same_on_replay(world: World, provide
         await run.ask("go on?")
         return said
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(hears, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -428,8 +430,8 @@ def test_a_blocking_stream_that_is_left_early_is_the_same_on_replay(
 ) -> None:
     provider.replies(Says("one two three four five six"))
 
-    @kedge.agent
-    def hears(run: kedge.SyncRun) -> str:
+    @killick.agent
+    def hears(run: killick.SyncRun) -> str:
         said = ""
         with clients.anthropic_sync.messages.stream(model="m", max_tokens=9, messages=ASK) as stream:
             for text in stream.text_stream:
@@ -439,7 +441,7 @@ def test_a_blocking_stream_that_is_left_early_is_the_same_on_replay(
         run.ask("go on?")
         return said
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(hears, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -452,8 +454,8 @@ def test_a_stream_that_breaks_off_is_an_error_and_not_asked_again(
 ) -> None:
     provider.replies(Says("one two three four five six", cut=600))
 
-    @kedge.agent
-    async def hears(run: kedge.Run) -> str:
+    @killick.agent
+    async def hears(run: killick.Run) -> str:
         try:
             return await message_stream(clients)
         except Exception as error:
@@ -461,7 +463,7 @@ def test_a_stream_that_breaks_off_is_an_error_and_not_asked_again(
         await run.ask("go on?")
         return said
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(hears, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -470,8 +472,8 @@ def test_a_stream_that_breaks_off_is_an_error_and_not_asked_again(
 
 
 def test_a_fork_may_ask_another_model(world: World, provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return await chat(clients)
 
     world.kd.run(asks, id="r")
@@ -486,7 +488,7 @@ def test_a_fork_may_ask_another_model(world: World, provider: Provider, clients:
 @pytest.mark.parametrize("way", [chat, chat_stream, message, message_stream], ids=lambda way: way.__name__)
 def test_within_a_host_a_call_is_the_host_s(tmp_path: Path, provider: Provider, clients: Clients, way: Any) -> None:
     async def work() -> list[str]:
-        async with kedge.open(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
+        async with killick.open(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
             return [await asyncio.create_task(way(clients)), await way(clients)]
 
     provider.replies(Says("first"), Says("second"))
@@ -499,7 +501,7 @@ def test_within_a_host_a_call_is_the_host_s(tmp_path: Path, provider: Provider, 
 def test_within_a_blocking_host_too(tmp_path: Path, provider: Provider, clients: Clients, way: Any) -> None:
     provider.replies(Says("first"))
     for _ in range(2):
-        with kedge.open(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
+        with killick.open(tmp_path / "k.db") as kd, kd.host("t", agent="frame"):
             assert way(clients) == "first"
     assert len(provider.requests) == 1
 
@@ -507,14 +509,14 @@ def test_within_a_blocking_host_too(tmp_path: Path, provider: Provider, clients:
 def test_in_an_agent_a_framework_s_own_tasks_ask_through_the_host(
     world: World, provider: Provider, clients: Clients
 ) -> None:
-    @kedge.agent
-    async def frames(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def frames(run: killick.Run) -> list[str]:
         async with run.hosting():
             said = await asyncio.gather(chat(clients), message(clients))
         await run.ask("go on?")
         return list(said)
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(frames, id="r")
     kd = world.process()
     kd.answer("r", "approve", by="ann")
@@ -533,8 +535,8 @@ def test_a_rehearsal_asks_nobody_and_finds_nothing(provider: Provider, clients: 
 
 
 def test_a_scripted_model_stands_for_the_client(provider: Provider, clients: Clients) -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return await message(clients) + await message(clients)
 
     with play(asks, fakes={"messages": scripted("one ", "two", provider="anthropic")}) as t:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import kedge
-from kedge.errors import AnswerRefused, KedgeError, RunBusy, ValueRefused
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.runtime import live_calls
-from kedge.store import MemoryStore
+import killick
+from killick.errors import AnswerRefused, KillickError, RunBusy, ValueRefused
+from killick.log import Entry
+from killick.model import events as e
+from killick.runtime import live_calls
+from killick.store import MemoryStore
 
 SECOND = 1_000_000
 
@@ -34,8 +34,8 @@ class Receipt:
     to: str = ""
 
 
-@kedge.agent(name="calls_each")
-async def calls_each(run: kedge.Run) -> list[Any]:
+@killick.agent(name="calls_each")
+async def calls_each(run: killick.Run) -> list[Any]:
     """Makes the calls that a test plans, one after the other."""
     return [await run.call(tool, *arguments) for tool, *arguments in PLAN]
 
@@ -52,20 +52,20 @@ def plan(*calls: tuple[Any, ...]) -> None:
     PLAN[:] = calls
 
 
-def parks(kd: kedge.Client, agent: Any = calls_each, run: str = "r") -> kedge.RunWaiting:
-    with pytest.raises(kedge.RunWaiting) as waiting:
+def parks(kd: killick.Client, agent: Any = calls_each, run: str = "r") -> killick.RunWaiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
-    assert not isinstance(waiting.value, kedge.RunDiverged), waiting.value
+    assert not isinstance(waiting.value, killick.RunDiverged), waiting.value
     return waiting.value
 
 
-def fails(kd: kedge.Client, agent: Any = calls_each, run: str = "r") -> kedge.RunFailed:
-    with pytest.raises(kedge.RunFailed) as failed:
+def fails(kd: killick.Client, agent: Any = calls_each, run: str = "r") -> killick.RunFailed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id=run)
     return failed.value
 
 
-def says(found: Any) -> Callable[[kedge.Effect], Any]:
+def says(found: Any) -> Callable[[killick.Effect], Any]:
     """A reconciler that always says the same."""
     return lambda effect: found
 
@@ -78,7 +78,7 @@ class Bank:
         self.taken_back: list[Any] = []
 
     def tool(self, name: str = "pay", **options: Any) -> Any:
-        @kedge.tool(name=name, **options)
+        @killick.tool(name=name, **options)
         async def pay(to: str, note: str = "") -> Receipt:
             self.paid.append(to)
             return Receipt(len(self.paid), to)
@@ -88,7 +88,7 @@ class Bank:
     def failing(self, error: BaseException, name: str = "pay", **options: Any) -> Any:
         """Pays, and does not know it."""
 
-        @kedge.tool(name=name, **options)
+        @killick.tool(name=name, **options)
         async def pay(to: str, note: str = "") -> Receipt:
             self.paid.append(to)
             raise error
@@ -105,11 +105,11 @@ def bank() -> Bank:
 
 
 def test_r14_a_reconciler_that_finds_the_effect_gives_its_result(world: Any, bank: Bank) -> None:
-    asked: list[kedge.Effect] = []
+    asked: list[killick.Effect] = []
 
-    async def look(effect: kedge.Effect) -> Any:
+    async def look(effect: killick.Effect) -> Any:
         asked.append(effect)
-        return kedge.Happened(Receipt(7, "ann"))
+        return killick.Happened(Receipt(7, "ann"))
 
     plan((bank.failing(ConnectionResetError("half way"), reconcile=look), "ann"))
     assert world.kd.run(calls_each, id="r") == [{"number": 7, "to": "ann"}]
@@ -126,8 +126,8 @@ def test_r14_a_reconciler_that_finds_the_effect_gives_its_result(world: Any, ban
 def test_r14_a_reconciler_that_finds_nothing_lets_it_be_tried_again(world: Any) -> None:
     made: list[str] = []
 
-    @kedge.tool(reconcile=lambda effect: kedge.DidNotHappen())
-    def pay(key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(reconcile=lambda effect: killick.DidNotHappen())
+    def pay(key: killick.Key = killick.KEY) -> int:
         made.append(str(key))
         if len(made) == 1:
             world.die()
@@ -141,9 +141,9 @@ def test_r14_a_reconciler_that_finds_nothing_lets_it_be_tried_again(world: Any) 
     assert len(set(made)) == 1
 
 
-@pytest.mark.parametrize("answer", [kedge.Unknown(), None, "yes", ValueError("cannot look")], ids=repr)
+@pytest.mark.parametrize("answer", [killick.Unknown(), None, "yes", ValueError("cannot look")], ids=repr)
 def test_r14_a_reconciler_that_does_not_know_leaves_it_to_a_person(world: Any, bank: Bank, answer: Any) -> None:
-    def look(effect: kedge.Effect) -> Any:
+    def look(effect: killick.Effect) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -155,7 +155,7 @@ def test_r14_a_reconciler_that_does_not_know_leaves_it_to_a_person(world: Any, b
 
 
 def test_r14_a_reconciler_whose_result_does_not_fit_leaves_it_to_a_person(world: Any, bank: Bank) -> None:
-    plan((bank.failing(ValueError("?"), reconcile=says(kedge.Happened("no receipt at all"))), "ann"))
+    plan((bank.failing(ValueError("?"), reconcile=says(killick.Happened("no receipt at all"))), "ann"))
     parks(world.kd)
     world.kd.answer("r", "happened", value={"number": 5, "to": "ann"})
     assert world.kd.run(calls_each, id="r") == [{"number": 5, "to": "ann"}]
@@ -174,8 +174,8 @@ def test_r14_a_person_says_it_happened_and_what_it_returned(world: Any, bank: Ba
 def test_r14_a_person_says_it_did_not_happen_and_it_is_tried_again(world: Any) -> None:
     made: list[str] = []
 
-    @kedge.tool
-    async def pay(key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool
+    async def pay(key: killick.Key = killick.KEY) -> int:
         made.append(str(key))
         if len(made) < 3:
             raise ValueError("?")
@@ -194,11 +194,11 @@ def test_r14_a_person_says_stop_and_the_step_fails_the_same_on_replay(world: Any
     seen: list[str] = []
     pay = bank.failing(ValueError("?"))
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         try:
             await run.call(pay, "ann")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append(str(failed.failure))
         await run.ask("go on?")
 
@@ -236,7 +236,7 @@ def test_r14_what_is_asked_of_a_person_survives_the_process_that_asked(world: An
 
 @pytest.mark.parametrize("transient", [ConnectionResetError("?"), TimeoutError("?"), OSError("?"), KeyError("?")])
 def test_r15_at_most_once_is_never_tried_again_by_itself(world: Any, bank: Bank, transient: Exception) -> None:
-    plan((bank.failing(transient, retry=kedge.Retry(attempts=9)), "ann"))
+    plan((bank.failing(transient, retry=killick.Retry(attempts=9)), "ann"))
     parks(world.kd)
     parks(world.process())
     assert bank.paid == ["ann"]
@@ -245,11 +245,11 @@ def test_r15_at_most_once_is_never_tried_again_by_itself(world: Any, bank: Bank,
 def test_r15_at_most_once_is_tried_again_after_it_was_refused(world: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool(retry=3, nothing_happened=ConnectionRefusedError)
+    @killick.tool(retry=3, nothing_happened=ConnectionRefusedError)
     async def pay() -> int:
         made.append(1)
         if len(made) == 1:
-            raise kedge.NotDone
+            raise killick.NotDone
         if len(made) == 2:
             raise ConnectionRefusedError
         return len(made)
@@ -259,9 +259,9 @@ def test_r15_at_most_once_is_tried_again_after_it_was_refused(world: Any) -> Non
 
 
 def test_r13_a_reconciler_does_not_make_more_attempts_than_are_allowed(world: Any, bank: Bank) -> None:
-    pay = bank.failing(ValueError("?"), reconcile=says(kedge.DidNotHappen()), retry=kedge.Retry(attempts=2))
+    pay = bank.failing(ValueError("?"), reconcile=says(killick.DidNotHappen()), retry=killick.Retry(attempts=2))
     plan((pay, "ann"))
-    with pytest.raises((kedge.RunWaiting, kedge.RunFailed)):
+    with pytest.raises((killick.RunWaiting, killick.RunFailed)):
         world.kd.run(calls_each, id="r")
     assert len(bank.paid) == 2
 
@@ -300,7 +300,7 @@ def test_r15_the_late_result_of_a_blocking_tool_whose_time_was_up_is_recorded(
     world: Any, slow: Slow, effect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abandoned_after(300, monkeypatch)
-    plan((kedge.tool(name="slow", effect=effect, timeout=0.05)(lambda: slow()),))
+    plan((killick.tool(name="slow", effect=effect, timeout=0.05)(lambda: slow()),))
     threading.Timer(0.15, slow.release.set).start()
     assert world.kd.run(calls_each, id="r") == [1]
     assert slow.made == 1
@@ -310,9 +310,9 @@ def test_r15_no_further_attempt_starts_while_the_thread_of_the_last_one_lives(
     world: Any, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abandoned_after(0.3, monkeypatch)
-    tool = kedge.tool(name="slow", effect="idempotent", timeout=0.05, retry=kedge.Retry(attempts=3, first=0))
+    tool = killick.tool(name="slow", effect="idempotent", timeout=0.05, retry=killick.Retry(attempts=3, first=0))
     plan((tool(lambda: slow()),))
-    with pytest.raises(kedge.KedgeError):
+    with pytest.raises(killick.KillickError):
         world.kd.run(calls_each, id="r")
     assert (slow.made, slow.most) == (1, 1)
     slow.release.set()
@@ -322,7 +322,7 @@ def test_r15_not_even_when_a_person_says_that_it_did_not_happen(
     world: Any, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abandoned_after(0.3, monkeypatch)
-    plan((kedge.tool(name="slow", timeout=0.05)(lambda: slow()),))
+    plan((killick.tool(name="slow", timeout=0.05)(lambda: slow()),))
     parks(world.kd)
     world.kd.answer("r", "not")
     abandoned_after(300, monkeypatch)
@@ -336,15 +336,15 @@ def test_r15_a_step_that_was_given_up_while_its_thread_lives_ends_the_same_on_re
 ) -> None:
     abandoned_after(0.3, monkeypatch)
     seen: list[str] = []
-    declare = kedge.tool(name="slow", effect="idempotent", timeout=0.05, retry=kedge.Retry(attempts=3, first=0))
+    declare = killick.tool(name="slow", effect="idempotent", timeout=0.05, retry=killick.Retry(attempts=3, first=0))
     tool = declare(lambda: slow())
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         try:
             made = await run.call(tool)
             seen.append(f"returned {made}")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append(failed.failure.kind)
         await run.ask("go on?")
 
@@ -358,10 +358,10 @@ def test_r15_a_step_that_was_given_up_while_its_thread_lives_ends_the_same_on_re
 def test_r15_a_late_refusal_says_that_nothing_happened(world: Any, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     abandoned_after(300, monkeypatch)
 
-    @kedge.tool(timeout=1, retry=kedge.Retry(attempts=2))
+    @killick.tool(timeout=1, retry=killick.Retry(attempts=2))
     def pay() -> int:
         if slow() == 1:
-            raise kedge.NotDone("it was full")
+            raise killick.NotDone("it was full")
         return slow.made
 
     plan((pay,))
@@ -378,7 +378,7 @@ class Frozen:
     def __init__(
         self,
         world: Any,
-        clock: kedge.ManualClock,
+        clock: killick.ManualClock,
         *,
         timeout: float | None,
         effect: Any = "at_most_once",
@@ -390,11 +390,11 @@ class Frozen:
         self.release = threading.Event()
         self.kd = self.worker()
 
-        def look(_: kedge.Effect) -> Any:
+        def look(_: killick.Effect) -> Any:
             self.reconciled.append(clock.now_us())
-            return found or kedge.Happened("found")
+            return found or killick.Happened("found")
 
-        @kedge.tool(name="frozen", effect=effect, timeout=timeout, reconcile=look)
+        @killick.tool(name="frozen", effect=effect, timeout=timeout, reconcile=look)
         def frozen() -> str:
             self.started.set()
             self.release.wait(300)
@@ -406,8 +406,8 @@ class Frozen:
         assert self.started.wait(300)
         self.world.line.is_cut = True  # frozen: it renews nothing and writes nothing
 
-    def worker(self) -> kedge.Client:
-        made: kedge.Client = self.world.process(lease_seconds=60.0, grace_seconds=10.0)
+    def worker(self) -> killick.Client:
+        made: killick.Client = self.world.process(lease_seconds=60.0, grace_seconds=10.0)
         return made
 
     def _run(self) -> None:
@@ -420,17 +420,17 @@ class Frozen:
 
 
 @pytest.fixture
-def manual() -> kedge.ManualClock:
-    return kedge.ManualClock()
+def manual() -> killick.ManualClock:
+    return killick.ManualClock()
 
 
 @pytest.fixture
-def still(manual: kedge.ManualClock, make_world: Any) -> Any:
+def still(manual: killick.ManualClock, make_world: Any) -> Any:
     """A world whose clock stands still until it is moved."""
     return make_world(manual)
 
 
-def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: kedge.ManualClock) -> None:
+def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: killick.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(59)
     with pytest.raises(RunBusy):
@@ -440,7 +440,7 @@ def test_r16_a_run_whose_holder_may_live_is_not_taken(still: Any, manual: kedge.
 
 @pytest.mark.parametrize(("timeout", "free_after"), [(300, 310), (None, 70)])
 def test_r16_a_new_holder_touches_an_open_attempt_only_after_its_deadline_and_a_grace(
-    still: Any, manual: kedge.ManualClock, timeout: float | None, free_after: int
+    still: Any, manual: killick.ManualClock, timeout: float | None, free_after: int
 ) -> None:
     began = manual.now_us()
     frozen = Frozen(still, manual, timeout=timeout)
@@ -456,7 +456,7 @@ def test_r16_a_new_holder_touches_an_open_attempt_only_after_its_deadline_and_a_
     frozen.wake()
 
 
-def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: kedge.ManualClock) -> None:
+def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: killick.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
     frozen.worker().advance("r")
@@ -467,9 +467,9 @@ def test_r16_a_second_new_holder_waits_as_long_as_the_first(still: Any, manual: 
 
 @pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
 def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_longer(
-    still: Any, manual: kedge.ManualClock, effect: Any
+    still: Any, manual: killick.ManualClock, effect: Any
 ) -> None:
-    frozen = Frozen(still, manual, timeout=300, effect=effect, found=kedge.DidNotHappen())
+    frozen = Frozen(still, manual, timeout=300, effect=effect, found=killick.DidNotHappen())
     manual.advance(61)
     assert frozen.worker().advance("r").status == "waiting"
     assert [event.because for event in still.told("r", e.StepDelayed)] == ["the last holder may still be at it"]
@@ -480,7 +480,7 @@ def test_r16_once_the_old_holder_is_known_to_be_dead_nobody_waits_for_it_any_lon
     assert len(still.told("r", e.AttemptStarted)) == 2
 
 
-def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: kedge.ManualClock) -> None:
+def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any, manual: killick.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     manual.advance(61)
     kd = frozen.worker()
@@ -490,10 +490,12 @@ def test_r16_a_command_in_between_does_not_prove_the_old_holder_dead(still: Any,
     frozen.wake()
 
 
-def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(still: Any, manual: kedge.ManualClock) -> None:
+def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(
+    still: Any, manual: killick.ManualClock
+) -> None:
     touched: list[int] = []
 
-    @kedge.tool
+    @killick.tool
     async def act() -> None:
         touched.append(1)
 
@@ -508,17 +510,17 @@ def test_r16_a_holder_whose_lease_ran_out_while_it_wrote_does_not_apply(still: A
         return written
 
     still.store.append = slowly
-    with pytest.raises(KedgeError, match="lease"):
+    with pytest.raises(KillickError, match="lease"):
         kd.run(calls_each, id="r")
     assert touched == []
 
 
 def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply(
-    still: Any, manual: kedge.ManualClock
+    still: Any, manual: killick.ManualClock
 ) -> None:
     touched: list[int] = []
 
-    @kedge.tool
+    @killick.tool
     def act() -> None:
         touched.append(1)
 
@@ -532,7 +534,7 @@ def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply
         return start(*args)
 
     threads.start = late
-    with pytest.raises(KedgeError, match="lease"):
+    with pytest.raises(KillickError, match="lease"):
         kd.run(calls_each, id="r")
     assert touched == []
     assert still.told("r", e.AttemptEnded) == []
@@ -540,27 +542,27 @@ def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply
 
 def test_r16_on_sqlite_a_dead_holder_is_taken_over_from_at_once(tmp_path: Path) -> None:
     program = """
-import os, sys, time, kedge
+import os, sys, time, killick
 
-@kedge.tool(timeout=3600, reconcile=lambda effect: kedge.Happened("found"))
+@killick.tool(timeout=3600, reconcile=lambda effect: killick.Happened("found"))
 def act() -> str:
     os._exit(9)
 
-@kedge.agent
+@killick.agent
 def agent(run) -> str:
     return run.call(act)
 
-with kedge.open(sys.argv[1], lease_seconds=3600.0, grace_seconds=3600.0) as kd:
+with killick.open(sys.argv[1], lease_seconds=3600.0, grace_seconds=3600.0) as kd:
     print(kd.run(agent, id="r"))
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "kedge.db")]
+    command = [sys.executable, "-c", program, str(tmp_path / "killick.db")]
     first = subprocess.run(command, capture_output=True, check=False, timeout=300)
     assert first.returncode == 9
     second = subprocess.run(command, capture_output=True, check=False, timeout=300)
     assert second.stdout.split() == [b"found"], second
 
 
-def test_r16_the_old_holder_that_wakes_after_all_writes_nothing(still: Any, manual: kedge.ManualClock) -> None:
+def test_r16_the_old_holder_that_wakes_after_all_writes_nothing(still: Any, manual: killick.ManualClock) -> None:
     frozen = Frozen(still, manual, timeout=300)
     line: Any = frozen.kd.store
     manual.advance(400)
@@ -597,17 +599,17 @@ def test_r17_without_an_identity_all_arguments_count(world: Any, bank: Bank) -> 
 
 
 def test_r17_what_did_not_happen_is_not_repeated_by_its_record(world: Any, bank: Bank) -> None:
-    fails_once = [kedge.NotDone("no")]
+    fails_once = [killick.NotDone("no")]
 
-    @kedge.tool(repeat="recorded", retry=kedge.Retry(attempts=1))
+    @killick.tool(repeat="recorded", retry=killick.Retry(attempts=1))
     async def pay(to: str) -> str:
         if fails_once:
             raise fails_once.pop()
         return f"paid {to}"
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> str:
-        with pytest.raises(kedge.StepFailed):
+    @killick.agent
+    async def agent(run: killick.Run) -> str:
+        with pytest.raises(killick.StepFailed):
             await run.call(pay, "ann")
         return await run.call(pay, "ann")
 
@@ -632,8 +634,8 @@ def test_r17_ask_asks_a_person(world: Any, bank: Bank, answer: Any, paid: list[s
 def test_r17_the_same_action_side_by_side_is_a_repeat_too(world: Any, bank: Bank) -> None:
     pay = bank.tool(repeat="recorded")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent
+    async def agent(run: killick.Run) -> Any:
         return await run.gather(run.call(pay, "ann"), run.call(pay, "ann"))
 
     assert world.kd.run(agent, id="r") == ({"number": 1, "to": "ann"},) * 2
@@ -688,7 +690,7 @@ def test_r18_what_stands_before_the_cut_is_not_adopted(world: Any, bank: Bank) -
 def test_r18_reads_are_real_again_after_a_rewind(world: Any) -> None:
     looked: list[int] = []
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def look() -> int:
         looked.append(1)
         return len(looked)
@@ -711,10 +713,10 @@ def test_r18_a_second_rewind_adopts_again_what_the_first_one_adopted(world: Any,
 @pytest.mark.parametrize("how", ["died", "unknown"])
 @pytest.mark.parametrize("by", ["reconcile", "person"])
 def test_r18_one_in_doubt_is_settled_first_and_its_result_adopted(world: Any, bank: Bank, how: str, by: str) -> None:
-    found = [kedge.Unknown()]
+    found = [killick.Unknown()]
     bank_paid = bank.paid
 
-    @kedge.tool(reconcile=lambda effect: found[0])
+    @killick.tool(reconcile=lambda effect: found[0])
     async def pay(to: str) -> Receipt:
         bank_paid.append(to)
         if how == "died":
@@ -728,7 +730,7 @@ def test_r18_one_in_doubt_is_settled_first_and_its_result_adopted(world: Any, ba
         parks(world.kd)
     world.rewind_to("r", "1")
     if by == "reconcile":
-        found[0] = kedge.Happened(Receipt(7, "ann"))  # type: ignore[call-overload]
+        found[0] = killick.Happened(Receipt(7, "ann"))  # type: ignore[call-overload]
     else:
         parks(world.kd)
         world.kd.answer("r", "happened", value={"number": 7, "to": "ann"})
@@ -738,7 +740,7 @@ def test_r18_one_in_doubt_is_settled_first_and_its_result_adopted(world: Any, ba
 
 
 def test_r18_a_reconciler_that_fails_leaves_an_orphan_in_doubt_to_a_person(world: Any, bank: Bank) -> None:
-    def look(effect: kedge.Effect) -> Any:
+    def look(effect: killick.Effect) -> Any:
         raise ConnectionResetError("cannot look")
 
     plan((bank.failing(ValueError("?"), reconcile=look), "ann"))
@@ -753,11 +755,11 @@ def test_r18_stop_at_an_orphan_in_doubt_ends_the_step_the_same_on_replay(world: 
     seen: list[str] = []
     pay = bank.failing(ValueError("?"))
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         try:
             await run.call(pay, "ann")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append(str(failed.failure))
         await run.ask("go on?")
 
@@ -773,10 +775,10 @@ def test_r18_stop_at_an_orphan_in_doubt_ends_the_step_the_same_on_replay(world: 
 
 @pytest.mark.parametrize("by", ["reconcile", "person"])
 def test_r18_one_in_doubt_that_did_not_happen_never_matches(world: Any, bank: Bank, by: str) -> None:
-    found: list[Any] = [kedge.Unknown()]
+    found: list[Any] = [killick.Unknown()]
     broken = [True]
 
-    @kedge.tool(reconcile=lambda effect: found[0])
+    @killick.tool(reconcile=lambda effect: found[0])
     async def pay(to: str) -> str:
         if broken.pop() if broken else False:
             raise ValueError("?")
@@ -787,7 +789,7 @@ def test_r18_one_in_doubt_that_did_not_happen_never_matches(world: Any, bank: Ba
     parks(world.kd)
     world.rewind_to("r", "1")
     if by == "reconcile":
-        found[0] = kedge.DidNotHappen()
+        found[0] = killick.DidNotHappen()
     else:
         parks(world.kd)
         world.kd.answer("r", "not")
@@ -798,10 +800,10 @@ def test_r18_one_in_doubt_that_did_not_happen_never_matches(world: Any, bank: Ba
 def test_r18_one_that_was_refused_never_matches(world: Any, bank: Bank) -> None:
     refuses = [True]
 
-    @kedge.tool(retry=kedge.Retry(attempts=1))
+    @killick.tool(retry=killick.Retry(attempts=1))
     async def pay(to: str) -> str:
         if refuses.pop() if refuses else False:
-            raise kedge.NotDone
+            raise killick.NotDone
         return f"paid {to}"
 
     plan((pay, "ann"))
@@ -812,14 +814,14 @@ def test_r18_one_that_was_refused_never_matches(world: Any, bank: Bank) -> None:
 
 
 def test_r18_one_that_was_undone_never_matches(world: Any, bank: Bank) -> None:
-    def take_back(effect: kedge.Effect) -> None:
+    def take_back(effect: killick.Effect) -> None:
         bank.taken_back.append(effect.arguments["to"])
 
     pay = bank.tool(compensate=take_back)
     broken = [True]
 
-    @kedge.agent(on_failure="compensate")
-    async def agent(run: kedge.Run) -> Receipt:
+    @killick.agent(on_failure="compensate")
+    async def agent(run: killick.Run) -> Receipt:
         receipt: Receipt = await run.call(pay, "ann")
         if broken:
             raise ValueError("no")
@@ -847,7 +849,9 @@ def test_r18_no_match_while_orphans_of_the_tool_remain_asks(
     assert waiting.waits[0].verbs == ("approve", "reject")
     kd = world.process() if cold else world.kd
     kd.answer("r", answer)
-    with contextlib.nullcontext() if answer == "approve" else pytest.raises(kedge.RunFailed, match="a person said not"):
+    with (
+        contextlib.nullcontext() if answer == "approve" else pytest.raises(killick.RunFailed, match="a person said not")
+    ):
         kd.run(calls_each, id="r")
     assert bank.paid == paid
 
@@ -864,8 +868,8 @@ def test_r18_orphans_of_other_tools_are_no_reason_to_ask(world: Any, bank: Bank)
 def test_r18_an_idempotent_one_in_doubt_goes_on_under_its_key_and_is_an_orphan_no_more(world: Any) -> None:
     made: list[tuple[str, str]] = []
 
-    @kedge.tool(effect="idempotent")
-    async def pay(to: str, key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(effect="idempotent")
+    async def pay(to: str, key: killick.Key = killick.KEY) -> str:
         made.append((to, str(key)))
         if len(made) == 1:
             world.die()
@@ -941,7 +945,7 @@ def test_r18_forks_that_race_pay_once_between_them(world: Any, bank: Bank) -> No
         forked(world, cut, name)
     results: list[Any] = []
 
-    def advance(kd: kedge.Client, name: str) -> None:
+    def advance(kd: killick.Client, name: str) -> None:
         results.append(kd.advance(name).result)
 
     threads = [threading.Thread(target=advance, args=(world.process(), name)) for name in names]
@@ -957,7 +961,7 @@ def test_r18_forks_that_race_pay_once_between_them(world: Any, bank: Bank) -> No
 def test_r18_what_a_fork_settled_of_its_parent_stays_settled_there(world: Any, bank: Bank, answer: Any) -> None:
     broken = [True]
 
-    @kedge.tool
+    @killick.tool
     async def pay(to: str) -> str:
         if broken.pop() if broken else False:
             raise ValueError("?")
@@ -983,7 +987,7 @@ class Till:
         self.story: list[Any] = []
         self.taken: list[str] = []
 
-        @kedge.tool(name="redeem", consumes=("token",), **options)
+        @killick.tool(name="redeem", consumes=("token",), **options)
         async def redeem(token: str, who: str = "") -> str:
             self.taken.append(token)
             told = self.story.pop(0) if self.story else None
@@ -1026,9 +1030,9 @@ def test_r19_a_token_of_a_process_that_died_is_used(world: Any) -> None:
     assert "redeemed" not in str(world.kd.state("two").outputs.get("1"))
 
 
-@pytest.mark.parametrize("error", [kedge.NotDone("no"), kedge.RateLimited(retry_after=1)], ids=repr)
+@pytest.mark.parametrize("error", [killick.NotDone("no"), killick.RateLimited(retry_after=1)], ids=repr)
 def test_r19_a_refusal_gives_a_token_back(world: Any, error: Exception) -> None:
-    till = Till(world, patience=0, retry=kedge.Retry(attempts=1))
+    till = Till(world, patience=0, retry=killick.Retry(attempts=1))
     till.story = [error]
     plan((till.redeem, "t1"))
     fails(world.kd, run="one")
@@ -1037,7 +1041,7 @@ def test_r19_a_refusal_gives_a_token_back(world: Any, error: Exception) -> None:
 
 @pytest.mark.parametrize("by", ["reconcile", "person"])
 def test_r19_what_did_not_happen_gives_a_token_back_and_may_take_it_again(world: Any, by: str) -> None:
-    till = Till(world, reconcile=says(kedge.DidNotHappen()) if by == "reconcile" else None)
+    till = Till(world, reconcile=says(killick.DidNotHappen()) if by == "reconcile" else None)
     till.story = [ValueError("?")]
     plan((till.redeem, "t1"))
     if by == "person":
@@ -1068,7 +1072,7 @@ def test_r19_two_runs_that_race_for_a_token_cannot_both_have_it(world: Any) -> N
 
     outcomes = asyncio.run(race())
     assert till.taken == ["t1"]
-    assert [isinstance(outcome, kedge.RunFailed) for outcome in outcomes].count(True) == 2
+    assert [isinstance(outcome, killick.RunFailed) for outcome in outcomes].count(True) == 2
 
 
 def test_r19_a_rewind_does_not_give_a_token_back(world: Any) -> None:
@@ -1090,14 +1094,14 @@ class Shop:
     def __init__(self, world: Any) -> None:
         self.world = world
         self.done: list[str] = []
-        self.undone: list[kedge.Effect] = []
+        self.undone: list[killick.Effect] = []
         self.story: dict[str, Any] = {}
 
     def tool(self, name: str, **options: Any) -> Any:
         options = {"compensate": self.undo} | options
 
-        @kedge.tool(name=name, **options)
-        async def act(what: str, step: kedge.ToolStep = kedge.STEP) -> str:
+        @killick.tool(name=name, **options)
+        async def act(what: str, step: killick.ToolStep = killick.STEP) -> str:
             self.done.append(what)
             told = self.story.get(what)
             if told == "dies":
@@ -1109,7 +1113,7 @@ class Shop:
 
         return act
 
-    async def undo(self, effect: kedge.Effect, key: kedge.Key = kedge.KEY) -> None:
+    async def undo(self, effect: killick.Effect, key: killick.Key = killick.KEY) -> None:
         assert key == f"{effect.key}:undo" or key.endswith(":undo"), key
         what = effect.arguments["what"]
         told = self.story.get(f"undo {what}")
@@ -1130,8 +1134,8 @@ def shop(world: Any) -> Shop:
     return Shop(world)
 
 
-@kedge.agent(name="saga", on_failure="compensate")
-async def saga(run: kedge.Run) -> None:
+@killick.agent(name="saga", on_failure="compensate")
+async def saga(run: killick.Run) -> None:
     """Makes the calls of the plan, then fails."""
     for tool, *arguments in PLAN:
         await run.call(tool, *arguments)
@@ -1162,8 +1166,8 @@ def test_r20_a_failed_run_is_undone_in_reverse_order_under_keys_of_its_own(world
 def test_r20_a_run_that_does_not_ask_for_it_is_not_undone(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         raise ValueError("no")
 
@@ -1172,11 +1176,11 @@ def test_r20_a_run_that_does_not_ask_for_it_is_not_undone(world: Any, shop: Shop
 
 
 def test_r20_what_did_not_happen_and_reads_need_no_undoing(world: Any, shop: Shop) -> None:
-    shop.story["refused"] = kedge.NotDone("no")
-    act, look = shop.tool("book", retry=kedge.Retry(attempts=1)), shop.tool("look", effect="reads")
+    shop.story["refused"] = killick.NotDone("no")
+    act, look = shop.tool("book", retry=killick.Retry(attempts=1)), shop.tool("look", effect="reads")
 
-    @kedge.agent(on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         await run.call(look, "price")
         await run.call(act, "hotel")
         await run.call(act, "refused")
@@ -1200,11 +1204,11 @@ def test_r20_the_last_progress_counts_also_after_a_crash(world: Any) -> None:
     seen: list[Any] = []
     made: list[int] = []
 
-    def undo(effect: kedge.Effect) -> None:
+    def undo(effect: killick.Effect) -> None:
         seen.append(effect.progress)
 
-    @kedge.tool(effect="idempotent", compensate=undo)
-    async def copy(step: kedge.ToolStep = kedge.STEP) -> None:
+    @killick.tool(effect="idempotent", compensate=undo)
+    async def copy(step: killick.ToolStep = killick.STEP) -> None:
         made.append(1)
         step.progress(10 * len(made))
         if len(made) == 1:
@@ -1221,8 +1225,8 @@ def test_r20_what_was_adopted_is_undone_too(world: Any, shop: Shop) -> None:
     plan((shop.tool("book"), "hotel"))
     world.kd.run(calls_each, id="r")
 
-    @kedge.agent(name="calls_each", on_failure="compensate")
-    async def fails_now(run: kedge.Run) -> None:
+    @killick.agent(name="calls_each", on_failure="compensate")
+    async def fails_now(run: killick.Run) -> None:
         for tool, *arguments in PLAN:
             await run.call(tool, *arguments)
         raise ValueError("no")
@@ -1231,7 +1235,7 @@ def test_r20_what_was_adopted_is_undone_too(world: Any, shop: Shop) -> None:
         world.rewind_to("r", "1")
         fails(world.kd, fails_now)
     finally:
-        kedge.agent(name="calls_each")(calls_each.fn)
+        killick.agent(name="calls_each")(calls_each.fn)
     assert shop.done == ["hotel"]
     assert shop.order == ["hotel"]
 
@@ -1241,8 +1245,8 @@ def test_r20_what_a_left_timeline_did_and_nobody_adopted_is_undone_or_listed(wor
     plan((act, "hotel"))
     wanted = {"fail": False}
 
-    @kedge.agent(on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         for tool, *arguments in PLAN:
             await run.call(tool, *arguments)
         if wanted["fail"]:
@@ -1260,11 +1264,11 @@ def test_r20_what_a_left_timeline_did_and_nobody_adopted_is_undone_or_listed(wor
 
 
 def test_r20_a_run_that_was_undone_and_goes_on_does_not_count_on_what_is_gone(world: Any, shop: Shop) -> None:
-    shop.story["flight"] = kedge.NotDone("full")
-    act = shop.tool("book", retry=kedge.Retry(attempts=1))
+    shop.story["flight"] = killick.NotDone("full")
+    act = shop.tool("book", retry=killick.Retry(attempts=1))
 
-    @kedge.agent(on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.call(act, "flight")
 
@@ -1282,8 +1286,8 @@ def test_r20_a_run_that_was_undone_and_goes_on_does_not_count_on_what_is_gone(wo
 def test_r20_a_blocking_agent_is_undone_as_well(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent(on_failure="compensate")
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent(on_failure="compensate")
+    def agent(run: killick.SyncRun) -> None:
         run.gather(lambda: run.call(act, "hotel"), lambda: run.call(act, "flight"))
         run.call(act, "car")
         raise ValueError("no")
@@ -1294,10 +1298,10 @@ def test_r20_a_blocking_agent_is_undone_as_well(world: Any, shop: Shop) -> None:
 
 def test_r20_what_has_no_compensation_is_listed_when_the_run_ends(world: Any, shop: Shop) -> None:
     plan((shop.tool("book"), "hotel"), (shop.tool("mail", compensate=None), "ann"))
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         try:
             world.kd.run(saga, id="r")
-        except kedge.RunWaiting:
+        except killick.RunWaiting:
             world.kd.answer("r", "stop")
             world.kd.run(saga, id="r")
     assert shop.order == ["hotel"]
@@ -1309,7 +1313,7 @@ def test_r20_what_has_no_compensation_is_listed_when_the_run_ends(world: Any, sh
 def test_r20_what_could_not_be_undone_waits_for_a_person(
     world: Any, shop: Shop, answer: Any, left: list[str], cold: bool
 ) -> None:
-    shop.story["undo flight"] = kedge.NotDone("closed")
+    shop.story["undo flight"] = killick.NotDone("closed")
     plan((shop.tool("book"), "hotel"), (shop.tool("book"), "flight"))
     waiting = parks(world.kd, saga)
     assert "flight" in str(waiting) or "book" in str(waiting)
@@ -1334,7 +1338,7 @@ def test_r20_an_undoing_in_doubt_is_settled_like_any_other(world: Any, shop: Sho
 
 def test_r20_undoing_goes_on_where_a_dead_process_left_it(world: Any, shop: Shop) -> None:
     shop.story["undo flight"] = "dies"
-    undo = kedge.tool(name="undo_book", effect="idempotent")(shop.undo)
+    undo = killick.tool(name="undo_book", effect="idempotent")(shop.undo)
     plan(*((shop.tool("book", compensate=undo), what) for what in ("hotel", "flight", "car")))
     kd = world.killed(saga, run="r")
     assert shop.order == ["car"]
@@ -1347,8 +1351,8 @@ def test_r20_undoing_goes_on_where_a_dead_process_left_it(world: Any, shop: Shop
 def test_r20_a_cancelled_run_is_undone_when_that_is_asked_for(world: Any, shop: Shop, cold: bool) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.call(act, "flight")
         await run.ask("go on?")
@@ -1356,7 +1360,7 @@ def test_r20_a_cancelled_run_is_undone_when_that_is_asked_for(world: Any, shop: 
     parks(world.kd, agent)
     kd = world.process() if cold else world.kd
     kd.cancel("r", compensate=True, by="eve")
-    with pytest.raises(kedge.RunCancelled) as cancelled:
+    with pytest.raises(killick.RunCancelled) as cancelled:
         kd.run(agent, id="r")
     assert shop.order == ["flight", "hotel"]
     assert cancelled.value.not_undone == ()
@@ -1365,14 +1369,14 @@ def test_r20_a_cancelled_run_is_undone_when_that_is_asked_for(world: Any, shop: 
 def test_r20_a_cancelled_run_is_not_undone_unless_that_is_asked_for(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.ask("go on?")
 
     parks(world.kd, agent)
     world.kd.cancel("r")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         world.kd.run(agent, id="r")
     assert shop.undone == []
 
@@ -1384,8 +1388,8 @@ def test_r20_an_attempt_in_doubt_is_settled_before_a_cancelled_run_is_undone(
     shop.story["flight"] = ValueError("?")
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.call(act, "flight")
 
@@ -1394,7 +1398,7 @@ def test_r20_an_attempt_in_doubt_is_settled_before_a_cancelled_run_is_undone(
     parks(world.kd, agent)
     assert shop.undone == []
     world.kd.answer("r", settled, value="did flight" if settled == "happened" else None)
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         world.kd.run(agent, id="r")
     assert shop.order == (["flight", "hotel"] if settled == "happened" else ["hotel"])
 
@@ -1403,11 +1407,11 @@ def test_r20_an_attempt_in_doubt_is_settled_before_a_cancelled_run_is_undone(
 def test_r20_what_a_cancelled_run_could_not_undo_waits_for_a_person(
     world: Any, shop: Shop, answer: Any, left: tuple[str, ...]
 ) -> None:
-    shop.story["undo hotel"] = kedge.NotDone("closed")
+    shop.story["undo hotel"] = killick.NotDone("closed")
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.ask("go on?")
 
@@ -1415,7 +1419,7 @@ def test_r20_what_a_cancelled_run_could_not_undo_waits_for_a_person(
     world.kd.cancel("r", compensate=True)
     parks(world.kd, agent)
     world.kd.answer("r", answer)
-    with pytest.raises(kedge.RunCancelled) as cancelled:
+    with pytest.raises(killick.RunCancelled) as cancelled:
         world.kd.run(agent, id="r")
     assert cancelled.value.not_undone == left
 
@@ -1424,11 +1428,11 @@ def test_r20_a_running_tool_is_stopped_settled_and_undone_when_the_run_is_cancel
     begun = threading.Event()
     undone: list[tuple[Any, Any]] = []
 
-    def undo(effect: kedge.Effect) -> None:
+    def undo(effect: killick.Effect) -> None:
         undone.append((effect.result, effect.progress))
 
-    @kedge.tool(reconcile=says(kedge.Happened("found")), compensate=undo)
-    async def act(step: kedge.ToolStep = kedge.STEP) -> str:
+    @killick.tool(reconcile=says(killick.Happened("found")), compensate=undo)
+    async def act(step: killick.ToolStep = killick.STEP) -> str:
         step.progress("half")
         begun.set()
         await asyncio.sleep(30)
@@ -1448,20 +1452,20 @@ def test_r20_a_running_tool_is_stopped_settled_and_undone_when_the_run_is_cancel
     assert begun.wait(300)
     world.kd.cancel("r", compensate=True)
     thread.join(300)
-    assert isinstance(ended[0], kedge.RunCancelled)
+    assert isinstance(ended[0], killick.RunCancelled)
     assert undone == [("found", "half")]
 
 
 def test_r20_children_are_undone_first(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def child(run: kedge.Run) -> None:
+    @killick.agent
+    async def child(run: killick.Run) -> None:
         await run.call(act, "of the child")
         await run.ask("go on?")
 
-    @kedge.agent(on_failure="compensate")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def parent(run: killick.Run) -> None:
         await run.call(act, "before")
         spawned = await run.spawn(child, id="c")
         await run.call(act, "after")
@@ -1471,7 +1475,7 @@ def test_r20_children_are_undone_first(world: Any, shop: Shop) -> None:
     parks(world.kd, parent)
     parks(world.kd, parent)
     world.kd.cancel("r", compensate=True)
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         world.kd.run(parent, id="r")
     assert shop.order == ["of the child", "after", "before"]
     assert world.kd.info("c").status == "cancelled"
@@ -1480,12 +1484,12 @@ def test_r20_children_are_undone_first(world: Any, shop: Shop) -> None:
 def test_r20_what_a_finished_child_did_is_undone_or_listed(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def child(run: kedge.Run) -> None:
+    @killick.agent
+    async def child(run: killick.Run) -> None:
         await run.call(act, "of the child")
 
-    @kedge.agent(on_failure="compensate")
-    async def parent(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def parent(run: killick.Run) -> None:
         spawned = await run.spawn(child, id="c")
         await spawned.result()
         raise ValueError("no")
@@ -1497,8 +1501,8 @@ def test_r20_what_a_finished_child_did_is_undone_or_listed(world: Any, shop: Sho
 def test_r20_a_long_run_can_be_cancelled(world: Any, shop: Shop) -> None:
     act = shop.tool("book")
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act, "hotel")
         await run.ask("go on?")
 
@@ -1507,7 +1511,7 @@ def test_r20_a_long_run_can_be_cancelled(world: Any, shop: Shop) -> None:
     log.append(*(Entry(e.NoteMade(at=1, by="somebody")) for _ in range(10_001)))
     kd = world.process()
     kd.cancel("r", compensate=True)
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         kd.run(agent, id="r")
     assert shop.order == ["hotel"]
 
@@ -1516,13 +1520,13 @@ def test_r20_a_long_run_can_be_cancelled(world: Any, shop: Shop) -> None:
 
 
 def test_r20_confirm_sees_the_effect_with_its_result_and_lets_it_pass(world: Any) -> None:
-    seen: list[kedge.Effect] = []
+    seen: list[killick.Effect] = []
 
-    def look(effect: kedge.Effect) -> bool:
+    def look(effect: killick.Effect) -> bool:
         seen.append(effect)
         return True
 
-    @kedge.tool(confirm=look)
+    @killick.tool(confirm=look)
     async def pay(to: str) -> Receipt:
         return Receipt(1, to)
 
@@ -1538,17 +1542,17 @@ def test_r20_confirm_sees_the_effect_with_its_result_and_lets_it_pass(world: Any
 def test_r20_an_effect_that_the_world_does_not_show_fails_the_step_live_and_on_replay(world: Any, shows: Any) -> None:
     seen: list[str] = []
 
-    async def look(effect: kedge.Effect) -> bool:
+    async def look(effect: killick.Effect) -> bool:
         if isinstance(shows, Exception):
             raise shows
         return bool(shows)
 
-    @kedge.tool(confirm=look)
+    @killick.tool(confirm=look)
     async def pay() -> int:
         return 1
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         try:
             paid = await run.call(pay)
             seen.append(f"returned {paid}")
@@ -1564,13 +1568,13 @@ def test_r20_an_effect_that_the_world_does_not_show_fails_the_step_live_and_on_r
 def test_r20_an_effect_is_confirmed_although_the_process_died_in_between(world: Any) -> None:
     looked: list[int] = []
 
-    async def look(effect: kedge.Effect) -> bool:
+    async def look(effect: killick.Effect) -> bool:
         looked.append(1)
         if len(looked) == 1:
             world.die()
         return False
 
-    @kedge.tool(confirm=look)
+    @killick.tool(confirm=look)
     async def pay() -> int:
         return 1
 
@@ -1583,11 +1587,11 @@ def test_r20_an_effect_is_confirmed_although_the_process_died_in_between(world: 
 def test_r20_confirm_knows_the_key_of_what_was_adopted(world: Any) -> None:
     seen: list[str] = []
 
-    def look(effect: kedge.Effect) -> bool:
+    def look(effect: killick.Effect) -> bool:
         seen.append(effect.key)
         return True
 
-    @kedge.tool(confirm=look)
+    @killick.tool(confirm=look)
     async def pay() -> int:
         return 1
 
@@ -1613,27 +1617,27 @@ class Honest:
         self.keys[key] = f"did {what}"
         return self.keys[key]
 
-    def look(self, effect: kedge.Effect) -> Any:
-        return kedge.Happened(self.keys[effect.key]) if effect.key in self.keys else kedge.DidNotHappen()
+    def look(self, effect: killick.Effect) -> Any:
+        return killick.Happened(self.keys[effect.key]) if effect.key in self.keys else killick.DidNotHappen()
 
     def tools(self) -> tuple[Any, Any, Any]:
         """One that can be asked about, one that honours its key, one that uses up what it is given."""
 
-        @kedge.tool(effect="idempotent", name="undo")
-        async def undo(effect: kedge.Effect, key: kedge.Key = kedge.KEY) -> None:
+        @killick.tool(effect="idempotent", name="undo")
+        async def undo(effect: killick.Effect, key: killick.Key = killick.KEY) -> None:
             if key not in self.keys:
                 self.do(key, f"undo {effect.arguments['what']}")
 
-        @kedge.tool(name="asked", reconcile=self.look, compensate=undo)
-        async def asked(what: str, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(name="asked", reconcile=self.look, compensate=undo)
+        async def asked(what: str, key: killick.Key = killick.KEY) -> str:
             return self.do(key, what)
 
-        @kedge.tool(name="keyed", effect="idempotent", compensate=undo)
-        async def keyed(what: str, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(name="keyed", effect="idempotent", compensate=undo)
+        async def keyed(what: str, key: killick.Key = killick.KEY) -> str:
             return self.keys[key] if key in self.keys else self.do(key, what)
 
-        @kedge.tool(name="once", consumes="what", reconcile=self.look, compensate=undo)
-        async def once(what: str, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(name="once", consumes="what", reconcile=self.look, compensate=undo)
+        async def once(what: str, key: killick.Key = killick.KEY) -> str:
             return self.do(key, what)
 
         return asked, keyed, once
@@ -1660,7 +1664,7 @@ def dying(story: Callable[[str, int, str], int], check: Callable[[str, Honest], 
         for when in ("before", "after"):
             try:
                 told(f"{when}_{number}", number, when)
-            except (AssertionError, KedgeError) as wrong:
+            except (AssertionError, KillickError) as wrong:
                 raise AssertionError(f"died {when} commit {number} of {commits}: {wrong!r}") from wrong
 
 
@@ -1701,7 +1705,7 @@ def test_r20_whichever_commit_a_process_dies_at_everything_is_undone_once(world:
         world.process()
         line = world.line
         line.cut_at = (number, when)
-        with pytest.raises(kedge.RunFailed, match="last straw"):
+        with pytest.raises(killick.RunFailed, match="last straw"):
             world.outlived(saga, run=run)
         return len(line.appends)
 
@@ -1715,16 +1719,16 @@ def test_r20_whichever_commit_a_process_dies_at_everything_is_undone_once(world:
 
 
 def test_a_run_that_adopted_an_orphan_verifies() -> None:
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def paid_before(amount: int) -> int:
         return amount
 
-    @kedge.agent
-    async def pays_once(run: kedge.Run) -> str:
+    @killick.agent
+    async def pays_once(run: killick.Run) -> str:
         await run.call(paid_before, 3)
         return (await run.ask("Right?")).kind
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.start(pays_once, id="r")
         kd.advance("r")
         first = kd.state("r").fold.step("1")
@@ -1739,27 +1743,27 @@ def test_a_run_that_adopted_an_orphan_verifies() -> None:
 def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb: Any, calls: int) -> None:
     paid: list[int] = []
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def paid_out(amount: int) -> int:
         paid.append(amount)
         return amount
 
-    @kedge.agent
-    async def pays_out(run: kedge.Run) -> int:
+    @killick.agent
+    async def pays_out(run: killick.Run) -> int:
         return await run.call(paid_out, 5)
 
     store = MemoryStore()
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         kd.run(pays_out, id="r")
         intended = next(each.seq for each in kd.events("r") if isinstance(each.event, e.StepIntended))
         rows = store._runs["r"].rows
         rows[intended] = replace(rows[intended], hash=bytes(32))
         assert not kd.verify().holds
-        with pytest.raises(kedge.KedgeError, match="broken"):
+        with pytest.raises(killick.KillickError, match="broken"):
             kd.run(pays_out, id="r")
-        kedge.repair(kd.log, "r", at=1, reason="a flipped bit")
+        killick.repair(kd.log, "r", at=1, reason="a flipped bit")
         kd.resume("r")
-        with pytest.raises(kedge.RunWaiting, match="in a part of the record that did not hold"):
+        with pytest.raises(killick.RunWaiting, match="in a part of the record that did not hold"):
             kd.run(pays_out, id="r")
         kd.answer("r", verb, value=5 if verb == "happened" else None)
         assert kd.run(pays_out, id="r") == 5
@@ -1768,15 +1772,15 @@ def test_what_a_repair_left_in_doubt_is_asked_about_before_it_is_done_again(verb
 
 
 def test_an_answer_after_the_deadline_is_refused_though_nobody_has_looked_yet() -> None:
-    @kedge.agent
-    async def asks_in_time(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks_in_time(run: killick.Run) -> str:
         return (await run.ask("Now?", timeout="1h", default="reject")).kind
 
-    clock = kedge.ManualClock()
-    with kedge.Client(MemoryStore(clock=clock), clock=clock) as kd:
+    clock = killick.ManualClock()
+    with killick.Client(MemoryStore(clock=clock), clock=clock) as kd:
         kd.start(asks_in_time, id="r")
         kd.advance("r")
         clock.advance(3_601)
-        with pytest.raises(kedge.KedgeError, match="its time was up"):
+        with pytest.raises(killick.KillickError, match="its time was up"):
             kd.answer("r", "approve")
         assert kd.advance("r").result == "reject"

@@ -25,7 +25,7 @@ import httpx
 import openai
 import pytest
 
-from kedge.errors import (
+from killick.errors import (
     NotDone,
     RateLimited,
     RunFailed,
@@ -34,9 +34,9 @@ from kedge.errors import (
     ValueRefused,
     WaitExpired,
 )
-from kedge.model.failure import Failure
-from kedge.model.values import pack, unpack
-from kedge.runtime.failures import (
+from killick.model.failure import Failure
+from killick.model.values import pack, unpack
+from killick.runtime.failures import (
     CHAIN_MAX,
     DETAIL_CHARS_MAX,
     FAILURES_MAX,
@@ -194,7 +194,7 @@ def code_of(module: str, source: str) -> dict[str, Any]:
     return scope
 
 
-@pytest.mark.parametrize("module", ["kedge.runtime.gate", "kedge.runtime", "their.wrapper"])
+@pytest.mark.parametrize("module", ["killick.runtime.gate", "killick.runtime", "their.wrapper"])
 def test_frames_between_the_caller_and_the_tool_are_left_out(module: str) -> None:
     def tool() -> None:
         raise ValueError("x")
@@ -207,12 +207,12 @@ def test_frames_between_the_caller_and_the_tool_are_left_out(module: str) -> Non
 
 
 def test_frames_of_modules_that_only_sound_alike_stay() -> None:
-    apply = code_of("kedge.runtimes", "def apply(): fail()\ndef fail(): raise ValueError('x')")["apply"]
+    apply = code_of("killick.runtimes", "def apply(): fail()\ndef fail(): raise ValueError('x')")["apply"]
     assert [frame.function for frame in describe(raised(apply)).frames][-2:] == ["apply", "fail"]
 
 
 def test_where_an_error_was_raised_is_told_even_inside_the_runtime() -> None:
-    apply = code_of("kedge.runtime.gate", "def apply(): fail()\ndef fail(): raise ValueError('x')")["apply"]
+    apply = code_of("killick.runtime.gate", "def apply(): fail()\ndef fail(): raise ValueError('x')")["apply"]
     functions = [frame.function for frame in describe(raised(apply)).frames]
     assert functions[-1] == "fail"
     assert "apply" not in functions
@@ -326,7 +326,7 @@ def test_a_step_that_failed_carries_what_is_on_record_as_its_cause() -> None:
     recorded = describe(raised(lambda: json.loads("{")))
     failure = describe(StepFailed("6", "fetch", recorded))
     assert failure.cause == recorded
-    assert failure.type == "kedge.errors.StepFailed"
+    assert failure.type == "killick.errors.StepFailed"
     assert describe(RunFailed("r", recorded)).cause == recorded
     assert describe(StepFailed("6", "fetch", "no failure at all")).cause is None
 
@@ -736,7 +736,7 @@ def test_these_errors_are_transient(error: BaseException) -> None:
         http.client.InvalidURL(),
         UnicodeDecodeError("utf-8", b"", 0, 1, "reason"),
         ValueRefused("x", "y"),
-        StoreBusy("kedge.db", 3),
+        StoreBusy("killick.db", 3),
         WaitExpired("r", "6", "Pay?"),
         StepFailed("6", "fetch", None),
         ExceptionGroup("g", [ConnectionError(), ValueError()]),
@@ -757,7 +757,7 @@ def test_a_tool_that_says_it_was_limited_is_believed() -> None:
 
 def test_no_client_is_imported_to_know_its_errors() -> None:
     code = (
-        "import sys, kedge.runtime.failures; "
+        "import sys, killick.runtime.failures; "
         "sys.exit(any(name in sys.modules for name in ('httpx', 'requests', 'aiohttp', 'openai', 'anthropic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 
 pytestmark = pytest.mark.timeout(180)
 
 APP = '''
 import multiprocessing, os, signal, sys, time
-import kedge
+import killick
 
-@kedge.tool(name="forked_pay", effect="idempotent")
+@killick.tool(name="forked_pay", effect="idempotent")
 def pay(who: str) -> str:
     return f"paid {who} in {os.getpid()}"
 
-@kedge.agent(name="forked_agent")
-async def agent(run: kedge.Run, who: str) -> str:
+@killick.agent(name="forked_agent")
+async def agent(run: killick.Run, who: str) -> str:
     return await run.call(pay, who)
 
-@kedge.agent(name="forked_blocking")
-def blocking(run: kedge.SyncRun, who: str) -> str:
+@killick.agent(name="forked_blocking")
+def blocking(run: killick.SyncRun, who: str) -> str:
     return run.call(pay, who)
 
 def helper(ready):
     os.write(ready, b"up")
     signal.pause()
 
-@kedge.tool(name="forked_dies")
+@killick.tool(name="forked_dies")
 def dies(method: str) -> str:
     """Makes a helper that outlives this process, then dies."""
     reads, writes = os.pipe()
@@ -49,8 +49,8 @@ def dies(method: str) -> str:
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-@kedge.agent(name="forked_dying")
-async def dying(run: kedge.Run, method: str) -> str:
+@killick.agent(name="forked_dying")
+async def dying(run: killick.Run, method: str) -> str:
     return await run.call(dies, method)
 '''
 
@@ -73,7 +73,7 @@ def serve(kd, name):
         sys.stderr.flush()
         os._exit(code)
 
-kd = kedge.open(sys.argv[1])
+kd = killick.open(sys.argv[1])
 first = kd.run(agent, "ann", id="master")
 children = []
 for name in ("one", "two"):
@@ -95,7 +95,7 @@ from app import *
 import concurrent.futures
 
 def work(number):
-    with kedge.open(sys.argv[1]) as kd:
+    with killick.open(sys.argv[1]) as kd:
         return kd.run(agent, "ann", id=f"{sys.argv[2]}_{number}")
 
 def inherited(number):
@@ -103,7 +103,7 @@ def inherited(number):
 
 if __name__ == "__main__":
     method = sys.argv[2]
-    kd = kedge.open(sys.argv[1])
+    kd = killick.open(sys.argv[1])
     kd.run(agent, "ann", id="master")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
         assert len(set(pool.map(work, range(4)))) >= 1
@@ -131,13 +131,13 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("method", ["os.fork", "multiprocessing"])
 def test_a_helper_that_outlives_its_process_keeps_no_run_of_it_busy(folder: Path, method: str) -> None:
-    code = f"from app import *\nwith kedge.open('kedge.db') as kd: kd.run(dying, {method!r}, id='r')"
+    code = f"from app import *\nwith killick.open('killick.db') as kd: kd.run(dying, {method!r}, id='r')"
     with subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, text=True) as died:
         assert died.stdout is not None
         helper = int(died.stdout.readline())
         assert died.wait(60) == -9
     try:
-        with kedge.open(str(folder / "kedge.db")) as kd:
+        with killick.open(str(folder / "killick.db")) as kd:
             head = kd.store.head("r")
             assert head is not None
             assert head.holder is not None
@@ -150,7 +150,7 @@ def test_a_helper_that_outlives_its_process_keeps_no_run_of_it_busy(folder: Path
 
 
 def test_a_preforking_server_runs_agents_in_every_child_and_in_its_master(folder: Path) -> None:
-    done = run(folder, "prefork.py", "kedge.db")
+    done = run(folder, "prefork.py", "killick.db")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served\n"
 
@@ -158,6 +158,6 @@ def test_a_preforking_server_runs_agents_in_every_child_and_in_its_master(folder
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_pools_of_processes_work_beside_an_open_client(folder: Path, method: str) -> None:
-    done = run(folder, "pools.py", "kedge.db", method)
+    done = run(folder, "pools.py", "killick.db", method)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served\n"

@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import DeclarationRefused, ValueRefused
-from kedge.model import events as e
+import killick
+from killick.errors import DeclarationRefused, ValueRefused
+from killick.model import events as e
 
 SECOND = 1_000_000
 """In the microseconds of the record."""
 
 
-@kedge.agent(name="calls_one")
-async def calls_one(run: kedge.Run, name: str) -> Any:
+@killick.agent(name="calls_one")
+async def calls_one(run: killick.Run, name: str) -> Any:
     """Calls the tool of that name, which each test declares anew."""
-    from kedge.runtime.registry import TOOLS
+    from killick.runtime.registry import TOOLS
 
     return await run.call(TOOLS[name])
 
@@ -38,16 +38,16 @@ def outcomes(world: Any, run: str = "r") -> list[str]:
     return [ended.outcome for ended in world.told(run, e.AttemptEnded)]
 
 
-def parks(kd: kedge.Client, agent: Any, value: Any = None, run: str = "r") -> kedge.RunWaiting:
+def parks(kd: killick.Client, agent: Any, value: Any = None, run: str = "r") -> killick.RunWaiting:
     """Run until somebody must be asked."""
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, value, id=run)
     return waiting.value
 
 
-def fails(kd: kedge.Client, agent: Any, value: Any = None, run: str = "r") -> Any:
+def fails(kd: killick.Client, agent: Any, value: Any = None, run: str = "r") -> Any:
     """Run until it has failed; gives the failure on record."""
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, value, id=run)
     return failed.value.failure
 
@@ -55,7 +55,7 @@ def fails(kd: kedge.Client, agent: Any, value: Any = None, run: str = "r") -> An
 # R10: durable writes ------------------------------------------------------------------------------
 
 
-def waited_for(kd: kedge.Client) -> list[list[str]]:
+def waited_for(kd: killick.Client) -> list[list[str]]:
     """The appends that somebody waits for, as kinds of events, from now on."""
     seen: list[list[str]] = []
     committer = kd.log.committer
@@ -70,12 +70,12 @@ def waited_for(kd: kedge.Client) -> list[list[str]]:
 
 
 def test_r10_an_effectful_step_costs_one_durable_write_of_intention_and_start(disk: Any) -> None:
-    @kedge.tool
+    @killick.tool
     async def act(n: int) -> int:
         return n
 
-    @kedge.agent
-    async def acts(run: kedge.Run) -> int:
+    @killick.agent
+    async def acts(run: killick.Run) -> int:
         return sum([await run.call(act, n) for n in range(20)])
 
     kd = disk.process(behind=True)
@@ -86,15 +86,15 @@ def test_r10_an_effectful_step_costs_one_durable_write_of_intention_and_start(di
 
 
 def test_r10_reads_model_calls_and_decisions_wait_for_no_write(disk: Any) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def look(n: int) -> int:
         return n
 
     async def model(**asked: Any) -> str:
         return "yes"
 
-    @kedge.agent
-    async def looks(run: kedge.Run) -> int:
+    @killick.agent
+    async def looks(run: killick.Run) -> int:
         found = 0
         for n in range(10):
             found += await run.call(look, n)
@@ -110,12 +110,12 @@ def test_r10_reads_model_calls_and_decisions_wait_for_no_write(disk: Any) -> Non
 
 
 def test_r10_the_last_outcome_shares_the_next_intentions_commit(disk: Any) -> None:
-    @kedge.tool
+    @killick.tool
     async def act(n: int) -> int:
         return n
 
-    @kedge.agent
-    async def acts(run: kedge.Run) -> None:
+    @killick.agent
+    async def acts(run: killick.Run) -> None:
         for n in range(60):
             await run.call(act, n)
 
@@ -126,11 +126,11 @@ def test_r10_the_last_outcome_shares_the_next_intentions_commit(disk: Any) -> No
 
 
 def test_an_intention_is_on_record_with_its_arguments_its_effect_and_its_reason(world: Any) -> None:
-    @kedge.tool
+    @killick.tool
     async def act(what: str, how: str = "well") -> None: ...
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(act.options(because="it was asked for"), "this")
 
     world.kd.run(agent, id="r")
@@ -144,7 +144,7 @@ def test_an_intention_is_on_record_with_its_arguments_its_effect_and_its_reason(
 def test_r10_nothing_is_applied_before_intention_and_start_are_durable(world: Any) -> None:
     seen: list[list[str]] = []
 
-    @kedge.tool
+    @killick.tool
     async def act() -> None:
         seen.append([str(each.event.__struct_config__.tag) for each in world.kd.events("r")][-2:])
 
@@ -155,31 +155,31 @@ def test_r10_nothing_is_applied_before_intention_and_start_are_durable(world: An
 # R11: returned, refused, unknown ------------------------------------------------------------------
 
 
-class Unlucky(kedge.NotDone):
+class Unlucky(killick.NotDone):
     """A tool's own way to say that nothing happened."""
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (kedge.NotDone("no"), "refused"),
+        (killick.NotDone("no"), "refused"),
         (Unlucky("no"), "refused"),
-        (kedge.RateLimited(), "refused"),
+        (killick.RateLimited(), "refused"),
         (ConnectionRefusedError("no"), "refused"),
         (ConnectionResetError("half way"), "unknown"),
         (ValueError("who knows"), "unknown"),
         (TimeoutError("its own"), "unknown"),
-        (ExceptionGroup("two", [kedge.NotDone("no"), ValueError("who knows")]), "unknown"),
+        (ExceptionGroup("two", [killick.NotDone("no"), ValueError("who knows")]), "unknown"),
         (asyncio.CancelledError(), "unknown"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value,
 )
 def test_r11_what_a_tool_raises_says_whether_nothing_happened(world: Any, error: BaseException, outcome: str) -> None:
-    @kedge.tool(retry=1, nothing_happened=ConnectionRefusedError, patience=0)
+    @killick.tool(retry=1, nothing_happened=ConnectionRefusedError, patience=0)
     async def act() -> None:
         raise error
 
-    with pytest.raises((kedge.RunFailed, kedge.RunWaiting)):
+    with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(calls_one, "act", id="r")
     assert outcomes(world) == [outcome]
     assert world.kd.info("r").status == ("failed" if outcome == "refused" else "waiting")
@@ -196,23 +196,30 @@ def test_r11_a_timeout_is_unknown(world: Any, blocking: bool) -> None:
         release.wait(300)
         raise ValueError("too late to tell")
 
-    kedge.tool(name="act", timeout=0.02)(act_blocking if blocking else act)
-    threading.Timer(0.1, release.set).start()
+    killick.tool(name="act", timeout=0.02)(act_blocking if blocking else act)
+    threading.Thread(target=_once_ended, args=(world, release)).start()
     parks(world.kd, calls_one, "act")
     assert outcomes(world) == ["unknown"]
     assert world.kd.state("r").failures[0].error["kind"] == "timeout"
 
 
+def _once_ended(world: Any, release: threading.Event) -> None:
+    """Let the tool go on when its attempt is on record as ended, whatever it raises then."""
+    while not any("attempt.ended" in kinds for kinds in world.line.appends):
+        time.sleep(0.001)
+    release.set()
+
+
 def test_r11_a_cancelled_attempt_is_unknown(world: Any) -> None:
     give_up: list[Callable[[], object]] = []
 
-    @kedge.tool
+    @killick.tool
     async def act() -> None:
         give_up[0]()
         await asyncio.sleep(3_600)
 
-    @kedge.agent
-    async def impatient(run: kedge.Run) -> None:
+    @killick.agent
+    async def impatient(run: killick.Run) -> None:
         async with asyncio.timeout(None) as limit:
             give_up.append(lambda: limit.reschedule(0.0))
             await run.call(act)
@@ -223,7 +230,7 @@ def test_r11_a_cancelled_attempt_is_unknown(world: Any) -> None:
 
 
 def test_r11_an_attempt_of_a_dead_process_is_in_doubt(world: Any) -> None:
-    @kedge.tool
+    @killick.tool
     async def act() -> None:
         world.die()
 
@@ -238,14 +245,14 @@ def test_r11_an_attempt_of_a_dead_process_is_in_doubt(world: Any) -> None:
 def test_r11_a_tool_that_exits_ends_the_call_of_the_client_and_is_in_doubt(tmp_path: Path, blocking: bool) -> None:
     """In a process of its own, for a loop that died would never answer again."""
     program = f"""
-import kedge
+import killick
 {"def" if blocking else "async def"} act() -> None:
     raise SystemExit(3)
-act = kedge.tool(act)
-@kedge.agent
+act = killick.tool(act)
+@killick.agent
 async def agent(run):
     await run.call(act)
-with kedge.open({str(tmp_path / "kedge.db")!r}) as kd:
+with killick.open({str(tmp_path / "killick.db")!r}) as kd:
     try:
         kd.run(agent, id="r")
     except BaseException as error:
@@ -265,12 +272,12 @@ with kedge.open({str(tmp_path / "kedge.db")!r}) as kd:
 def test_r12_a_key_names_run_step_tool_and_eight_digits_of_the_arguments(world: Any) -> None:
     keys: list[str] = []
 
-    @kedge.tool
-    async def send(to: str, key: kedge.Key = kedge.KEY) -> None:
+    @killick.tool
+    async def send(to: str, key: killick.Key = killick.KEY) -> None:
         keys.append(str(key))
 
-    @kedge.agent
-    async def sends(run: kedge.Run) -> None:
+    @killick.agent
+    async def sends(run: killick.Run) -> None:
         await run.call(send, "ann")
         await run.call(send, to="bob")
         await run.gather(run.call(send, "ann"), run.call(send, "cleo"))
@@ -290,8 +297,8 @@ def test_r12_a_key_names_run_step_tool_and_eight_digits_of_the_arguments(world: 
 def test_r12_all_attempts_of_an_action_have_its_key(world: Any) -> None:
     keys: list[str] = []
 
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=5))
-    async def send(key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> int:
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=5))
+    async def send(key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> int:
         keys.append(str(key))
         assert step.key == key
         if len(keys) == 2:
@@ -310,16 +317,16 @@ def test_r12_all_attempts_of_an_action_have_its_key(world: Any) -> None:
 def test_r12_after_a_rewind_the_step_of_a_key_carries_the_generation(world: Any) -> None:
     keys: list[str] = []
 
-    @kedge.tool
-    async def send(n: int, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool
+    async def send(n: int, key: killick.Key = killick.KEY) -> int:
         keys.append(str(key))
         return n
 
     first, second = [1, 2], [1, 3, 4]
     wanted = [first]
 
-    @kedge.agent
-    async def sends(run: kedge.Run) -> None:
+    @killick.agent
+    async def sends(run: killick.Run) -> None:
         for n in wanted[-1]:
             await run.call(send.options(because="so"), n)
 
@@ -338,8 +345,8 @@ def test_r12_a_key_and_its_arguments_are_not_computed_again_when_a_default_was_e
     seen: list[tuple[str, str]] = []
 
     def declare(default: str) -> None:
-        @kedge.tool(effect="idempotent")
-        async def send(to: str = "ann", text: str = default, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(effect="idempotent")
+        async def send(to: str = "ann", text: str = default, key: killick.Key = killick.KEY) -> str:
             seen.append((text, str(key)))
             if len(seen) == 1:
                 world.die()
@@ -356,8 +363,8 @@ def test_r12_an_argument_that_is_given_stays_the_same_action_when_a_default_chan
     seen: list[str] = []
 
     def declare(default: str) -> Any:
-        @kedge.tool(effect="idempotent")
-        async def send(text: str = default, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(effect="idempotent")
+        async def send(text: str = default, key: killick.Key = killick.KEY) -> str:
             seen.append(str(key))
             return text
 
@@ -365,8 +372,8 @@ def test_r12_an_argument_that_is_given_stays_the_same_action_when_a_default_chan
 
     tools = [declare("hello")]
 
-    @kedge.agent
-    async def sends(run: kedge.Run) -> str:
+    @killick.agent
+    async def sends(run: killick.Run) -> str:
         said: str = await run.call(tools[-1], "hello")
         await run.ask("go on?")
         return said
@@ -383,8 +390,8 @@ def test_r12_an_argument_that_is_given_stays_the_same_action_when_a_default_chan
 
 
 def test_r13_no_attempts_left_fails_with_the_last_failure_on_record(world: Any) -> None:
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=3))
-    async def act(step: kedge.ToolStep = kedge.STEP) -> None:
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=3))
+    async def act(step: killick.ToolStep = killick.STEP) -> None:
         raise ConnectionResetError(f"try {step.attempt}")
 
     failure = fails(world.kd, calls_one, "act")
@@ -396,15 +403,15 @@ def test_a_failed_run_is_resumed_at_the_step_that_failed_with_its_attempts_anew(
     done: list[str] = []
     down = [True]
 
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=2))
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=2))
     async def act(what: str) -> str:
         done.append(what)
         if what == "flight" and down:
             raise ConnectionResetError("down")
         return what
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def agent(run: killick.Run) -> list[str]:
         return [await run.call(act, "hotel"), await run.call(act, "flight")]
 
     fails(world.kd, agent)
@@ -421,20 +428,20 @@ def test_a_failed_run_is_resumed_at_the_step_that_failed_with_its_attempts_anew(
 def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking: bool) -> None:
     began: list[float] = []
 
-    async def slow(step: kedge.ToolStep = kedge.STEP) -> int:
+    async def slow(step: killick.ToolStep = killick.STEP) -> int:
         began.append(time.monotonic())
         if step.attempt < 3:
             await asyncio.sleep(30)
         return step.attempt
 
-    def slow_blocking(step: kedge.ToolStep = kedge.STEP) -> int:
+    def slow_blocking(step: killick.ToolStep = killick.STEP) -> int:
         began.append(time.monotonic())
         if step.attempt < 3:
             time.sleep(1.5)
             raise ValueError("late")
         return step.attempt
 
-    tool = kedge.tool(name="slow", effect="idempotent", timeout=1, retry=kedge.Retry(attempts=3, first=0))
+    tool = killick.tool(name="slow", effect="idempotent", timeout=1, retry=killick.Retry(attempts=3, first=0))
     tool(slow_blocking if blocking else slow)
     assert world.kd.run(calls_one, "slow", id="r") == 3
     assert len(began) == 3
@@ -447,7 +454,7 @@ def test_a_timeout_is_for_each_attempt_and_is_told_as_such(world: Any, blocking:
 def test_a_long_backoff_parks_the_run_and_the_state_says_until_when_and_why(world: Any, clock: Any) -> None:
     tries: list[int] = []
 
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=4, first="2h", max="8h", jitter=0))
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=4, first="2h", max="8h", jitter=0))
     async def act() -> str:
         tries.append(clock.now_us())
         if len(tries) < 3:
@@ -475,11 +482,11 @@ def test_a_long_backoff_parks_the_run_and_the_state_says_until_when_and_why(worl
 def test_a_backoff_is_sat_out_by_whoever_runs_the_agent_here(world: Any, clock: Any) -> None:
     tries: list[float] = []
 
-    @kedge.tool(retry=kedge.Retry(attempts=3, first="1d", max="9d", jitter=0))
+    @killick.tool(retry=killick.Retry(attempts=3, first="1d", max="9d", jitter=0))
     async def act() -> int:
         tries.append(clock.now_us() / SECOND / 86_400)
         if len(tries) < 3:
-            raise kedge.NotDone("come back")
+            raise killick.NotDone("come back")
         return len(tries)
 
     assert world.kd.run(calls_one, "act", id="r") == 3
@@ -489,7 +496,7 @@ def test_a_backoff_is_sat_out_by_whoever_runs_the_agent_here(world: Any, clock: 
 def test_a_crash_during_a_backoff_does_not_shorten_it(world: Any, clock: Any) -> None:
     tries: list[int] = []
 
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=3, first="1h", jitter=0))
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=3, first="1h", jitter=0))
     async def act() -> str:
         tries.append(clock.now_us())
         if len(tries) == 1:
@@ -506,7 +513,7 @@ def test_a_crash_during_a_backoff_does_not_shorten_it(world: Any, clock: Any) ->
 def test_an_error_that_is_not_transient_is_not_tried_again_unless_a_retry_is_declared(world: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def act() -> None:
         made.append(1)
         raise KeyError("no such thing")
@@ -519,21 +526,21 @@ def test_an_error_that_is_not_transient_is_not_tried_again_unless_a_retry_is_dec
 
 
 def test_a_limit_is_shared_by_tools_and_waiting_for_it_is_no_attempt(world: Any, clock: Any) -> None:
-    crm = kedge.Limit("crm", "1/min")
+    crm = killick.Limit("crm", "1/min")
     called: list[tuple[str, float]] = []
 
-    @kedge.tool(limit=crm)
+    @killick.tool(limit=crm)
     async def write(n: int) -> int:
         called.append(("write", clock.monotonic()))
         return n
 
-    @kedge.tool(effect="reads", limit=[crm, kedge.Limit("all", "100/s")])
+    @killick.tool(effect="reads", limit=[crm, killick.Limit("all", "100/s")])
     def look(n: int) -> int:
         called.append(("look", clock.monotonic()))
         return n
 
-    @kedge.agent
-    async def calls(run: kedge.Run) -> None:
+    @killick.agent
+    async def calls(run: killick.Run) -> None:
         await run.call(write, 1)
         await run.call(look, 2)
         await run.call(write, 3)
@@ -547,12 +554,12 @@ def test_a_limit_is_shared_by_tools_and_waiting_for_it_is_no_attempt(world: Any,
 def test_a_limit_by_an_argument_holds_up_nobody_else(world: Any, clock: Any) -> None:
     called: list[tuple[str, float]] = []
 
-    @kedge.tool(limit=kedge.Limit("crm", "1/min", by="tenant"))
+    @killick.tool(limit=killick.Limit("crm", "1/min", by="tenant"))
     async def write(tenant: str) -> None:
         called.append((tenant, clock.monotonic()))
 
-    @kedge.agent
-    async def calls(run: kedge.Run) -> None:
+    @killick.agent
+    async def calls(run: killick.Run) -> None:
         for tenant in "aba":
             await run.call(write, tenant)
 
@@ -563,11 +570,11 @@ def test_a_limit_by_an_argument_holds_up_nobody_else(world: Any, clock: Any) -> 
 def test_a_rate_limit_is_waited_out_and_is_no_attempt(world: Any, clock: Any) -> None:
     called: list[float] = []
 
-    @kedge.tool
+    @killick.tool
     async def act() -> str:
         called.append(clock.monotonic())
         if len(called) < 4:
-            raise kedge.RateLimited(retry_after=7)
+            raise killick.RateLimited(retry_after=7)
         return "done"
 
     assert world.kd.run(calls_one, "act", id="r") == "done"
@@ -579,11 +586,11 @@ def test_rate_limits_do_not_use_up_the_attempts_across_a_crash(world: Any) -> No
     made: list[str] = []
     story = ["limited", "reset", "dies", "limited", "limited", "done"]
 
-    @kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=3))
+    @killick.tool(effect="idempotent", retry=killick.Retry(attempts=3))
     async def act() -> str:
         made.append(story[len(made)])
         if made[-1] == "limited":
-            raise kedge.RateLimited(retry_after=1)
+            raise killick.RateLimited(retry_after=1)
         if made[-1] == "reset":
             raise ConnectionResetError
         if made[-1] == "dies":
@@ -598,23 +605,23 @@ def test_rate_limits_do_not_use_up_the_attempts_across_a_crash(world: Any) -> No
 def test_waiting_for_a_rate_limit_has_an_end(world: Any, clock: Any) -> None:
     made: list[float] = []
 
-    @kedge.tool(patience="10m")
+    @killick.tool(patience="10m")
     async def act() -> None:
         made.append(clock.monotonic())
-        raise kedge.RateLimited("busy", retry_after=60)
+        raise killick.RateLimited("busy", retry_after=60)
 
     failure = fails(world.kd, calls_one, "act")
-    assert failure.cause.is_a(kedge.RateLimited)
+    assert failure.cause.is_a(killick.RateLimited)
     assert 540 <= made[-1] <= 600
 
 
 def test_waiting_for_a_declared_limit_has_an_end_too(world: Any, clock: Any) -> None:
-    @kedge.tool(limit=kedge.Limit("rare", "1/d"), patience="10m")
+    @killick.tool(limit=killick.Limit("rare", "1/d"), patience="10m")
     async def act() -> str:
         return "done"
 
     assert world.kd.run(calls_one, "act", id="one") == "done"
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         world.kd.run(calls_one, "act", id="two")
     assert clock.monotonic() <= 600
 
@@ -651,7 +658,7 @@ def answering(*answers: tuple[int, dict[str, str]]) -> Generator[str]:
 def getting(url: str, **options: Any) -> None:
     httpx = pytest.importorskip("httpx")
 
-    @kedge.tool(name="get", **options)
+    @killick.tool(name="get", **options)
     async def get() -> int:
         async with httpx.AsyncClient(verify=False) as client:
             reply = await client.get(url)
@@ -684,7 +691,7 @@ def test_a_503_may_have_done_something_so_only_what_may_be_repeated_is_repeated(
 
 
 def test_a_failure_is_on_record_with_its_chain_its_notes_and_where_it_came_from(world: Any) -> None:
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def act(what: str = "x") -> None:
         try:
             os.environ["MISSING_FOR_SURE"]
@@ -708,7 +715,7 @@ def test_a_failure_is_on_record_with_its_chain_its_notes_and_where_it_came_from(
 
 
 def test_a_group_is_on_record_with_its_members(world: Any) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def act() -> None:
         raise ExceptionGroup("both", [ValueError("one"), ExceptionGroup("inner", [KeyError("two")])])
 
@@ -720,17 +727,17 @@ def test_a_group_is_on_record_with_its_members(world: Any) -> None:
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_failure_says_how_far_the_tool_got(world: Any, blocking: bool) -> None:
-    async def act(step: kedge.ToolStep = kedge.STEP) -> None:
+    async def act(step: killick.ToolStep = killick.STEP) -> None:
         step.progress({"sent": 1})
         step.progress({"sent": 2})
         raise ValueError("half way")
 
-    def act_blocking(step: kedge.ToolStep = kedge.STEP) -> None:
+    def act_blocking(step: killick.ToolStep = killick.STEP) -> None:
         step.progress({"sent": 1})
         step.progress({"sent": 2})
         raise ValueError("half way")
 
-    kedge.tool(name="act", effect="idempotent")(act_blocking if blocking else act)
+    killick.tool(name="act", effect="idempotent")(act_blocking if blocking else act)
     fails(world.kd, calls_one, "act")
     assert world.kd.state("r").failures[0].progress == {"sent": 2}
 
@@ -738,15 +745,15 @@ def test_a_failure_says_how_far_the_tool_got(world: Any, blocking: bool) -> None
 def test_the_agent_sees_the_same_failure_live_and_on_replay(world: Any) -> None:
     seen: list[Any] = []
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def act() -> None:
         raise LookupError("gone") from ValueError("why")
 
-    @kedge.agent
-    async def catches(run: kedge.Run) -> None:
+    @killick.agent
+    async def catches(run: killick.Run) -> None:
         try:
             await run.call(act)
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append((failed.step, failed.name, failed.failure, failed.is_a(LookupError), failed.is_a("KeyError")))
         await run.ask("go on?")
 
@@ -766,17 +773,17 @@ class Unstorable:
 def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(world: Any) -> None:
     touched: list[Any] = []
 
-    @kedge.tool
+    @killick.tool
     async def act(what: Any) -> None:
         touched.append(what)
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.note("first")
         await run.call(act, 1)
         await run.call(act, {"list": [0, Unstorable()]})
 
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         world.kd.run(agent, id="r")
     assert failed.value.failure.is_a(ValueRefused)
     assert "step 2 (act)" in failed.value.failure.message
@@ -785,12 +792,12 @@ def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(wo
 
 
 def test_a_refused_argument_leaves_the_other_steps_where_they_are(world: Any) -> None:
-    @kedge.tool
+    @killick.tool
     async def act(what: Any) -> Any:
         return what
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent
+    async def agent(run: killick.Run) -> str:
         with pytest.raises(ValueRefused):
             await run.call(act, Unstorable())
         said: str = await run.call(act, "fine")
@@ -811,7 +818,7 @@ def test_a_refused_argument_leaves_the_other_steps_where_they_are(world: Any) ->
 def test_a_result_that_cannot_be_stored_fails_naming_step_and_path(world: Any, effect: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool(effect=effect, retry=kedge.Retry(attempts=3))
+    @killick.tool(effect=effect, retry=killick.Retry(attempts=3))
     async def act() -> Any:
         made.append(1)
         return {"list": [0, Unstorable()]}
@@ -825,7 +832,7 @@ def test_a_result_that_cannot_be_stored_fails_naming_step_and_path(world: Any, e
 def test_a_result_that_cannot_be_stored_leaves_an_at_most_once_step_in_doubt(world: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool
+    @killick.tool
     async def act() -> Any:
         made.append(1)
         return Unstorable()
@@ -845,22 +852,22 @@ class Login:
     """Something with a secret inside."""
 
     user: str
-    password: kedge.Secret
+    password: killick.Secret
 
 
 def test_a_secret_argument_reaches_the_tool_and_never_the_store(disk: Any, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    @kedge.tool(effect="idempotent")
-    async def log_in(token: kedge.Secret, key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(effect="idempotent")
+    async def log_in(token: killick.Secret, key: killick.Key = killick.KEY) -> str:
         seen.append((token.reveal(), str(key)))
         if len(seen) == 1:
             disk.die()
         return "in"
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> str:
-        return await run.call(log_in, kedge.Secret("hunter2"))
+    @killick.agent
+    async def agent(run: killick.Run) -> str:
+        return await run.call(log_in, killick.Secret("hunter2"))
 
     kd = disk.killed(agent, run="r")
     assert kd.run(agent, id="r") == "in"
@@ -874,7 +881,7 @@ def test_a_secret_argument_reaches_the_tool_and_never_the_store(disk: Any, tmp_p
 def test_a_secret_inside_an_argument_reaches_every_attempt(world: Any) -> None:
     seen: list[Any] = []
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def log_in(login: Login) -> str:
         if not seen:
             seen.append(login.password.reveal())
@@ -882,9 +889,9 @@ def test_a_secret_inside_an_argument_reaches_every_attempt(world: Any) -> None:
         seen.append(login.password.reveal())
         return login.user
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> str:
-        return await run.call(log_in, Login("ann", kedge.Secret("hunter2")))
+    @killick.agent
+    async def agent(run: killick.Run) -> str:
+        return await run.call(log_in, Login("ann", killick.Secret("hunter2")))
 
     kd = world.killed(agent, run="r")
     assert kd.run(agent, id="r") == "ann"
@@ -894,19 +901,19 @@ def test_a_secret_inside_an_argument_reaches_every_attempt(world: Any) -> None:
 def test_another_secret_is_another_action(world: Any) -> None:
     said = ["one"]
 
-    @kedge.tool(effect="idempotent")
-    async def log_in(token: kedge.Secret) -> str:
+    @killick.tool(effect="idempotent")
+    async def log_in(token: killick.Secret) -> str:
         return "in"
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
-        await run.call(log_in, kedge.Secret(said[0]))
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
+        await run.call(log_in, killick.Secret(said[0]))
         await run.ask("go on?")
 
     parks(world.kd, agent)
     parks(world.process(), agent)
     said[0] = "two"
-    with pytest.raises(kedge.RunDiverged):
+    with pytest.raises(killick.RunDiverged):
         world.process().run(agent, id="r")
 
 
@@ -942,32 +949,34 @@ def test_a_resource_is_opened_once_for_all_who_need_it_and_closed_with_the_clien
         pool.open = False
 
     kept: Any = (
-        kedge.Resource(lambda: keep(Pool("sync")), close) if opens == "sync" else kedge.Resource(open_soon, close_soon)
+        killick.Resource(lambda: keep(Pool("sync")), close)
+        if opens == "sync"
+        else killick.Resource(open_soon, close_soon)
     )
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def look(n: int, pool: Pool = kept.inject()) -> str:  # noqa: B008
         assert pool.open
         return pool.name
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def look_blocking(n: int, pool: Pool = kept.inject()) -> str:  # noqa: B008
         assert pool.open
         return pool.name
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def agent(run: killick.Run) -> list[str]:
         side = await run.gather(run.call(look, 1), run.call(look_blocking, 2), run.call(look, 3))
         return [*side, await run.call(look, 4)]
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         found = kd.run(agent, id="r") if way == "blocking" else asyncio.run(soon(kd, agent))
         assert found == [opens] * 4
         assert len(made) == 1
     assert [pool.open for pool in made] == [False]
 
 
-async def soon(kd: kedge.Client, agent: Any) -> Any:
+async def soon(kd: killick.Client, agent: Any) -> Any:
     return await kd.run.soon(agent, id="r")
 
 
@@ -980,9 +989,9 @@ def test_a_resource_that_cannot_be_opened_is_a_failed_attempt_in_which_nothing_h
             raise ConnectionRefusedError("not up yet")
         return "connection"
 
-    connection: Any = kedge.Resource(connect)
+    connection: Any = killick.Resource(connect)
 
-    @kedge.tool(retry=2, nothing_happened=ConnectionRefusedError)
+    @killick.tool(retry=2, nothing_happened=ConnectionRefusedError)
     async def act(link: str = connection.inject()) -> str:
         return link
 
@@ -997,12 +1006,12 @@ def test_what_a_tool_does_may_depend_on_its_arguments_and_the_answer_is_on_recor
         asked.append(argv)
         return "reads" if argv == ["status"] else "at_most_once"
 
-    @kedge.tool(effect=judge)
+    @killick.tool(effect=judge)
     async def git(argv: list[str]) -> str:
         return argv[0]
 
-    @kedge.agent
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
         await run.call(git, ["status"])
         await run.call(git, ["push"])
 
@@ -1016,7 +1025,7 @@ def test_what_was_recorded_of_an_effect_counts_when_the_code_changed_its_mind(wo
     said = ["at_most_once"]
     made: list[int] = []
 
-    @kedge.tool(effect=lambda: said[0])  # type: ignore[arg-type,return-value]
+    @killick.tool(effect=lambda: said[0])  # type: ignore[arg-type,return-value]
     async def act() -> None:
         made.append(1)
         world.die()
@@ -1030,7 +1039,7 @@ def test_what_was_recorded_of_an_effect_counts_when_the_code_changed_its_mind(wo
 def test_an_effect_that_is_none_of_the_classes_is_refused_and_not_written(world: Any) -> None:
     touched: list[int] = []
 
-    @kedge.tool(effect=lambda: "harmless")  # type: ignore[arg-type,return-value]
+    @killick.tool(effect=lambda: "harmless")  # type: ignore[arg-type,return-value]
     async def act() -> None:
         touched.append(1)
 
@@ -1049,7 +1058,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
     def make(source: str) -> Any:
         name = f"isolated_{tmp_path.name.replace('-', '_')}"
-        (tmp_path / f"{name}.py").write_text("import os, sys, time\nimport kedge\n" + source)
+        (tmp_path / f"{name}.py").write_text("import os, sys, time\nimport killick\n" + source)
         monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         return __import__(name)
 
@@ -1059,8 +1068,8 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def test_r12_a_tool_in_a_process_of_its_own_is_given_its_key_too(world: Any, isolated: Callable[[str], Any]) -> None:
     isolated(
         """
-@kedge.tool(isolate="process", effect="idempotent")
-def alone(key: kedge.Key = kedge.KEY) -> list:
+@killick.tool(isolate="process", effect="idempotent")
+def alone(key: killick.Key = killick.KEY) -> list:
     return [str(key), os.getpid()]
 """
     )
@@ -1074,7 +1083,7 @@ def test_r11_a_tool_in_a_process_of_its_own_is_refused_and_unknown_as_any_other(
 ) -> None:
     isolated(
         f"""
-@kedge.tool(isolate="process", retry=kedge.Retry(attempts=3, first=0), nothing_happened=ConnectionRefusedError)
+@killick.tool(isolate="process", retry=killick.Retry(attempts=3, first=0), nothing_happened=ConnectionRefusedError)
 def alone() -> str:
     with open({str(tmp_path / "tries")!r}, "a+") as tries:
         tries.write("x")
@@ -1083,7 +1092,7 @@ def alone() -> str:
     if made == 1:
         raise ConnectionRefusedError("not up")
     if made == 2:
-        raise kedge.RateLimited(retry_after=3)
+        raise killick.RateLimited(retry_after=3)
     raise LookupError("half way") from ValueError("why")
 """
     )
@@ -1096,9 +1105,9 @@ def alone() -> str:
 
 
 def test_r11_a_tool_that_cannot_have_a_process_of_its_own_is_refused_and_not_in_doubt(world: Any) -> None:
-    with pytest.raises((DeclarationRefused, kedge.RunFailed)):
+    with pytest.raises((DeclarationRefused, killick.RunFailed)):
 
-        @kedge.tool(isolate="process")
+        @killick.tool(isolate="process")
         def alone() -> None: ...
 
         world.kd.run(calls_one, "alone", id="r")
@@ -1111,7 +1120,7 @@ def test_r15_a_tool_in_a_process_of_its_own_is_killed_for_real_when_its_time_is_
 ) -> None:
     isolated(
         f"""
-@kedge.tool(isolate="process", timeout=20.0)
+@killick.tool(isolate="process", timeout=20.0)
 def alone() -> None:
     with open({str(tmp_path / "pid")!r}, "w") as told:
         told.write(str(os.getpid()))
@@ -1126,15 +1135,15 @@ def alone() -> None:
 
 
 def test_a_call_in_doubt_with_a_secret_argument_is_asked_about_without_it(world: Any) -> None:
-    @kedge.tool
-    def charge(card: kedge.Secret) -> None:
+    @killick.tool
+    def charge(card: killick.Secret) -> None:
         raise RuntimeError("the line went dead")
 
-    @kedge.agent
-    async def charges(run: kedge.Run) -> None:
-        await run.call(charge, kedge.Secret("4242"))
+    @killick.agent
+    async def charges(run: killick.Run) -> None:
+        await run.call(charge, killick.Secret("4242"))
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(charges, id="r")
     [wait] = world.kd.inbox()
     assert wait.waits_for == "settlement"

@@ -11,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.errors import LogError
-from kedge.logger import get_logger
-from kedge.runtime.leases import Leases
-from kedge.store import MemoryStore
+import killick
+from killick.errors import LogError
+from killick.logger import get_logger
+from killick.runtime.leases import Leases
+from killick.store import MemoryStore
 
 pytestmark = pytest.mark.timeout(120)
 
 APP = """
-import kedge
+import killick
 
-@kedge.agent(name="logged_fails")
-async def fails(run: kedge.Run, text: str) -> str:
+@killick.agent(name="logged_fails")
+async def fails(run: killick.Run, text: str) -> str:
     raise ValueError("half \\ud83d an emoji")
 
-@kedge.agent(name="logged_echoes")
-async def echoes(run: kedge.Run, text: str) -> str:
+@killick.agent(name="logged_echoes")
+async def echoes(run: killick.Run, text: str) -> str:
     return text
 
 if __name__ == "__main__":
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         for number in range(3):
             kd.start(fails, "x", id=f"fails_{number}")
         for number in range(12):
@@ -39,8 +39,8 @@ if __name__ == "__main__":
 """
 
 
-@kedge.agent(name="logged_here")
-async def here(run: kedge.Run, text: str) -> str:
+@killick.agent(name="logged_here")
+async def here(run: killick.Run, text: str) -> str:
     if text == "fail":
         raise ValueError(text)
     return text
@@ -60,7 +60,7 @@ class Broken(logging.Handler):
 
 @pytest.fixture
 def broken() -> Iterator[Broken]:
-    handler, logger = Broken(), logging.getLogger("kedge")
+    handler, logger = Broken(), logging.getLogger("killick")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -70,12 +70,12 @@ def broken() -> Iterator[Broken]:
 
 
 def test_a_worker_whose_log_handler_raises_serves_every_run(broken: Broken, tmp_path: Path) -> None:
-    async def serve(kd: kedge.Client) -> None:
+    async def serve(kd: killick.Client) -> None:
         async with kd.worker() as worker:
             async with asyncio.timeout(60):
                 await worker.until_idle()
 
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         for number in range(6):
             kd.start(here, "fail" if number % 2 else "echo", id=f"run_{number}")
         asyncio.run(serve(kd))
@@ -84,14 +84,14 @@ def test_a_worker_whose_log_handler_raises_serves_every_run(broken: Broken, tmp_
 
 
 def test_a_log_record_names_the_code_that_logged(caplog: pytest.LogCaptureFixture) -> None:
-    get_logger("kedge.somewhere").warning("said", extra={"kedge": {"what": "said"}})
+    get_logger("killick.somewhere").warning("said", extra={"killick": {"what": "said"}})
     [record] = caplog.records
     assert record.filename == Path(__file__).name
-    assert record.kedge == {"what": "said"}  # type: ignore[attr-defined]
+    assert record.killick == {"what": "said"}  # type: ignore[attr-defined]
 
 
 def test_a_listener_that_raises_keeps_no_other_lease_from_hearing() -> None:
-    clock = kedge.ManualClock()
+    clock = killick.ManualClock()
     store = MemoryStore(clock=clock)
     leases, heard = Leases(store, "us", clock), list[str]()
 
@@ -99,7 +99,7 @@ def test_a_listener_that_raises_keeps_no_other_lease_from_hearing() -> None:
         heard.append(str(error))
         raise RuntimeError("Event loop is closed")
 
-    kd = kedge.Client(store, clock=clock, behind=False)
+    kd = killick.Client(store, clock=clock, behind=False)
     for run in ("one", "two"):
         kd.start(here, "x", id=run)
         head = store.lease(run, "us", seconds=30)
@@ -119,12 +119,12 @@ def app(tmp_path: Path) -> Path:
 
 
 def statuses(folder: Path) -> set[str]:
-    with kedge.open(str(folder / "kedge.db")) as kd:
+    with killick.open(str(folder / "killick.db")) as kd:
         return {kd.info(listed.run).status for listed in kd.list(limit=100)}
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "kedge", *words]
+    return [sys.executable, "-m", "killick", *words]
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-import kedge
-from kedge.errors import DeclarationRefused, EpochStale, HandleClosed, RunBroken, StoreUnavailable
-from kedge.ids import SeededIds
-from kedge.model import events as e
-from kedge.model.fold import Hook as Cursor
-from kedge.runtime import hooks
-from kedge.runtime.hooks import HOOKS, HookEvent, attend, ensure, trim
-from kedge.store import MemoryStore, SqliteStore, Store
+import killick
+from killick.errors import DeclarationRefused, EpochStale, HandleClosed, RunBroken, StoreUnavailable
+from killick.ids import SeededIds
+from killick.model import events as e
+from killick.model.fold import Hook as Cursor
+from killick.runtime import hooks
+from killick.runtime.hooks import HOOKS, HookEvent, attend, ensure, trim
+from killick.store import MemoryStore, SqliteStore, Store
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,13 @@ class Line:
 class World:
     """A store, a clock that stands still, and clients as processes that come and go."""
 
-    def __init__(self, store: Store, clock: kedge.ManualClock) -> None:
+    def __init__(self, store: Store, clock: killick.ManualClock) -> None:
         self.store, self.clock = store, clock
-        self._clients: list[kedge.Client] = []
+        self._clients: list[killick.Client] = []
 
-    def process(self, **cut: Any) -> kedge.Client:
+    def process(self, **cut: Any) -> killick.Client:
         line = cast("Store", Line(self.store, **cut))
-        made = kedge.Client(line, clock=self.clock, ids=SeededIds(len(self._clients)), behind=False)
+        made = killick.Client(line, clock=self.clock, ids=SeededIds(len(self._clients)), behind=False)
         self._clients.append(made)
         return made
 
@@ -81,22 +81,22 @@ class World:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    clock = kedge.ManualClock()
-    path = tmp_path / "kedge.db"
+    clock = killick.ManualClock()
+    path = tmp_path / "killick.db"
     made = World(MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(path, clock=clock), clock)
     yield made
     made.close()
 
 
 @pytest.fixture
-def kd(world: World) -> kedge.Client:
+def kd(world: World) -> killick.Client:
     return world.process()
 
 
 class Patience:
     """A worker that stops after so many rests without anything to do; a rest for a backoff moves the clock."""
 
-    def __init__(self, clock: kedge.ManualClock, *, rests: int = 1, leaps: bool = False) -> None:
+    def __init__(self, clock: killick.ManualClock, *, rests: int = 1, leaps: bool = False) -> None:
         self.clock, self.rests, self.leaps = clock, rests, leaps
         self.rested: list[float] = []
 
@@ -110,9 +110,9 @@ class Patience:
             self.clock.advance(seconds)
 
 
-def attended(kd: kedge.Client, name: str, *, rests: int = 1, leaps: bool = False) -> Patience:
+def attended(kd: killick.Client, name: str, *, rests: int = 1, leaps: bool = False) -> Patience:
     """Attend to a hook as a worker would, until it has rested so often."""
-    clock = cast("kedge.ManualClock", kd.clock)
+    clock = cast("killick.ManualClock", kd.clock)
     duty = Patience(clock, rests=rests, leaps=leaps)
     run = f"hook:{name}"
     head = kd.store.lease(run, kd.engine.holder, seconds=60)
@@ -124,37 +124,37 @@ def attended(kd: kedge.Client, name: str, *, rests: int = 1, leaps: bool = False
     return duty
 
 
-def kinds_of(kd: kedge.Client, run: str) -> list[str]:
+def kinds_of(kd: killick.Client, run: str) -> list[str]:
     return [str(recorded.event.__struct_config__.tag) for recorded in kd.events(run)]
 
 
-def cursor_of(kd: kedge.Client, name: str) -> Cursor:
+def cursor_of(kd: killick.Client, name: str) -> Cursor:
     found = kd.state(f"hook:{name}").fold.facts.hook
     assert found is not None
     return found
 
 
-@kedge.agent(name="hooked_ok")
-async def works(run: kedge.Run, number: int) -> int:
+@killick.agent(name="hooked_ok")
+async def works(run: killick.Run, number: int) -> int:
     return number
 
 
-@kedge.agent(name="hooked_bad")
-async def fails(run: kedge.Run, number: int) -> int:
+@killick.agent(name="hooked_bad")
+async def fails(run: killick.Run, number: int) -> int:
     raise ValueError(f"no {number}")
 
 
-@kedge.agent(name="hooked_asks")
-async def asks(run: kedge.Run) -> str:
+@killick.agent(name="hooked_asks")
+async def asks(run: killick.Run) -> str:
     return (await run.ask("Pay?", to="managers")).kind
 
 
-@kedge.agent(name="hooked_waits")
-async def waits(run: kedge.Run) -> Any:
+@killick.agent(name="hooked_waits")
+async def waits(run: killick.Run) -> Any:
     return await run.wait("paid")
 
 
-def some_runs(kd: kedge.Client, *numbers: int) -> None:
+def some_runs(kd: killick.Client, *numbers: int) -> None:
     for number in numbers:
         kd.run(works, number, id=f"run-{number}")
 
@@ -169,7 +169,7 @@ class Heard(list[str]):
 def listening(name: str = "tell", *kinds: str, **options: Any) -> Heard:
     heard = Heard()
 
-    @kedge.on(*kinds or ("run.completed",), name=name, **options)
+    @killick.on(*kinds or ("run.completed",), name=name, **options)
     def tell(event: HookEvent) -> None:
         heard(event)
 
@@ -179,9 +179,9 @@ def listening(name: str = "tell", *kinds: str, **options: Any) -> Heard:
 # hearing ------------------------------------------------------------------------------------------
 
 
-def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: kedge.Client) -> None:
+def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Client) -> None:
     heard = listening("tell", "run.started", "run.completed")
-    assert ensure(kd) == ["kedge.hook:tell"]
+    assert ensure(kd) == ["killick.hook:tell"]
     some_runs(kd, 1, 2)
     attended(kd, "tell")
     assert heard == ["run-1:1:tell", "run-1:3:tell", "run-2:1:tell", "run-2:3:tell"]
@@ -192,7 +192,7 @@ def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: kedge.Client
     assert kd.verify().problems == []
 
 
-def test_a_new_hook_hears_nothing_of_the_past(kd: kedge.Client) -> None:
+def test_a_new_hook_hears_nothing_of_the_past(kd: killick.Client) -> None:
     some_runs(kd, 1)
     heard = listening()
     ensure(kd)
@@ -202,18 +202,18 @@ def test_a_new_hook_hears_nothing_of_the_past(kd: kedge.Client) -> None:
     assert heard == ["run-2:3:tell"]
 
 
-def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: kedge.Client) -> None:
+def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Client) -> None:
     seen: list[HookEvent] = []
 
-    @kedge.on("run.failed", "wait.opened", agent=[fails, "hooked_asks"])
+    @killick.on("run.failed", "wait.opened", agent=[fails, "hooked_asks"])
     async def tell(event: HookEvent) -> None:
         await asyncio.sleep(0)
         seen.append(event)
 
     ensure(kd)
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(fails, 7, id="bad")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, id="open")
     some_runs(kd, 1)
     attended(kd, "tell")
@@ -228,19 +228,19 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: kedge.Clien
     assert repr(opened) == f"<wait.opened open:{opened.seq}:tell>"
 
 
-def test_only_waits_of_the_kinds_that_were_named_are_told(kd: kedge.Client) -> None:
+def test_only_waits_of_the_kinds_that_were_named_are_told(kd: killick.Client) -> None:
     heard = listening("people", "wait.opened", "run.completed", waits_for=("answer", "settlement"))
     ensure(kd)
     for agent in (waits, asks):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(agent, id=agent.name)
     some_runs(kd, 1)
     attended(kd, "people")
     assert [key.partition(":")[0] for key in heard] == ["hooked_asks", "run-1"]
 
 
-def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: kedge.Client) -> None:
-    heard = listening("tell", retry=kedge.Retry(attempts=2, first=1))
+def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: killick.Client) -> None:
+    heard = listening("tell", retry=killick.Retry(attempts=2, first=1))
     ensure(kd)
     some_runs(kd, 1, 2)
     fine = kd.log.event
@@ -258,10 +258,10 @@ def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: kedge.Client
     )
 
 
-def test_kedges_own_logs_are_told_only_to_who_asks_for_them(kd: kedge.Client) -> None:
+def test_killicks_own_logs_are_told_only_to_who_asks_for_them(kd: killick.Client) -> None:
     everything = listening("all", "run.started")
     ensure(kd)
-    about_hooks = listening("meta", "run.started", agent="kedge.hook:later")
+    about_hooks = listening("meta", "run.started", agent="killick.hook:later")
     ensure(kd)
     listening("later")
     ensure(kd)
@@ -270,7 +270,7 @@ def test_kedges_own_logs_are_told_only_to_who_asks_for_them(kd: kedge.Client) ->
     assert (everything, about_hooks) == ([], ["hook:later:1:meta"])
 
 
-def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: kedge.Client) -> None:
+def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: killick.Client) -> None:
     heard = listening()
     ensure(kd)
     some_runs(kd, 1, 2)
@@ -282,11 +282,11 @@ def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: kedge.Client) ->
 # failing ------------------------------------------------------------------------------------------
 
 
-def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: kedge.Client) -> None:
+def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killick.Client) -> None:
     tried: list[tuple[str, int, int]] = []
     start = kd.clock.now_us()
 
-    @kedge.on("run.completed", retry=kedge.Retry(attempts=5, first=10, factor=3, max="1h", jitter=0))
+    @killick.on("run.completed", retry=killick.Retry(attempts=5, first=10, factor=3, max="1h", jitter=0))
     def flaky(event: HookEvent) -> None:
         tried.append((event.run, event.attempt, (event.told_at - start) // 1_000_000))
         if event.run == "run-1" and event.attempt < 4:
@@ -308,7 +308,7 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: kedge.
 def test_a_backoff_survives_who_waits_for_it(world: World) -> None:
     attempts: list[int] = []
 
-    @kedge.on("run.completed", retry=kedge.Retry(first=100, max="1h", jitter=0))
+    @killick.on("run.completed", retry=killick.Retry(first=100, max="1h", jitter=0))
     def flaky(event: HookEvent) -> None:
         attempts.append(event.attempt)
         raise ConnectionError
@@ -326,10 +326,10 @@ def test_a_backoff_survives_who_waits_for_it(world: World) -> None:
     assert cursor_of(second, "flaky").retry_at == world.clock.now_us() + 200_000_000
 
 
-def test_what_a_hook_never_takes_is_dropped_and_the_next_is_told(kd: kedge.Client) -> None:
+def test_what_a_hook_never_takes_is_dropped_and_the_next_is_told(kd: killick.Client) -> None:
     taken: list[str] = []
 
-    @kedge.on("run.completed", retry=kedge.Retry(attempts=2, first=1))
+    @killick.on("run.completed", retry=killick.Retry(attempts=2, first=1))
     async def picky(event: HookEvent) -> None:
         if event.run == "run-1":
             raise ValueError("never")
@@ -344,10 +344,10 @@ def test_what_a_hook_never_takes_is_dropped_and_the_next_is_told(kd: kedge.Clien
     )
 
 
-def test_who_is_asked_for_patience_has_it(kd: kedge.Client) -> None:
-    @kedge.on("run.completed", retry=kedge.Retry(first=1))
+def test_who_is_asked_for_patience_has_it(kd: killick.Client) -> None:
+    @killick.on("run.completed", retry=killick.Retry(first=1))
     def limited(event: HookEvent) -> None:
-        raise kedge.RateLimited(retry_after=500)
+        raise killick.RateLimited(retry_after=500)
 
     ensure(kd)
     some_runs(kd, 1)
@@ -356,7 +356,7 @@ def test_who_is_asked_for_patience_has_it(kd: kedge.Client) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_hook_that_hangs_is_given_up_after_its_time(kd: kedge.Client, is_async: bool) -> None:
+def test_a_hook_that_hangs_is_given_up_after_its_time(kd: killick.Client, is_async: bool) -> None:
     done = threading.Event()
 
     async def soon(event: HookEvent) -> None:
@@ -365,7 +365,7 @@ def test_a_hook_that_hangs_is_given_up_after_its_time(kd: kedge.Client, is_async
     def at_once(event: HookEvent) -> None:
         done.wait(300)
 
-    kedge.on("run.completed", name="slow", timeout=0.02)(soon if is_async else at_once)
+    killick.on("run.completed", name="slow", timeout=0.02)(soon if is_async else at_once)
     ensure(kd)
     some_runs(kd, 1)
     attended(kd, "slow")
@@ -376,24 +376,24 @@ def test_a_hook_that_hangs_is_given_up_after_its_time(kd: kedge.Client, is_async
 
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_hook_that_raises_what_ends_others_only_fails(kd: kedge.Client, raised: Any, is_async: bool) -> None:
+def test_a_hook_that_raises_what_ends_others_only_fails(kd: killick.Client, raised: Any, is_async: bool) -> None:
     async def soon(event: HookEvent) -> None:
         raise raised
 
     def at_once(event: HookEvent) -> None:
         raise raised
 
-    kedge.on("run.completed", name="rude")(soon if is_async else at_once)
+    killick.on("run.completed", name="rude")(soon if is_async else at_once)
     ensure(kd)
     some_runs(kd, 1)
     attended(kd, "rude")
     assert kinds_of(kd, "hook:rude")[-1] == "hook.failed"
 
 
-def test_whoever_is_cancelled_in_a_call_records_nothing(kd: kedge.Client) -> None:
+def test_whoever_is_cancelled_in_a_call_records_nothing(kd: killick.Client) -> None:
     started = asyncio.Event()
 
-    @kedge.on("run.completed")
+    @killick.on("run.completed")
     async def slow(event: HookEvent) -> None:
         started.set()
         await asyncio.sleep(60)
@@ -418,7 +418,7 @@ def test_whoever_is_cancelled_in_a_call_records_nothing(kd: kedge.Client) -> Non
 def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, when: str) -> None:
     heard: list[tuple[str, str]] = []
 
-    @kedge.on("run.completed", retry=kedge.Retry(attempts=2, first=1))
+    @killick.on("run.completed", retry=killick.Retry(attempts=2, first=1))
     def tell(event: HookEvent) -> None:
         heard.append((event.run, event.key))
         if event.run in ("run-2", "run-4") and (event.run == "run-4" or event.attempt == 1):
@@ -464,7 +464,7 @@ def test_two_that_attend_in_turn_share_one_cursor(world: World) -> None:
 def test_who_lost_the_lease_records_nothing_more(world: World) -> None:
     late, next_one = world.process(), world.process()
 
-    @kedge.on("run.completed")
+    @killick.on("run.completed")
     def tell(event: HookEvent) -> None:
         if event.attempt == 1 and not taken:
             head = world.store.head("hook:tell")
@@ -483,7 +483,7 @@ def test_who_lost_the_lease_records_nothing_more(world: World) -> None:
 def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) -> None:
     heard = listening("tell", "run.completed")
 
-    async def served(kd: kedge.Client, *numbers: int) -> None:
+    async def served(kd: killick.Client, *numbers: int) -> None:
         async with asyncio.timeout(300), kd.worker():
             for number in numbers:
                 await kd.start.soon(works, number, id=f"run-{number}")
@@ -491,7 +491,7 @@ def test_one_worker_after_another_tells_a_hook_while_runs_go_on(tmp_path: Path) 
                 await asyncio.sleep(0.01)
 
     for numbers in ((1, 2), (3, 4)):
-        with kedge.open(str(tmp_path / "kedge.db")) as kd:
+        with killick.open(str(tmp_path / "killick.db")) as kd:
             asyncio.run(served(kd, *numbers))
             assert kd.verify().problems == []
     assert sorted(heard) == [f"run-{number}:3:tell" for number in (1, 2, 3, 4)]
@@ -512,7 +512,7 @@ def test_several_workers_make_one_log(world: World) -> None:
     assert kinds_of(clients[0], "hook:tell") == ["run.started", "hook.set"]
 
 
-def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: kedge.Client) -> None:
+def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: killick.Client) -> None:
     listening("tell", "run.completed")
     ensure(kd)
     some_runs(kd, 1)
@@ -531,7 +531,7 @@ def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: kedge.Client
     assert kinds_of(kd, "hook:tell").count("hook.set") == 2
 
 
-def test_a_hook_that_is_not_declared_here_is_left_alone(kd: kedge.Client) -> None:
+def test_a_hook_that_is_not_declared_here_is_left_alone(kd: killick.Client) -> None:
     listening()
     ensure(kd)
     HOOKS.clear()
@@ -540,7 +540,7 @@ def test_a_hook_that_is_not_declared_here_is_left_alone(kd: kedge.Client) -> Non
     assert ensure(kd) == []
 
 
-def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: kedge.Client) -> None:
+def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: killick.Client) -> None:
     listening()
     agents = ensure(kd)
     assert [row.run for row in kd.store.due(kd.clock.now_us(), agents=agents)] == ["hook:tell"]
@@ -548,10 +548,10 @@ def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: kedge.Client
     attended(kd, "tell")
     assert [row.run for row in kd.store.due(kd.clock.now_us(), agents=agents)] == ["hook:tell"]
     assert [listed.run for listed in kd.list()] == ["run-1"]
-    assert [listed.run for listed in kd.list(agent="kedge.hook:tell")] == ["hook:tell"]
+    assert [listed.run for listed in kd.list(agent="killick.hook:tell")] == ["hook:tell"]
 
 
-def test_a_paused_hook_hears_what_it_missed_when_it_is_resumed(kd: kedge.Client) -> None:
+def test_a_paused_hook_hears_what_it_missed_when_it_is_resumed(kd: killick.Client) -> None:
     heard = listening()
     agents = ensure(kd)
     kd.pause("hook:tell", by="ann")
@@ -566,7 +566,7 @@ def test_a_paused_hook_hears_what_it_missed_when_it_is_resumed(kd: kedge.Client)
 def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
     kd, person = world.process(), world.process()
 
-    @kedge.on("run.completed")
+    @killick.on("run.completed")
     def tell(event: HookEvent) -> None:
         if event.run == "run-1":
             person.pause("hook:tell", by="ann")
@@ -580,7 +580,7 @@ def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
     assert kinds_of(kd, "hook:tell")[5:] == ["run.resumed", "hook.called"]
 
 
-def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: kedge.Client) -> None:
+def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killick.Client) -> None:
     heard = listening()
     agents = ensure(kd)
     some_runs(kd, 1)
@@ -627,14 +627,14 @@ def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
     assert heard == ["run-4:3:later"]
 
 
-def test_without_hooks_nothing_is_kept(kd: kedge.Client) -> None:
+def test_without_hooks_nothing_is_kept(kd: killick.Client) -> None:
     some_runs(kd, 1)
     assert trim(kd) == 2
     assert trim(kd) == 0
 
 
 def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hooks, "PASSED_MAX", 6)
     monkeypatch.setattr(hooks, "PASSED_IDLE_MAX", 3)
@@ -669,7 +669,7 @@ def test_a_declaration_that_cannot_work_is_refused_in_one_line(
     def tell(event: HookEvent) -> None: ...
 
     with pytest.raises(DeclarationRefused) as refused:
-        kedge.on(*kinds, **options)(tell)
+        killick.on(*kinds, **options)(tell)
     assert HOOKS == {}
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -678,8 +678,8 @@ def test_a_declaration_that_cannot_work_is_refused_in_one_line(
 def test_a_hook_takes_one_argument() -> None:
     def two(event: HookEvent, more: int) -> None: ...
 
-    with pytest.raises(DeclarationRefused, match=r"two: a hook takes one argument, the kedge\.HookEvent"):
-        kedge.on("run.failed")(cast("Any", two))
+    with pytest.raises(DeclarationRefused, match=r"two: a hook takes one argument, the killick\.HookEvent"):
+        killick.on("run.failed")(cast("Any", two))
 
 
 def first_hook(event: HookEvent) -> None: ...
@@ -689,10 +689,10 @@ def second_hook(event: HookEvent) -> None: ...
 
 
 def test_two_hooks_of_one_name_are_refused_and_one_that_is_declared_again_is_not() -> None:
-    assert kedge.on("run.failed", name="one")(first_hook) is first_hook
-    kedge.on("run.failed", "run.completed", name="one")(first_hook)
+    assert killick.on("run.failed", name="one")(first_hook) is first_hook
+    killick.on("run.failed", "run.completed", name="one")(first_hook)
     assert HOOKS["one"].kinds == {"run.failed", "run.completed"}
     with pytest.raises(DeclarationRefused, match="give one of them another name="):
-        kedge.on("run.failed", name="one")(second_hook)
+        killick.on("run.failed", name="one")(second_hook)
     listening("two")
     assert listening("two") is not None

@@ -1,4 +1,4 @@
-"""Code that Kedge did not start: its calls are steps, found again by their keys, in whatever order they are made."""
+"""Code that Killick did not start: its calls are steps, found again by their keys, in whatever order they are made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.runtime import hosting
-from kedge.runtime.open_tools import open_tool
+import killick
+from killick.model import events as e
+from killick.runtime import hosting
+from killick.runtime.open_tools import open_tool
 from seeds import draw_seed
 
 PROGRAM = Path(__file__).with_name("hosted_process.py")
@@ -56,14 +56,14 @@ def paying(done: list[Any]) -> Any:
 
 
 PAY = open_tool("pay", identity=("amount",))
-LOOK = open_tool("look", effect="reads", retry=kedge.Retry(attempts=1))
+LOOK = open_tool("look", effect="reads", retry=killick.Retry(attempts=1))
 
 
 # outside of any agent -----------------------------------------------------------------------------
 
 
 @on_loop
-async def test_a_key_that_is_on_record_gives_what_is_on_record(kd: kedge.Client, done: list[Any]) -> None:
+async def test_a_key_that_is_on_record_gives_what_is_on_record(kd: killick.Client, done: list[Any]) -> None:
     for _ in range(2):
         async with kd.host("thread") as host:
             calls = (host.call(PAY, {"amount": n}, key=f"call_{n}", fn=paying(done)) for n in (3, 1, 2))
@@ -73,7 +73,7 @@ async def test_a_key_that_is_on_record_gives_what_is_on_record(kd: kedge.Client,
 
 
 @on_loop
-async def test_a_run_waits_between_two_blocks_and_nobody_takes_it(kd: kedge.Client, done: list[Any]) -> None:
+async def test_a_run_waits_between_two_blocks_and_nobody_takes_it(kd: killick.Client, done: list[Any]) -> None:
     async with kd.host("thread", agent="framework") as host:
         await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
     info = kd.info("thread")
@@ -81,7 +81,7 @@ async def test_a_run_waits_between_two_blocks_and_nobody_takes_it(kd: kedge.Clie
     assert kd.store.due(kd.clock.now_us() + 10**12, limit=10) == []
 
 
-def test_blocking_code_calls_from_any_thread(kd: kedge.Client) -> None:
+def test_blocking_code_calls_from_any_thread(kd: killick.Client) -> None:
     def pay(amount: int) -> str:
         return f"{threading.current_thread() is threading.main_thread()} {amount}"
 
@@ -95,7 +95,7 @@ def test_blocking_code_calls_from_any_thread(kd: kedge.Client) -> None:
 
 
 @on_loop
-async def test_what_is_called_runs_on_the_callers_loop_and_in_its_context(kd: kedge.Client) -> None:
+async def test_what_is_called_runs_on_the_callers_loop_and_in_its_context(kd: killick.Client) -> None:
     told: ContextVar[str] = ContextVar("told", default="nothing")
     loop = asyncio.get_running_loop()
 
@@ -113,12 +113,12 @@ async def test_what_is_called_runs_on_the_callers_loop_and_in_its_context(kd: ke
 
 @on_loop
 async def test_the_same_run_is_shared_in_a_process_and_refused_to_another(
-    kd: kedge.Client, done: list[Any], tmp_path: Path
+    kd: killick.Client, done: list[Any], tmp_path: Path
 ) -> None:
     async with kd.host("thread") as one, kd.host("thread") as two:
         await one.call(PAY, {"amount": 1}, key="a", fn=paying(done))
         assert await two.call(PAY, {"amount": 1}, key="a", fn=paying(done)) == {"paid": 1}
-        with kedge.open(tmp_path / "kedge.db") as other, pytest.raises(kedge.RunBusy):
+        with killick.open(tmp_path / "killick.db") as other, pytest.raises(killick.RunBusy):
             async with other.host("thread"):
                 pass
     async with kd.host("thread") as again:
@@ -129,22 +129,22 @@ async def test_the_same_run_is_shared_in_a_process_and_refused_to_another(
 @pytest.mark.parametrize("same_block", [True, False])
 @on_loop
 async def test_another_call_under_a_key_is_refused_and_nothing_runs(
-    kd: kedge.Client, done: list[Any], same_block: bool
+    kd: killick.Client, done: list[Any], same_block: bool
 ) -> None:
     async with kd.host("thread") as host:
         await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
         if same_block:
-            with pytest.raises(kedge.KedgeError, match="on record as tool pay with other arguments"):
+            with pytest.raises(killick.KillickError, match="on record as tool pay with other arguments"):
                 await host.call(PAY, {"amount": 2}, key="a", fn=paying(done))
     async with kd.host("thread") as host:
-        with pytest.raises(kedge.KedgeError, match="give this call an id of its own"):
+        with pytest.raises(killick.KillickError, match="give this call an id of its own"):
             await host.call(PAY, {"amount": 2}, key="a", fn=paying(done))
         assert await host.call(PAY, {"amount": 2}, key="b", fn=paying(done)) == {"paid": 2}
     assert done == [1, 2]
 
 
 @on_loop
-async def test_without_a_key_the_nth_call_of_the_same_is_the_same(kd: kedge.Client, done: list[Any]) -> None:
+async def test_without_a_key_the_nth_call_of_the_same_is_the_same(kd: killick.Client, done: list[Any]) -> None:
     for _ in range(2):
         async with kd.host("thread") as host:
             for amount in (1, 1, 2):
@@ -153,20 +153,20 @@ async def test_without_a_key_the_nth_call_of_the_same_is_the_same(kd: kedge.Clie
 
 
 @on_loop
-async def test_an_error_is_a_failed_step_with_the_tools_own_as_its_cause(kd: kedge.Client) -> None:
+async def test_an_error_is_a_failed_step_with_the_tools_own_as_its_cause(kd: killick.Client) -> None:
     async def look(path: str) -> str:
         raise LookupError(path)
 
     for is_live in (True, False):
         async with kd.host("thread") as host:
-            with pytest.raises(kedge.StepFailed, match="LookupError: there") as failed:
+            with pytest.raises(killick.StepFailed, match="LookupError: there") as failed:
                 await host.call(LOOK, {"path": "there"}, key="a", fn=look)
         assert isinstance(failed.value.__cause__, LookupError) is is_live
 
 
 @on_loop
 async def test_what_is_in_doubt_waits_for_a_person_and_goes_on_under_the_same_key(
-    kd: kedge.Client, done: list[Any]
+    kd: killick.Client, done: list[Any]
 ) -> None:
     async def pay(amount: int) -> None:
         done.append(amount)
@@ -174,7 +174,7 @@ async def test_what_is_in_doubt_waits_for_a_person_and_goes_on_under_the_same_ke
 
     async with kd.host("thread") as host:
         for _ in range(2):
-            with pytest.raises(kedge.RunWaiting, match="Did it happen"):
+            with pytest.raises(killick.RunWaiting, match="Did it happen"):
                 await host.call(PAY, {"amount": 1}, key="a", fn=pay)
         kd.answer("thread", "happened", value={"paid": 1}, by="ann")
         assert await host.call(PAY, {"amount": 1}, key="a", fn=pay) == {"paid": 1}
@@ -182,9 +182,9 @@ async def test_what_is_in_doubt_waits_for_a_person_and_goes_on_under_the_same_ke
 
 
 @on_loop
-async def test_an_approval_is_asked_for_and_an_edit_counts(kd: kedge.Client, done: list[Any]) -> None:
+async def test_an_approval_is_asked_for_and_an_edit_counts(kd: killick.Client, done: list[Any]) -> None:
     pay = open_tool("pay", approve="managers")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         async with kd.host("thread") as host:
             await host.call(pay, {"amount": 100}, key="a", fn=paying(done))
     [wait] = kd.inbox()
@@ -195,11 +195,11 @@ async def test_an_approval_is_asked_for_and_an_edit_counts(kd: kedge.Client, don
 
 
 @on_loop
-async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: kedge.Client) -> None:
+async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: killick.Client) -> None:
     chance, told = random.Random(seed := draw_seed()), Counter[str]()
     pay = open_tool("pay", approve="managers")
 
-    async def later(host: kedge.Host, thread: str) -> Any:
+    async def later(host: killick.Host, thread: str) -> Any:
         await asyncio.sleep(chance.random() * 0.012)
 
         async def tell(to: str) -> str:
@@ -213,23 +213,23 @@ async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: k
         async with kd.host(thread) as host:
             both = host.call(pay, {"amount": 1}, key="a", fn=paying([])), later(host, thread)
             waiting, came = await asyncio.gather(*both, return_exceptions=True)
-        assert isinstance(waiting, kedge.RunWaiting), seed
+        assert isinstance(waiting, killick.RunWaiting), seed
         assert came == "ann", seed
         assert [wait.waits_for for wait in kd.inbox() if wait.run == thread] == ["answer"], seed
     assert set(told.values()) == {1}, seed
 
 
 @on_loop
-async def test_a_contract_judges_guests_too(kd: kedge.Client, done: list[Any]) -> None:
-    contract = kedge.Contract("careful", [kedge.rules.deny("pay")])
+async def test_a_contract_judges_guests_too(kd: killick.Client, done: list[Any]) -> None:
+    contract = killick.Contract("careful", [killick.rules.deny("pay")])
     async with kd.host("thread", contract=contract) as host:
-        with pytest.raises(kedge.Rejected):
+        with pytest.raises(killick.Rejected):
             await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
     assert done == []
 
 
 @on_loop
-async def test_a_framework_may_leave_a_tool_and_come_again(kd: kedge.Client, done: list[Any]) -> None:
+async def test_a_framework_may_leave_a_tool_and_come_again(kd: killick.Client, done: list[Any]) -> None:
     async def leave(amount: int) -> None:
         raise Leaving(str(amount))
 
@@ -244,7 +244,7 @@ async def test_a_framework_may_leave_a_tool_and_come_again(kd: kedge.Client, don
 
 
 @on_loop
-async def test_models_are_asked_once_and_people_too(kd: kedge.Client, done: list[Any]) -> None:
+async def test_models_are_asked_once_and_people_too(kd: killick.Client, done: list[Any]) -> None:
     async def model(messages: list[str]) -> str:
         done.append(messages)
         return "pay"
@@ -253,7 +253,7 @@ async def test_models_are_asked_once_and_people_too(kd: kedge.Client, done: list
         async with kd.host("thread") as host:
             assert await host.model(model, messages=["hi"], key="m1") == "pay"
     async with kd.host("thread") as host:
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             await host.ask("Pay?", key="q")
         kd.answer("thread", "respond", value="later", by="ann")
         answer = await host.ask("Pay?", key="q")
@@ -262,7 +262,7 @@ async def test_models_are_asked_once_and_people_too(kd: kedge.Client, done: list
 
 
 @on_loop
-async def test_a_call_that_its_caller_gives_up_is_given_up(kd: kedge.Client) -> None:
+async def test_a_call_that_its_caller_gives_up_is_given_up(kd: killick.Client) -> None:
     began = asyncio.Event()
 
     async def slow(path: str) -> None:
@@ -282,7 +282,7 @@ async def test_a_call_that_its_caller_gives_up_is_given_up(kd: kedge.Client) -> 
 
 @pytest.mark.parametrize("same_block", [True, False])
 @on_loop
-async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: kedge.Client, same_block: bool) -> None:
+async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: killick.Client, same_block: bool) -> None:
     began, kept = asyncio.Event(), asyncio.Event()
 
     async def look(path: str) -> str:
@@ -290,7 +290,7 @@ async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: kedge.Client
         await kept.wait()
         return f"saw {path}"
 
-    async def again(host: kedge.Host) -> None:
+    async def again(host: killick.Host) -> None:
         kept.set()
         async with asyncio.timeout(60):
             assert await host.call(LOOK, {"path": "x"}, key="a", fn=look) == "saw x"
@@ -316,11 +316,11 @@ async def test_a_call_that_its_caller_gave_up_can_be_made_again(kd: kedge.Client
 
 @pytest.mark.parametrize("approval", [True, False])
 @on_loop
-async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: kedge.Client, approval: bool) -> None:
+async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: killick.Client, approval: bool) -> None:
     began, kept = asyncio.Event(), asyncio.Event()
     pay = open_tool("pay", approve="managers")
 
-    def asked(host: kedge.Host) -> Any:
+    def asked(host: killick.Host) -> Any:
         if approval:
             return host.call(pay, {"amount": 1}, key="q", fn=lambda amount: f"paid {amount}")
         return host.ask("Pay?", key="q")
@@ -341,7 +341,7 @@ async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: kedge.C
             await asking
         kept.set()
         assert await beside == "x"
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             await asked(host)
     kd.answer("thread", "approve", by="ann")
     async with asyncio.timeout(60), kd.host("thread") as host:
@@ -350,11 +350,13 @@ async def test_a_question_that_its_caller_gave_up_can_be_asked_again(kd: kedge.C
 
 
 @on_loop
-async def test_pausing_a_thread_stops_its_calls_and_resuming_lets_them_go_on(kd: kedge.Client, done: list[Any]) -> None:
+async def test_pausing_a_thread_stops_its_calls_and_resuming_lets_them_go_on(
+    kd: killick.Client, done: list[Any]
+) -> None:
     async with kd.host("thread") as host:
         await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
     kd.pause("thread", by="ann")
-    with pytest.raises(kedge.KedgeError):
+    with pytest.raises(killick.KillickError):
         async with kd.host("thread") as host:
             await host.call(PAY, {"amount": 2}, key="b", fn=paying(done))
     kd.resume("thread", by="ann")
@@ -366,11 +368,11 @@ async def test_pausing_a_thread_stops_its_calls_and_resuming_lets_them_go_on(kd:
 # inside of an agent -------------------------------------------------------------------------------
 
 
-def test_a_framework_in_an_agent_is_replayed_call_by_call_in_any_order(kd: kedge.Client, done: list[Any]) -> None:
+def test_a_framework_in_an_agent_is_replayed_call_by_call_in_any_order(kd: killick.Client, done: list[Any]) -> None:
     order = [3, 1, 2]
 
-    @kedge.agent
-    async def framework(run: kedge.Run) -> list[Any]:
+    @killick.agent
+    async def framework(run: killick.Run) -> list[Any]:
         async def one(n: int) -> Any:
             host = hosting.here()
             assert host is not None
@@ -381,22 +383,22 @@ def test_a_framework_in_an_agent_is_replayed_call_by_call_in_any_order(kd: kedge
         await run.ask("Go on?")
         return found
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
     order.reverse()
-    with kedge.open(kd.store.place) as other:
+    with killick.open(kd.store.place) as other:
         assert [each["paid"] for each in other.run(framework, id="r")] == [2, 1, 3]
     assert sorted(done) == [1, 2, 3]
 
 
-def test_a_plain_def_agent_hosts_too(kd: kedge.Client, done: list[Any]) -> None:
+def test_a_plain_def_agent_hosts_too(kd: killick.Client, done: list[Any]) -> None:
     def pay(amount: int) -> int:
         done.append(amount)
         return amount
 
-    @kedge.agent
-    def framework(run: kedge.SyncRun) -> list[int]:
+    @killick.agent
+    def framework(run: killick.SyncRun) -> list[int]:
         with run.hosting() as host:
             first = host.call_sync(PAY, {"amount": 1}, key="a", fn=pay)
             return [first, host.call_sync(PAY, {"amount": 2}, key="b", fn=pay)]
@@ -407,60 +409,60 @@ def test_a_plain_def_agent_hosts_too(kd: kedge.Client, done: list[Any]) -> None:
     assert done == [1, 2]
 
 
-def test_an_agent_parks_when_all_its_guests_wait(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def framework(run: kedge.Run) -> list[str | None]:
+def test_an_agent_parks_when_all_its_guests_wait(kd: killick.Client) -> None:
+    @killick.agent
+    async def framework(run: killick.Run) -> list[str | None]:
         async with run.hosting() as host:
             asked = [asyncio.create_task(host.ask(f"{name}?", key=name)) for name in ("a", "b")]
             return [answer.by for answer in await asyncio.gather(*asked)]
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     first, second = kd.inbox()
     kd.answer(first, "approve", by="ann")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     kd.answer(second, "approve", by="bob")
     assert sorted(filter(None, kd.run(framework, id="r"))) == ["ann", "bob"]
 
 
-def test_an_edited_prompt_strands_nobody(kd: kedge.Client, done: list[Any]) -> None:
+def test_an_edited_prompt_strands_nobody(kd: killick.Client, done: list[Any]) -> None:
     words = ["hello"]
 
     async def model(prompt: str) -> str:
         done.append(prompt)
         return f"to {prompt}"
 
-    @kedge.agent
-    async def framework(run: kedge.Run) -> str:
+    @killick.agent
+    async def framework(run: killick.Run) -> str:
         async with run.hosting() as host:
             reply = await host.model(model, prompt=words[0])
             await host.ask("Go on?", key="q")
             return str(reply)
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
     words[0] = "good day"
-    with kedge.open(kd.store.place) as other:
+    with killick.open(kd.store.place) as other:
         assert other.run(framework, id="r") == "to hello"
         assert any(isinstance(each.event, e.StepDrifted) for each in other.events("r"))
     assert done == ["hello"]
 
 
-def test_the_agents_own_steps_are_refused_in_the_block(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def framework(run: kedge.Run) -> None:
+def test_the_agents_own_steps_are_refused_in_the_block(kd: killick.Client) -> None:
+    @killick.agent
+    async def framework(run: killick.Run) -> None:
         async with run.hosting():
             await run.note("not here")
 
-    with pytest.raises(kedge.RunFailed, match="steps are the host's"):
+    with pytest.raises(killick.RunFailed, match="steps are the host's"):
         kd.run(framework, id="r")
 
 
-def test_steps_before_and_after_the_block_stand_in_order(kd: kedge.Client, done: list[Any]) -> None:
-    @kedge.agent
-    async def framework(run: kedge.Run) -> list[Any]:
+def test_steps_before_and_after_the_block_stand_in_order(kd: killick.Client, done: list[Any]) -> None:
+    @killick.agent
+    async def framework(run: killick.Run) -> list[Any]:
         before = await run.decided("first?", "yes")
         async with run.hosting() as host:
             inner = await host.call(PAY, {"amount": 1}, key="a", fn=paying(done))
@@ -468,10 +470,10 @@ def test_steps_before_and_after_the_block_stand_in_order(kd: kedge.Client, done:
         await run.ask("Go on?")
         return [before, inner, after]
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(framework, id="r")
     kd.answer("r", "approve", by="ann")
-    with kedge.open(kd.store.place) as other:
+    with killick.open(kd.store.place) as other:
         assert other.run(framework, id="r") == ["yes", {"paid": 1}, "no"]
 
 
@@ -503,7 +505,7 @@ def test_killed_at_every_moment_nothing_that_finished_is_done_again(where: str, 
     told = [json.loads(line) for line in (tmp_path / "world").read_text().splitlines()]
     booked = Counter((each["n"], each["key"]) for each in told if "n" in each)
     assert len(booked) == 6, "each call has one key, however often it was tried"
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         tries = [len(step.attempts) for step in kd.state("thread").fold.steps if step.name == "book"]
     assert len(tries) == 6
     assert sum(booked.values()) <= sum(tries)

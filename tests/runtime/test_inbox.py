@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.errors import ValueRefused
-from kedge.runtime import asked
-from kedge.runtime.client import Client
+import killick
+from killick.clock import ManualClock
+from killick.errors import ValueRefused
+from killick.runtime import asked
+from killick.runtime.client import Client
 
 HOUR = 3_600_000_000
 
 
-@kedge.agent(name="inbox-asks")
-async def asks(run: kedge.Run, timeout: str | None) -> Any:
+@killick.agent(name="inbox-asks")
+async def asks(run: killick.Run, timeout: str | None) -> Any:
     return (await run.ask("May I?", to="mia", timeout=timeout)).kind
 
 
-@kedge.agent(name="inbox-done")
-async def done(run: kedge.Run) -> None:
+@killick.agent(name="inbox-done")
+async def done(run: killick.Run) -> None:
     return None
 
 
@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def kd(tmp_path: Path, clock: ManualClock) -> Iterator[Client]:
-    with kedge.open(str(tmp_path / "kedge.db"), clock=clock) as made:
+    with killick.open(str(tmp_path / "killick.db"), clock=clock) as made:
         yield made
 
 
@@ -101,16 +101,16 @@ def test_pages_follow_each_other_and_end(kd: Client) -> None:
 def test_a_question_of_one_branch_is_there_while_another_branch_works(tmp_path: Path) -> None:
     free = asyncio.Event()
 
-    @kedge.tool(name="inbox-works", effect="reads")
+    @killick.tool(name="inbox-works", effect="reads")
     async def works() -> None:
         await free.wait()
 
-    @kedge.agent(name="inbox-branches")
-    async def branches(run: kedge.Run) -> Any:
+    @killick.agent(name="inbox-branches")
+    async def branches(run: killick.Run) -> Any:
         return await run.gather(run.ask("May I?"), run.call(works))
 
     async def play() -> None:
-        async with kedge.open(str(tmp_path / "kedge.db")) as kd:
+        async with killick.open(str(tmp_path / "killick.db")) as kd:
             run = asyncio.ensure_future(kd.run.soon(branches, id="r"))
             while not await asyncio.to_thread(kd.inbox):
                 assert not run.done()

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.errors import AnswerRefused, RunBusy, RunUnknown, StoreUnavailable
-from kedge.model import events as e
-from kedge.runtime import commands
+from killick.errors import AnswerRefused, RunBusy, RunUnknown, StoreUnavailable
+from killick.model import events as e
+from killick.runtime import commands
 from processes import told
 from runtime.conftest import World
 
-LATER = kedge.Retry(attempts=5, first=5_000, on=(ConnectionError,))
+LATER = killick.Retry(attempts=5, first=5_000, on=(ConnectionError,))
 DONE: list[Any] = []
 
 
@@ -35,14 +35,14 @@ def nothing_done() -> None:
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as client:
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as client:
         yield client
 
 
 STORES: list[Any] = [
     pytest.param(lambda _: "memory:", id="memory"),
-    pytest.param(lambda folder: str(folder / "kedge.db"), id="sqlite"),
+    pytest.param(lambda folder: str(folder / "killick.db"), id="sqlite"),
     pytest.param(lambda _: servers.postgres_store(), id="postgresql", marks=pytest.mark.slow),
 ]
 
@@ -50,7 +50,7 @@ STORES: list[Any] = [
 # what people can step into ------------------------------------------------------------------------
 
 
-@kedge.tool(name="intervened_flaky", effect="idempotent", retry=LATER)
+@killick.tool(name="intervened_flaky", effect="idempotent", retry=LATER)
 async def flaky(what: str) -> int:
     DONE.append(what)
     if DONE.count(what) == 1:
@@ -58,56 +58,56 @@ async def flaky(what: str) -> int:
     return len(DONE)
 
 
-@kedge.agent(name="intervened_child")
-async def child(run: kedge.Run) -> int:
+@killick.agent(name="intervened_child")
+async def child(run: killick.Run) -> int:
     await run.ask("well?")
     return 1
 
 
-async def asks(run: kedge.Run) -> Any:
+async def asks(run: killick.Run) -> Any:
     answer = await run.ask("How much?", returns=int)
     return answer.kind, answer.value, answer.by
 
 
-async def asks_with_default(run: kedge.Run) -> Any:
+async def asks_with_default(run: killick.Run) -> Any:
     answer = await run.ask("Well?", timeout="1h", default="reject")
     return answer.kind, answer.expired
 
 
-async def waits(run: kedge.Run) -> Any:
+async def waits(run: killick.Run) -> Any:
     return await run.wait("paid")
 
 
-async def waits_with_default(run: kedge.Run) -> Any:
+async def waits_with_default(run: killick.Run) -> Any:
     return await run.wait("paid", timeout="1h", default=0)
 
 
-@kedge.tool(name="intervened_stubborn", effect="idempotent", retry=LATER)
+@killick.tool(name="intervened_stubborn", effect="idempotent", retry=LATER)
 async def stubborn() -> int:
     raise ConnectionError("never")
 
 
-async def calls(run: kedge.Run) -> Any:
+async def calls(run: killick.Run) -> Any:
     return await run.call(flaky, "it")
 
 
-async def calls_in_vain(run: kedge.Run) -> Any:
+async def calls_in_vain(run: killick.Run) -> Any:
     return await run.call(stubborn)
 
 
-async def sleeps(run: kedge.Run) -> Any:
+async def sleeps(run: killick.Run) -> Any:
     await run.sleep("300d")
     return "awake"
 
 
-async def has_child(run: kedge.Run) -> Any:
+async def has_child(run: killick.Run) -> Any:
     return await (await run.spawn(child, id=f"{run.id}-child")).result()
 
 
 @dataclass
 class Case:
-    code: Callable[[kedge.Run], Awaitable[Any]]
-    act: Callable[[kedge.Client, str], Any]
+    code: Callable[[killick.Run], Awaitable[Any]]
+    act: Callable[[killick.Client, str], Any]
     comes_to: Any
     step: int = 1
     kinds: list[type[e.Event]] = field(default_factory=list[type[e.Event]])
@@ -135,17 +135,19 @@ CASES: dict[str, Case] = {
 }
 
 
-async def coming_to(code: Callable[[kedge.Run], Awaitable[Any]], run: kedge.Run) -> Any:
+async def coming_to(code: Callable[[killick.Run], Awaitable[Any]], run: killick.Run) -> Any:
     try:
         return await code(run)
-    except kedge.StepFailed as failed:
-        skipped = failed.is_a(kedge.Skipped) and failed.is_a("kedge.Skipped") and isinstance(failed, kedge.Skipped)
+    except killick.StepFailed as failed:
+        skipped = (
+            failed.is_a(killick.Skipped) and failed.is_a("killick.Skipped") and isinstance(failed, killick.Skipped)
+        )
         return failed.failure.message if skipped and failed.by == "ann" else repr(failed)
 
 
-def parked_agent(name: str, case: Case) -> kedge.Agent[None, Any]:
-    @kedge.agent(name=f"parked {name}")
-    async def agent(run: kedge.Run) -> Any:
+def parked_agent(name: str, case: Case) -> killick.Agent[None, Any]:
+    @killick.agent(name=f"parked {name}")
+    async def agent(run: killick.Run) -> Any:
         found = await coming_to(case.code, run)
         await run.note(found)
         return found
@@ -153,7 +155,7 @@ def parked_agent(name: str, case: Case) -> kedge.Agent[None, Any]:
     return agent
 
 
-def advanced(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") -> None:
+def advanced(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") -> None:
     """Start a run, and go on with it until it waits, without sitting anything out."""
     kd.start(agent, id=run)
     kd.advance(run)
@@ -164,7 +166,7 @@ def advanced(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") ->
 @pytest.mark.parametrize("url", STORES)
 def test_a_run_that_waits_goes_on_as_somebody_said(url: Any, tmp_path: Path, name: str) -> None:
     case = CASES[name]
-    with kedge.open(url(tmp_path)) as kd:
+    with killick.open(url(tmp_path)) as kd:
         agent = parked_agent(name, case)
         advanced(kd, agent)
         assert "will be" not in case.act(kd, str(case.step))
@@ -179,29 +181,29 @@ def test_a_run_that_waits_goes_on_as_somebody_said(url: Any, tmp_path: Path, nam
 @pytest.mark.parametrize("url", STORES)
 def test_a_run_that_somebody_is_at_goes_on_as_somebody_said(url: Any, tmp_path: Path, name: str) -> None:
     case, at = CASES[name], f"1.1.{CASES[name].step}"
-    with kedge.open(url(tmp_path)) as kd:
+    with killick.open(url(tmp_path)) as kd:
 
-        @kedge.tool(name=f"acts {name}", effect="reads")
+        @killick.tool(name=f"acts {name}", effect="reads")
         async def acts() -> str:
             await pending(kd, "r", at)
             said: str = await asyncio.to_thread(case.act, kd, at)
             return said
 
-        @kedge.agent(name=f"held {name}")
-        async def agent(run: kedge.Run) -> Any:
+        @killick.agent(name=f"held {name}")
+        async def agent(run: killick.Run) -> Any:
             found, said = await run.gather(coming_to(case.code, run), run.call(acts))
             return [found, said]
 
         [found, said] = kd.run(agent, id="r")
         assert found == case.comes_to
         assert "will be" not in said
-        [taken] = [one for one in told(kd, "r", e.MessageTaken) if one.event.name == "kedge.command"]
+        [taken] = [one for one in told(kd, "r", e.MessageTaken) if one.event.name == "killick.command"]
         assert taken.event.by == "ann"
         kd.replay("r", agent, check=True)
         assert kd.verify("r").problems == []
 
 
-async def pending(kd: kedge.Client, run: str, step: str) -> None:
+async def pending(kd: killick.Client, run: str, step: str) -> None:
     """Until a step is on record and rests, or is over."""
     while True:
         with contextlib.suppress(RunUnknown):
@@ -212,11 +214,11 @@ async def pending(kd: kedge.Client, run: str, step: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_of_which_a_step_was_ended_is_due_whatever_else_it_waits_for(kd: kedge.Client, name: str) -> None:
+def test_a_run_of_which_a_step_was_ended_is_due_whatever_else_it_waits_for(kd: killick.Client, name: str) -> None:
     case = CASES[name]
 
-    @kedge.agent(name=f"due {name}")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name=f"due {name}")
+    async def agent(run: killick.Run) -> Any:
         async def goes_on() -> None:
             DONE.append(await coming_to(case.code, run))
 
@@ -231,7 +233,9 @@ def test_a_run_of_which_a_step_was_ended_is_due_whatever_else_it_waits_for(kd: k
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_came_while_somebody_was_at_it_who_left_is_done_when_the_run_goes_on(kd: kedge.Client, name: str) -> None:
+def test_what_came_while_somebody_was_at_it_who_left_is_done_when_the_run_goes_on(
+    kd: killick.Client, name: str
+) -> None:
     case = CASES[name]
     agent = parked_agent(f"left {name}", case)
     advanced(kd, agent)
@@ -243,7 +247,7 @@ def test_what_came_while_somebody_was_at_it_who_left_is_done_when_the_run_goes_o
 
 
 @contextlib.contextmanager
-def elsewhere(kd: kedge.Client, run: str) -> Iterator[None]:
+def elsewhere(kd: killick.Client, run: str) -> Iterator[None]:
     """Somebody else has the run, and lets it go without having looked at anything. Whoever is patient is not here."""
     head = kd.store.lease(run, "somebody else", seconds=60)
     patience, commands._PATIENCE_SECONDS = commands._PATIENCE_SECONDS, 0.0  # type: ignore[misc]
@@ -254,20 +258,20 @@ def elsewhere(kd: kedge.Client, run: str) -> Iterator[None]:
         kd.store.release(run, epoch=head.epoch)
 
 
-def test_blocking_agents_are_woken_too(kd: kedge.Client) -> None:
-    @kedge.tool(name="acts_blocking", effect="reads")
+def test_blocking_agents_are_woken_too(kd: killick.Client) -> None:
+    @killick.tool(name="acts_blocking", effect="reads")
     def acts() -> None:
         asyncio.run(pending(kd, "r", "1.1.1"))
         asyncio.run(pending(kd, "r", "1.2.1"))
         kd.override("r", "1.1.1", 3, by="ann")
         kd.skip("r", "1.2.1", by="ann")
 
-    @kedge.agent(name="held blocking")
-    def agent(run: kedge.SyncRun) -> Any:
+    @killick.agent(name="held blocking")
+    def agent(run: killick.SyncRun) -> Any:
         def skipped() -> str:
             try:
                 run.wait("never")
-            except kedge.Skipped as error:
+            except killick.Skipped as error:
                 return error.failure.message
             return "not skipped"
 
@@ -279,12 +283,12 @@ def test_blocking_agents_are_woken_too(kd: kedge.Client) -> None:
 
 @pytest.mark.parametrize("how", ["parked", "left"])
 def test_a_state_machine_goes_on_with_what_it_was_given_and_without_what_was_skipped(
-    kd: kedge.Client, how: str
+    kd: killick.Client, how: str
 ) -> None:
-    @kedge.machine(name=f"intervened machine {how}")
-    async def machine(run: kedge.Run, state: int) -> Any:
+    @killick.machine(name=f"intervened machine {how}")
+    async def machine(run: killick.Run, state: int) -> Any:
         DONE.append((state, run.received))
-        return kedge.Done(state) if state == 2 else kedge.WaitFor("go", state + 1)
+        return killick.Done(state) if state == 2 else killick.WaitFor("go", state + 1)
 
     kd.start(machine, 0, id="r")
     kd.advance("r")
@@ -296,13 +300,13 @@ def test_a_state_machine_goes_on_with_what_it_was_given_and_without_what_was_ski
     assert DONE == [(0, None), (1, {"n": 5}), (2, None)]
 
 
-def test_a_stream_that_sits_out_a_backoff_can_be_given_its_reply(kd: kedge.Client) -> None:
-    @kedge.tool(name="intervened_stream", effect="reads", retry=LATER)
+def test_a_stream_that_sits_out_a_backoff_can_be_given_its_reply(kd: killick.Client) -> None:
+    @killick.tool(name="intervened_stream", effect="reads", retry=LATER)
     async def streaming(**_: Any) -> Any:
         raise ConnectionError("later")
 
-    @kedge.agent(name="intervened streaming")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="intervened streaming")
+    async def agent(run: killick.Run) -> list[Any]:
         return [chunk async for chunk in run.stream(streaming, model="m")]
 
     advanced(kd, agent)
@@ -311,18 +315,18 @@ def test_a_stream_that_sits_out_a_backoff_can_be_given_its_reply(kd: kedge.Clien
     kd.replay("r", agent, check=True)
 
 
-def test_a_stream_in_memory_is_given_its_reply_too(kd: kedge.Client) -> None:
-    @kedge.tool(name="intervened_stream_held", effect="reads", retry=LATER)
+def test_a_stream_in_memory_is_given_its_reply_too(kd: killick.Client) -> None:
+    @killick.tool(name="intervened_stream_held", effect="reads", retry=LATER)
     async def streaming(**_: Any) -> Any:
         raise ConnectionError("later")
 
-    @kedge.tool(name="acts_on_stream", effect="reads")
+    @killick.tool(name="acts_on_stream", effect="reads")
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
         await kd.override.soon("r", "1.1.1", "hello", by="ann")
 
-    @kedge.agent(name="intervened streaming held")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="intervened streaming held")
+    async def agent(run: killick.Run) -> Any:
         async def read() -> list[Any]:
             return [chunk async for chunk in run.stream(streaming, model="m")]
 
@@ -334,8 +338,8 @@ def test_a_stream_in_memory_is_given_its_reply_too(kd: kedge.Client) -> None:
 
 @pytest.mark.parametrize("how", ["parked", "left", "held"])
 @pytest.mark.parametrize("verb", ["override", "skip"])
-def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: kedge.Client, how: str, verb: str) -> None:
-    @kedge.tool(name=f"approved {how} {verb}", approve="managers")
+def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: killick.Client, how: str, verb: str) -> None:
+    @killick.tool(name=f"approved {how} {verb}", approve="managers")
     async def pay(amount: int) -> int:
         DONE.append(amount)
         return amount
@@ -346,16 +350,16 @@ def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: kedge.Client,
         else:
             await kd.skip.soon("r", step, by="ann")
 
-    @kedge.tool(name=f"acts on approval {how} {verb}", effect="reads")
+    @killick.tool(name=f"acts on approval {how} {verb}", effect="reads")
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
         await act("1.1.1")
 
-    async def paid(run: kedge.Run) -> Any:
+    async def paid(run: killick.Run) -> Any:
         return await coming_to(lambda run: run.call(pay, 5), run)
 
-    @kedge.agent(name=f"approving {how} {verb}")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name=f"approving {how} {verb}")
+    async def agent(run: killick.Run) -> Any:
         return (await run.gather(paid(run), run.call(acts)))[0] if how == "held" else await paid(run)
 
     if how != "held":
@@ -370,12 +374,12 @@ def test_what_waits_for_approval_can_be_overridden_and_skipped(kd: kedge.Client,
 
 
 @pytest.mark.parametrize("verb", ["override", "skip"])
-def test_a_child_or_a_message_that_waits_for_approval_can_be_skipped(kd: kedge.Client, verb: str) -> None:
-    contract = kedge.Contract("asking", [kedge.rules.deny("send", "spawn:*", ask="managers")])
+def test_a_child_or_a_message_that_waits_for_approval_can_be_skipped(kd: killick.Client, verb: str) -> None:
+    contract = killick.Contract("asking", [killick.rules.deny("send", "spawn:*", ask="managers")])
 
-    @kedge.agent(name=f"asking for others {verb}", contract=contract)
-    async def agent(run: kedge.Run) -> Any:
-        async def sends(run: kedge.Run) -> Any:
+    @killick.agent(name=f"asking for others {verb}", contract=contract)
+    async def agent(run: killick.Run) -> Any:
+        async def sends(run: killick.Run) -> Any:
             return await run.send("nobody", "hello")
 
         return await coming_to(sends if verb == "override" else has_child, run)
@@ -394,9 +398,9 @@ def test_a_child_or_a_message_that_waits_for_approval_can_be_skipped(kd: kedge.C
 # what is refused ----------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_over_is_not_overridden_and_the_way_back_is_named(kd: kedge.Client) -> None:
-    @kedge.agent(name="over at one")
-    async def agent(run: kedge.Run) -> Any:
+def test_a_step_that_is_over_is_not_overridden_and_the_way_back_is_named(kd: killick.Client) -> None:
+    @killick.agent(name="over at one")
+    async def agent(run: killick.Run) -> Any:
         await run.decided("which?", "this")
         return await run.wait("never")
 
@@ -412,10 +416,10 @@ def test_a_step_that_is_over_is_not_overridden_and_the_way_back_is_named(kd: ked
         kd.retry("r")
 
 
-def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kedge.Client) -> None:
+def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: killick.Client) -> None:
     refusals: list[str] = []
 
-    @kedge.tool(name="acts_on_itself", effect="reads")
+    @killick.tool(name="acts_on_itself", effect="reads")
     async def acts() -> None:
         for act in (kd.skip.soon("r", "1", by="ann"), kd.retry.soon("r", "1"), kd.override.soon("r", "1", None)):
             try:
@@ -423,8 +427,8 @@ def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kedg
             except AnswerRefused as refused:
                 refusals.append(refused.reason)
 
-    @kedge.agent(name="tried right now")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="tried right now")
+    async def agent(run: killick.Run) -> None:
         await run.call(acts)
 
     kd.run(agent, id="r")
@@ -435,13 +439,13 @@ def test_what_is_being_tried_is_left_alone_and_the_refusal_is_on_record(kd: kedg
 
 
 def test_what_is_in_doubt_is_for_an_answer(world: World) -> None:
-    @kedge.tool(name="dies_in_doubt")
+    @killick.tool(name="dies_in_doubt")
     async def dies() -> int:
         world.die()
         return 1
 
-    @kedge.agent(name="left in doubt")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="left in doubt")
+    async def agent(run: killick.Run) -> int:
         return await run.call(dies)
 
     kd = world.killed(agent, run="r")
@@ -455,9 +459,9 @@ def test_what_is_in_doubt_is_for_an_answer(world: World) -> None:
     assert kd.run(agent, id="r") == 5
 
 
-def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(kd: kedge.Client) -> None:
-    @kedge.agent(name="choosy")
-    async def agent(run: kedge.Run) -> Any:
+def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(kd: killick.Client) -> None:
+    @killick.agent(name="choosy")
+    async def agent(run: killick.Run) -> Any:
         async def chooses() -> Any:
             return (await run.ask("Which?", options=["a", "b"])).value
 
@@ -483,10 +487,10 @@ def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(kd: ked
     assert len(kd.events("r")) == before
 
 
-def test_an_answer_in_memory_is_held_to_its_type(kd: kedge.Client) -> None:
+def test_an_answer_in_memory_is_held_to_its_type(kd: killick.Client) -> None:
     said: list[str] = []
 
-    @kedge.tool(name="acts_wrongly", effect="reads")
+    @killick.tool(name="acts_wrongly", effect="reads")
     async def acts() -> None:
         await pending(kd, "r", "1.1.1")
         with pytest.raises(AnswerRefused) as refused:
@@ -494,8 +498,8 @@ def test_an_answer_in_memory_is_held_to_its_type(kd: kedge.Client) -> None:
         said.append(refused.value.reason)
         await kd.override.soon("r", "1.1.1", [1], by="ann")
 
-    @kedge.agent(name="typed question")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="typed question")
+    async def agent(run: killick.Run) -> Any:
         async def asks() -> Any:
             return (await run.ask("Which?", returns=list[int])).value
 
@@ -505,9 +509,9 @@ def test_an_answer_in_memory_is_held_to_its_type(kd: kedge.Client) -> None:
     assert "step 1.1.1: answer[0]" in said[0]
 
 
-def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: kedge.Client) -> None:
-    @kedge.agent(name="several delayed")
-    async def agent(run: kedge.Run) -> Any:
+def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: killick.Client) -> None:
+    @killick.agent(name="several delayed")
+    async def agent(run: killick.Run) -> Any:
         return await run.gather(run.call(flaky, "a"), run.call(flaky, "b"))
 
     advanced(kd, agent)
@@ -525,9 +529,9 @@ def test_of_several_that_sit_out_a_delay_one_must_be_named(kd: kedge.Client) -> 
     ]
 
 
-def test_a_run_that_is_over_or_ends_is_told_so_in_one_line(kd: kedge.Client) -> None:
-    @kedge.agent(name="soon over")
-    async def agent(run: kedge.Run) -> None:
+def test_a_run_that_is_over_or_ends_is_told_so_in_one_line(kd: killick.Client) -> None:
+    @killick.agent(name="soon over")
+    async def agent(run: killick.Run) -> None:
         await run.decided("which?", "this")
 
     kd.run(agent, id="r")
@@ -542,7 +546,7 @@ def test_a_run_that_is_over_or_ends_is_told_so_in_one_line(kd: kedge.Client) -> 
             kd.skip("nobody", "1")
 
 
-def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: kedge.Client) -> None:
+def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: killick.Client) -> None:
     refused: list[str] = []
 
     def late() -> None:
@@ -551,14 +555,14 @@ def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: kedge.C
         except AnswerRefused as error:
             refused.append(error.reason)
 
-    @kedge.tool(name="acts_late", effect="reads")
+    @killick.tool(name="acts_late", effect="reads")
     async def acts() -> None:
         thread = threading.Thread(target=late)
         thread.start()
         DONE.append(thread)
 
-    @kedge.agent(name="ends at once")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="ends at once")
+    async def agent(run: killick.Run) -> None:
         await run.call(acts)
 
     kd.run(agent, id="r")
@@ -570,7 +574,7 @@ def test_a_command_that_a_run_did_not_take_before_its_end_is_refused(kd: kedge.C
 
 
 @pytest.mark.parametrize("how", ["parked", "left"])
-def test_who_and_why_are_on_record_of_every_command(kd: kedge.Client, how: str) -> None:
+def test_who_and_why_are_on_record_of_every_command(kd: killick.Client, how: str) -> None:
     agent = parked_agent(f"told {how}", CASES["skip a wait"])
     advanced(kd, agent)
     with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
@@ -601,9 +605,9 @@ def test_who_and_why_are_on_record_of_every_command(kd: kedge.Client, how: str) 
     assert [one.data["note"] for one in told(kd, "r", e.NoteMade) if one.event.by == "ann"] == [{"seen": "all"}]
 
 
-def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: kedge.Client) -> None:
-    @kedge.agent(name="noting")
-    async def agent(run: kedge.Run) -> Any:
+def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: killick.Client) -> None:
+    @killick.agent(name="noting")
+    async def agent(run: killick.Run) -> Any:
         await run.note("own")
         return await run.wait("go")
 
@@ -616,7 +620,7 @@ def test_a_note_of_somebody_is_not_taken_for_one_of_the_code(kd: kedge.Client) -
 
 
 @pytest.mark.parametrize("how", ["parked", "left"])
-def test_a_command_sent_twice_under_one_id_counts_once(kd: kedge.Client, how: str) -> None:
+def test_a_command_sent_twice_under_one_id_counts_once(kd: killick.Client, how: str) -> None:
     agent = parked_agent(f"twice {how}", CASES["skip a wait"])
     advanced(kd, agent)
     with elsewhere(kd, "r") if how == "left" else contextlib.nullcontext():
@@ -628,13 +632,13 @@ def test_a_command_sent_twice_under_one_id_counts_once(kd: kedge.Client, how: st
     assert [one.data["note"] for one in told(kd, "r", e.NoteMade)] == ["once"]
 
 
-def test_a_call_from_a_loop_that_the_run_may_need_does_not_block_it(kd: kedge.Client) -> None:
-    @kedge.tool(name="acts_inline", effect="reads")
+def test_a_call_from_a_loop_that_the_run_may_need_does_not_block_it(kd: killick.Client) -> None:
+    @killick.tool(name="acts_inline", effect="reads")
     async def acts() -> str:
         return kd.set("r", by="ann", x=1)
 
-    @kedge.agent(name="acted on inline")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="acted on inline")
+    async def agent(run: killick.Run) -> Any:
         said = await run.call(acts)
         await run.sleep(0.3)
         return said, run.context["x"]
@@ -652,20 +656,20 @@ class Claim:
     tags: list[str] = field(default_factory=list[str])
 
 
-@kedge.agent(name="seen_context", context=Claim)
-async def seen(run: kedge.Run[Claim]) -> Any:
+@killick.agent(name="seen_context", context=Claim)
+async def seen(run: killick.Run[Claim]) -> Any:
     await run.update(amount=1)
     await run.ask("well?")
     return run.context
 
 
-def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_changed(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_changed(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(seen, id="r")
     version = kd.state("r").context.version
     assert kd.set("r", saw=version, by="bob", because="too small", amount=9, route="manager") == "changed"
     before = len(kd.events("r"))
-    with pytest.raises(kedge.ContextStale) as stale:
+    with pytest.raises(killick.ContextStale) as stale:
         kd.set("r", saw=version, by="ann", amount=5)
     assert (stale.value.saw, stale.value.version, len(kd.events("r"))) == (version, version + 1, before)
     assert [tuple(change) for change in stale.value.changes] == [
@@ -683,19 +687,19 @@ def test_a_change_that_rests_on_an_older_version_is_refused_and_shows_what_chang
     assert (one.event.by, one.event.saw, one.data["because"], two.event.saw) == ("bob", 2, "too small", 3)
 
 
-def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(kd: kedge.Client) -> None:
+def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(kd: killick.Client) -> None:
     said: list[Any] = []
 
-    @kedge.tool(name="acts_on_context", effect="reads")
+    @killick.tool(name="acts_on_context", effect="reads")
     async def acts() -> None:
         said.append(await kd.set.soon("r", saw=1, by="ann", amount=3))
         try:
             await kd.set.soon("r", saw=1, by="bob", amount=4)
-        except kedge.ContextStale as stale:
+        except killick.ContextStale as stale:
             said.append((stale.version, [tuple(change) for change in stale.changes]))
 
-    @kedge.agent(name="held_context", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> int:
+    @killick.agent(name="held_context", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> int:
         await run.call(acts)
         return run.context.amount
 
@@ -706,12 +710,12 @@ def test_a_stale_change_of_a_run_that_somebody_is_at_is_refused_where_it_lands(k
         2, 1, "bob", {"amount": 4},
     )  # fmt: skip
     assert refused.event.message is not None
-    assert refused.data["failure"]["type"] == "kedge.ContextStale"
+    assert refused.data["failure"]["type"] == "killick.ContextStale"
     kd.replay("r", agent, check=True)
 
 
-def test_an_entry_that_is_taken_out_is_its_default_again_and_nobody_passes_for_the_agent(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_an_entry_that_is_taken_out_is_its_default_again_and_nobody_passes_for_the_agent(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(seen, id="r")
     with pytest.raises(AnswerRefused, match="say who you are"):
         kd.set("r", by="agent", amount=5)
@@ -721,8 +725,8 @@ def test_an_entry_that_is_taken_out_is_its_default_again_and_nobody_passes_for_t
 
 
 @pytest.mark.parametrize("how", ["parked", "held"])
-def test_a_change_of_the_context_is_judged_by_the_contract(kd: kedge.Client, how: str) -> None:
-    contract = kedge.Contract("bounds", [kedge.rules.arguments("update", amount={"max": 10}, name="small sums")])
+def test_a_change_of_the_context_is_judged_by_the_contract(kd: killick.Client, how: str) -> None:
+    contract = killick.Contract("bounds", [killick.rules.arguments("update", amount={"max": 10}, name="small sums")])
     said: list[str] = []
 
     def change() -> None:
@@ -732,12 +736,12 @@ def test_a_change_of_the_context_is_judged_by_the_contract(kd: kedge.Client, how
             said.append(refused.reason)
         kd.set("r", by="ann", amount=7)
 
-    @kedge.tool(name=f"changes {how}", effect="reads")
+    @killick.tool(name=f"changes {how}", effect="reads")
     def changes() -> None:
         change()
 
-    @kedge.agent(name=f"bounded {how}", context=Claim, contract=contract)
-    async def agent(run: kedge.Run[Claim]) -> int:
+    @killick.agent(name=f"bounded {how}", context=Claim, contract=contract)
+    async def agent(run: killick.Run[Claim]) -> int:
         if how == "held":
             await run.call(changes)
         else:
@@ -771,14 +775,14 @@ def test_a_process_that_dies_at_any_commit_leaves_the_same_outcome(
     monkeypatch.setattr(disk.store, "lives", lambda holder: False)  # as is known of a process that is really dead
     person = disk.beside()
 
-    @kedge.tool(name=f"acts {name} {when}", effect="reads", retry=kedge.Retry(attempts=50))
+    @killick.tool(name=f"acts {name} {when}", effect="reads", retry=killick.Retry(attempts=50))
     async def acts() -> None:
         await pending(person, CURRENT[0], at)
         with contextlib.suppress(AnswerRefused):  # it was done before the process died
             await asyncio.to_thread(case.act, _Renamed(person, CURRENT[0]), at)
 
-    @kedge.agent(name=f"dying {name} {when}")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name=f"dying {name} {when}")
+    async def agent(run: killick.Run) -> Any:
         return (await run.gather(coming_to(case.code, run), run.call(acts)))[0]
 
     for number in range(1, 30):
@@ -811,7 +815,7 @@ CURRENT = [""]
 class _Renamed:
     """A client that says another run's name for `r`."""
 
-    def __init__(self, kd: kedge.Client, run: str) -> None:
+    def __init__(self, kd: killick.Client, run: str) -> None:
         self._kd = kd
         self._run = run
 
@@ -822,31 +826,31 @@ class _Renamed:
 
 STEPPED = """
 import asyncio, os, sys
-import kedge
+import killick
 
-@kedge.tool(name="stepped_busy", effect="reads", retry=kedge.Retry(attempts=9))
+@killick.tool(name="stepped_busy", effect="reads", retry=killick.Retry(attempts=9))
 async def busy() -> int:
     print("up", flush=True)
     await asyncio.sleep(float(os.environ.get("BUSY", "0")))
     return 1
 
-@kedge.agent(name="stepped")
-async def stepped(run: kedge.Run):
+@killick.agent(name="stepped")
+async def stepped(run: killick.Run):
     return await run.gather(run.wait("never"), run.call(busy))
 
 if __name__ == "__main__":
-    with kedge.open(sys.argv[1]) as kd:
+    with killick.open(sys.argv[1]) as kd:
         kd.run(stepped, id="r")
 """
 
 
 @pytest.mark.parametrize("when", ["before it landed", "after"])
 def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when: str) -> None:
-    program, store = tmp_path / "stepped.py", str(tmp_path / "kedge.db")
+    program, store = tmp_path / "stepped.py", str(tmp_path / "killick.db")
     program.write_text(STEPPED)
     command = [sys.executable, str(program), store]
     environment = {**os.environ, "BUSY": "60"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process, kedge.open(store) as kd:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process, killick.open(store) as kd:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         asyncio.run(pending(kd, "r", "1.1.1"))
@@ -858,7 +862,7 @@ def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when:
         process.wait()
     done = subprocess.run(command, check=True, capture_output=True, timeout=300)
     assert done.stdout == b"up\n"
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         assert kd.state("r").outputs["1.1.1"] == "given"
         assert kd.info("r").status == "completed"
         assert kd.verify().problems == []

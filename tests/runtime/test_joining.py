@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import AlreadyAnswered, StoreError
-from kedge.store import SqliteStore
+import killick
+from killick.errors import AlreadyAnswered, StoreError
+from killick.store import SqliteStore
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store's file with a table of an application in it."""
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE paid (who TEXT NOT NULL, amount INTEGER NOT NULL)")
@@ -26,8 +26,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kd(path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(str(path)) as kd:
+def kd(path: Path) -> Iterator[killick.Client]:
+    with killick.open(str(path)) as kd:
         yield kd
 
 
@@ -39,8 +39,8 @@ def rows(path: Path) -> list[Any]:
         connection.close()
 
 
-@kedge.agent
-async def asks(run: kedge.Run, who: str) -> str:
+@killick.agent
+async def asks(run: killick.Run, who: str) -> str:
     news: str = await run.wait("news", returns=str)
     answer = await run.ask(f"Pay {who}?")
     return f"{news} {answer.kind}"
@@ -55,13 +55,13 @@ def own(path: Path) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def parked(kd: kedge.Client, run: str) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def parked(kd: killick.Client, run: str) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, "ann", id=run)
 
 
 def test_start_send_and_answer_happen_with_the_callers_own_rows(
-    kd: kedge.Client, path: Path, own: sqlite3.Connection
+    kd: killick.Client, path: Path, own: sqlite3.Connection
 ) -> None:
     own.execute("BEGIN IMMEDIATE")
     own.execute("INSERT INTO paid VALUES ('ann', 1)")
@@ -80,7 +80,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(
     assert kd.verify().holds
 
 
-def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: kedge.Client, own: sqlite3.Connection) -> None:
+def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Client, own: sqlite3.Connection) -> None:
     kd.start(asks, "ann", id="a")
     kd.send("a", "news", "good")
     parked(kd, "a")
@@ -96,18 +96,18 @@ def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: kedge.Clien
     assert kd.verify().holds
 
 
-def test_a_tool_may_start_and_tell_others_in_its_own_transaction(kd: kedge.Client, path: Path) -> None:
+def test_a_tool_may_start_and_tell_others_in_its_own_transaction(kd: killick.Client, path: Path) -> None:
     kd.start(asks, "ann", id="other")
 
-    @kedge.tool(effect="transaction", retry=kedge.Retry(attempts=3, first=0.001, max=0.001))
-    def tells(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> None:
+    @killick.tool(effect="transaction", retry=killick.Retry(attempts=3, first=0.001, max=0.001))
+    def tells(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> None:
         kd.send("other", "news", "good", id=step.key, tx=tx)
         kd.start(asks, "bob", id="new", tx=tx.connection)
         if step.attempt == 1:
-            raise kedge.NotDone("not yet")
+            raise killick.NotDone("not yet")
 
-    @kedge.agent
-    async def telling(run: kedge.Run) -> None:
+    @killick.agent
+    async def telling(run: killick.Run) -> None:
         await run.call(tells)
 
     kd.run(telling)
@@ -115,7 +115,7 @@ def test_a_tool_may_start_and_tell_others_in_its_own_transaction(kd: kedge.Clien
     assert kd.info("new").status == "queued"
 
 
-def test_the_awaitable_forms_take_it_too(kd: kedge.Client, path: Path) -> None:
+def test_the_awaitable_forms_take_it_too(kd: killick.Client, path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
     async def started() -> None:
@@ -130,7 +130,7 @@ def test_the_awaitable_forms_take_it_too(kd: kedge.Client, path: Path) -> None:
 
 
 def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
-    kd: kedge.Client, path: Path, tmp_path: Path, own: sqlite3.Connection
+    kd: killick.Client, path: Path, tmp_path: Path, own: sqlite3.Connection
 ) -> None:
     kd.start(asks, "ann", id="a")
     elsewhere = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
@@ -141,21 +141,21 @@ def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(
         (elsewhere, "is a connection to .*other.db; open one to this file"),
         (nowhere, "is a connection to memory"),
         (own, "no transaction is open on tx=; execute BEGIN IMMEDIATE"),
-        ("kedge.db", "takes a sqlite3.Connection to this file, not a builtins.str"),
-        (kedge.TX, "only while a tool that declares one runs"),
+        ("killick.db", "takes a sqlite3.Connection to this file, not a builtins.str"),
+        (killick.TX, "only while a tool that declares one runs"),
     ):
         for act in (
             lambda: kd.start(asks, "bob", id="b", tx=tx),
             lambda: kd.send("a", "news", "good", tx=tx),
         ):
-            with pytest.raises(kedge.KedgeError, match=told):
+            with pytest.raises(killick.KillickError, match=told):
                 act()
     assert (kd.store.head("b"), kd.store.inbox("a")) == (None, [])
     elsewhere.close()
     nowhere.close()
 
 
-def test_a_thread_that_does_not_own_the_connection_is_told_so(kd: kedge.Client, own: sqlite3.Connection) -> None:
+def test_a_thread_that_does_not_own_the_connection_is_told_so(kd: killick.Client, own: sqlite3.Connection) -> None:
     own.execute("BEGIN IMMEDIATE")
     with pytest.raises((StoreError, sqlite3.ProgrammingError), match="thread"):
         asyncio.run(kd.start.soon(asks, "ann", tx=own))  # type: ignore[arg-type]

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-import kedge
-from kedge.runtime.client import Client
-from kedge.store import SqliteStore
-from kedge.store.base import Append
+import killick
+from killick.runtime.client import Client
+from killick.store import SqliteStore
+from killick.store.base import Append
 from runtime.counting import CountingServer, World, fetched, receipts
 from seeds import draw_seed
 
@@ -73,20 +73,20 @@ def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_p
     begun: list[str] = []
     at_it, go_on = asyncio.Event(), asyncio.Event()
 
-    @kedge.tool(effect="idempotent", name="lasting")
+    @killick.tool(effect="idempotent", name="lasting")
     async def lasting(who: str) -> str:
         begun.append(who)
         at_it.set()
         await go_on.wait()
         return who
 
-    @kedge.agent(name="contested")
-    async def contested(run: kedge.Run) -> str:
+    @killick.agent(name="contested")
+    async def contested(run: killick.Run) -> str:
         return await run.call(lasting, "x")
 
     async def race() -> tuple[Any, Any]:
-        path = str(tmp_path / "kedge.db")
-        async with kedge.open(path) as one, kedge.open(path) as two:
+        path = str(tmp_path / "killick.db")
+        async with killick.open(path) as one, killick.open(path) as two:
             both = [asyncio.create_task(kd.run.soon(contested, id="run")) for kd in (one, two)]
             await at_it.wait()
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)  # the other one is refused
@@ -108,15 +108,15 @@ def test_a_dead_holder_whose_lease_ran_out_is_not_waited_for(tmp_path: Path) -> 
 
 
 def test_a_loop_that_ends_leaves_a_run_that_waits_waiting(tmp_path: Path) -> None:
-    @kedge.agent(name="asking")
-    async def asking(run: kedge.Run) -> str:
+    @killick.agent(name="asking")
+    async def asking(run: killick.Run) -> str:
         return (await run.ask("May I?")).kind
 
-    async def soon(kd: kedge.Client) -> str:
+    async def soon(kd: killick.Client) -> str:
         return await kd.run.soon(asking, id="run")
 
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.open(str(tmp_path / "killick.db")) as kd:
+        with pytest.raises(killick.RunWaiting):
             asyncio.run(soon(kd))
         assert kd.info("run").status == "waiting"
         kd.answer("run", "approve")
@@ -127,18 +127,18 @@ def test_a_loop_that_ends_leaves_a_run_that_waits_waiting(tmp_path: Path) -> Non
 def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, number: int) -> None:
     at_it: list[bool] = []
 
-    @kedge.tool(effect="idempotent", name=f"pausing_{number}")
+    @killick.tool(effect="idempotent", name=f"pausing_{number}")
     async def pausing() -> int:
         at_it.append(True)
         if len(at_it) == 1:
             await asyncio.sleep(3_600)
         return 1
 
-    @kedge.agent(name=f"interrupted_{number}")
-    async def interrupted(run: kedge.Run) -> int:
+    @killick.agent(name=f"interrupted_{number}")
+    async def interrupted(run: killick.Run) -> int:
         return await run.call(pausing)
 
-    async def leave(kd: kedge.Client) -> None:
+    async def leave(kd: killick.Client) -> None:
         running = asyncio.ensure_future(kd.run.soon(interrupted, id="run"))
         while not at_it:
             await asyncio.sleep(0)
@@ -146,7 +146,7 @@ def test_a_loop_that_ends_interrupts_a_run_and_does_not_fail_it(tmp_path: Path, 
             await asyncio.sleep(0)
         assert not running.done()
 
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         asyncio.run(leave(kd))
         assert kd.info("run").status == "running"
         assert kd.run(interrupted, id="run") == 1
@@ -157,10 +157,10 @@ def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_i
     give_up: list[Callable[[], object]] = []
     gone = threading.Event()
 
-    def look(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
-        return kedge.Happened(done[0]) if done else kedge.DidNotHappen()
+    def look(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
+        return killick.Happened(done[0]) if done else killick.DidNotHappen()
 
-    @kedge.tool(name="writing", reconcile=look)
+    @killick.tool(name="writing", reconcile=look)
     def writing() -> int:
         give_up[0]()
         gone.wait(300)
@@ -168,11 +168,11 @@ def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_i
         done.append(len(done) + 1)
         return done[-1]
 
-    @kedge.agent(name="impatient")
-    async def impatient(run: kedge.Run) -> int:
+    @killick.agent(name="impatient")
+    async def impatient(run: killick.Run) -> int:
         return await run.call(writing)
 
-    async def twice(kd: kedge.Client) -> int:
+    async def twice(kd: killick.Client) -> int:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(None) as limit:
@@ -181,7 +181,7 @@ def test_a_blocking_tool_that_an_interrupted_run_left_is_not_begun_again_while_i
         gone.set()
         return await kd.run.soon(impatient, id="run")
 
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         assert asyncio.run(twice(kd)) == 1
     assert done == [1]
 
@@ -195,10 +195,10 @@ def far() -> Iterator[CountingServer]:
         yield server
 
 
-def looking(far: CountingServer) -> Callable[[kedge.Effect], kedge.Happened | kedge.DidNotHappen]:
-    def look(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def looking(far: CountingServer) -> Callable[[killick.Effect], killick.Happened | killick.DidNotHappen]:
+    def look(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
         done = receipts(far.url, effect.key)
-        return kedge.Happened(done[0]) if done else kedge.DidNotHappen()
+        return killick.Happened(done[0]) if done else killick.DidNotHappen()
 
     return look
 
@@ -206,15 +206,15 @@ def looking(far: CountingServer) -> Callable[[kedge.Effect], kedge.Happened | ke
 def a_hundred(path: Path, tool: Any) -> dict[str, int]:
     """A hundred calls, twenty at a time: what each asked for, and the receipt it got."""
 
-    @kedge.agent(name=f"hundred_{tool.name}")
-    async def hundred(run: kedge.Run) -> dict[str, int]:
+    @killick.agent(name=f"hundred_{tool.name}")
+    async def hundred(run: killick.Run) -> dict[str, int]:
         given: dict[str, int] = {}
         for first in range(0, 100, 20):
             names = [f"call {n}" for n in range(first, first + 20)]
             given |= dict(zip(names, await run.gather(run.call(tool, name) for name in names), strict=True))
         return given
 
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         given = kd.run(hundred, id="run")
         assert kd.verify().problems == []
     return given
@@ -227,7 +227,7 @@ def check_each_once(world: World, given: dict[str, int]) -> None:
     assert len(given) == 100
 
 
-MANY = kedge.Retry(attempts=50, first=0.01, max=0.02)
+MANY = killick.Retry(attempts=50, first=0.01, max=0.02)
 
 
 def posting(far: CountingServer, options: str) -> Callable[[str, str], Awaitable[int]]:
@@ -246,31 +246,31 @@ def test_a_hundred_stalled_calls_that_are_cancelled_and_looked_up_are_a_hundred_
 ) -> None:
     post = posting(far, STALL)
 
-    @kedge.tool(name="pay_soon", timeout=TOO_SHORT, reconcile=looking(far), retry=MANY)
-    async def pay(what: str, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(name="pay_soon", timeout=TOO_SHORT, reconcile=looking(far), retry=MANY)
+    async def pay(what: str, key: killick.Key = killick.KEY) -> int:
         return await post(what, key)
 
-    check_each_once(far.world, a_hundred(tmp_path / "kedge.db", pay))
+    check_each_once(far.world, a_hundred(tmp_path / "killick.db", pay))
 
 
 def test_a_hundred_stalled_calls_whose_own_client_gives_up_are_a_hundred_effects(
     tmp_path: Path, far: CountingServer
 ) -> None:
-    @kedge.tool(name="pay_giving_up", reconcile=looking(far), retry=MANY)
-    def pay(what: str, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(name="pay_giving_up", reconcile=looking(far), retry=MANY)
+    def pay(what: str, key: killick.Key = killick.KEY) -> int:
         return int(fetched(f"{far.url}/effects?{STALL}", what, key, seconds=TOO_SHORT)[1]["receipt"])
 
-    check_each_once(far.world, a_hundred(tmp_path / "kedge.db", pay))
+    check_each_once(far.world, a_hundred(tmp_path / "killick.db", pay))
 
 
 def test_a_hundred_stalled_calls_of_a_blocking_tool_are_waited_for_and_not_repeated(
     tmp_path: Path, far: CountingServer
 ) -> None:
-    @kedge.tool(name="pay_blocking", timeout=TOO_SHORT, reconcile=looking(far), retry=MANY)
-    def pay(what: str, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(name="pay_blocking", timeout=TOO_SHORT, reconcile=looking(far), retry=MANY)
+    def pay(what: str, key: killick.Key = killick.KEY) -> int:
         return int(fetched(f"{far.url}/effects?{STALL}", what, key)[1]["receipt"])
 
-    check_each_once(far.world, a_hundred(tmp_path / "kedge.db", pay))
+    check_each_once(far.world, a_hundred(tmp_path / "killick.db", pay))
     assert set(far.world.requests.values()) == {1}
 
 
@@ -280,11 +280,11 @@ def test_a_hundred_stalled_calls_under_a_key_are_asked_for_again_and_are_a_hundr
 ) -> None:
     post = posting(far, f"honour=1&{STALL}")
 
-    @kedge.tool(name="order_soon", effect="idempotent", timeout=TOO_SHORT, retry=MANY)
-    async def order(what: str, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(name="order_soon", effect="idempotent", timeout=TOO_SHORT, retry=MANY)
+    async def order(what: str, key: killick.Key = killick.KEY) -> int:
         return await post(what, key)
 
-    check_each_once(far.world, a_hundred(tmp_path / "kedge.db", order))
+    check_each_once(far.world, a_hundred(tmp_path / "killick.db", order))
     assert far.world.requests.total() > 100
     assert len(far.world.requests) == 100
 
@@ -292,11 +292,11 @@ def test_a_hundred_stalled_calls_under_a_key_are_asked_for_again_and_are_a_hundr
 def test_a_hundred_stalled_calls_of_a_blocking_tool_under_a_key_are_a_hundred_effects(
     tmp_path: Path, far: CountingServer
 ) -> None:
-    @kedge.tool(name="order_blocking", effect="idempotent", timeout=TOO_SHORT, retry=MANY)
-    def order(what: str, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(name="order_blocking", effect="idempotent", timeout=TOO_SHORT, retry=MANY)
+    def order(what: str, key: killick.Key = killick.KEY) -> int:
         return int(fetched(f"{far.url}/effects?honour=1&{STALL}", what, key)[1]["receipt"])
 
-    check_each_once(far.world, a_hundred(tmp_path / "kedge.db", order))
+    check_each_once(far.world, a_hundred(tmp_path / "killick.db", order))
     assert len(far.world.requests) == 100
 
 
@@ -326,16 +326,16 @@ class Watching:
 def test_an_outcome_is_committed_by_itself_while_the_agent_takes_no_further_step(
     tmp_path: Path, computes: bool
 ) -> None:
-    store: Any = Watching(SqliteStore(tmp_path / "kedge.db"))
+    store: Any = Watching(SqliteStore(tmp_path / "killick.db"))
     returned: list[float] = []
 
-    @kedge.tool(name=f"touching_{computes}")
+    @killick.tool(name=f"touching_{computes}")
     async def touching(n: int) -> int:
         returned.append(time.perf_counter())
         return n
 
-    @kedge.agent(name=f"thinking_{computes}")
-    async def thinking(run: kedge.Run) -> list[int]:
+    @killick.agent(name=f"thinking_{computes}")
+    async def thinking(run: killick.Run) -> list[int]:
         seen: list[int] = []
         for n in range(60):
             await run.call(touching, n)

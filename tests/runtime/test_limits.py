@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.clock import ManualClock
-from kedge.errors import DeclarationRefused, DurationRefused
-from kedge.model.codec import Secret
-from kedge.runtime.limits import BUCKETS_SWEPT, Buckets, Limit
+from killick.clock import ManualClock
+from killick.errors import DeclarationRefused, DurationRefused
+from killick.model.codec import Secret
+from killick.runtime.limits import BUCKETS_SWEPT, Buckets, Limit
 
 CRM = Limit("crm", "10/min", by="tenant")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import StepFailed, StoreUnavailable
-from kedge.log.committer import Committer
+import killick
+from killick.errors import StepFailed, StoreUnavailable
+from killick.log.committer import Committer
 
 from .conftest import World
 
@@ -36,25 +36,25 @@ def _met(moment: str) -> None:
     INSIDE.pop(moment, _nothing)()
 
 
-def _paid(key: str, step: kedge.ToolStep) -> str:
+def _paid(key: str, step: killick.ToolStep) -> str:
     _met(step.run)
     FAR.setdefault(key, f"receipt {len(FAR) + 1}")
     _met(f"{step.run}:after")
     return FAR[key]
 
 
-@kedge.tool(effect="idempotent", name="lineage_pay")
-def pay(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(effect="idempotent", name="lineage_pay")
+def pay(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
-@kedge.tool(effect="idempotent", name="lineage_pay_at_once", retry=kedge.Retry(attempts=1))
-def pay_at_once(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(effect="idempotent", name="lineage_pay_at_once", retry=killick.Retry(attempts=1))
+def pay_at_once(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
-@kedge.agent(name="pays_twice")
-async def pays_twice(run: kedge.Run) -> list[str]:
+@killick.agent(name="pays_twice")
+async def pays_twice(run: killick.Run) -> list[str]:
     return [await run.call(pay, "ann"), await run.call(pay, "ann")]
 
 
@@ -62,7 +62,7 @@ class Held:
     """A run in a thread of its own, which waits inside its next payment until it is let go."""
 
     def __init__(
-        self, kd: kedge.Client, run: str, moment: str | None = None, then: Callable[[], None] = _nothing
+        self, kd: killick.Client, run: str, moment: str | None = None, then: Callable[[], None] = _nothing
     ) -> None:
         self._at_it, self._go_on, self._then = threading.Event(), threading.Event(), then
         self.outcome: Any = None
@@ -84,7 +84,7 @@ class Held:
 
 
 def refuses() -> None:
-    raise kedge.NotDone("the far side is closed")
+    raise killick.NotDone("the far side is closed")
 
 
 # two equal payments stay two ----------------------------------------------------------------------
@@ -168,8 +168,8 @@ def test_a_run_taken_back_to_a_timeline_it_had_left_stands_on_what_that_one_stoo
 
 
 def test_what_a_fork_did_under_a_key_counts_for_a_parent_to_which_it_was_refused(world: World) -> None:
-    @kedge.agent(name="pays_when_refused")
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="pays_when_refused")
+    async def agent(run: killick.Run) -> list[str]:
         paid = []
         for _ in range(3 if run.id == "r" else 2):
             try:
@@ -188,17 +188,17 @@ def test_what_a_fork_did_under_a_key_counts_for_a_parent_to_which_it_was_refused
 # a run waits for no lease that is not live --------------------------------------------------------
 
 
-def seen(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
-    return kedge.Happened(FAR[effect.key]) if effect.key in FAR else kedge.DidNotHappen()
+def seen(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
+    return killick.Happened(FAR[effect.key]) if effect.key in FAR else killick.DidNotHappen()
 
 
-@kedge.tool(name="lineage_send", reconcile=seen)
-def send(to: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(name="lineage_send", reconcile=seen)
+def send(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
-@kedge.agent(name="sends_twice")
-async def sends_twice(run: kedge.Run) -> list[str]:
+@killick.agent(name="sends_twice")
+async def sends_twice(run: killick.Run) -> list[str]:
     return [await run.call(send, "ann"), await run.call(send, "ann")]
 
 
@@ -221,15 +221,15 @@ def test_a_fork_of_a_run_that_died_in_a_tool_with_a_reconciler_does_not_wait_for
 # a fork that comes between a look and an act ------------------------------------------------------
 
 
-@kedge.tool(effect="reads", name="lineage_look")
-def look(step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(effect="reads", name="lineage_look")
+def look(step: killick.ToolStep = killick.STEP) -> str:
     _met(f"{step.run}:looks")
     return "seen"
 
 
 def test_a_fork_that_pays_while_its_parent_is_asked_is_not_paid_beside(world: World) -> None:
-    @kedge.agent(name="pays_beside_a_look")
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="pays_beside_a_look")
+    async def agent(run: killick.Run) -> list[str]:
         await run.call(look)
         return list(await run.gather(run.call(pay, WORDS["to"]), run.call(look)))
 
@@ -251,14 +251,14 @@ def test_a_fork_that_pays_while_its_parent_is_asked_is_not_paid_beside(world: Wo
 # what else is known by its key --------------------------------------------------------------------
 
 
-@kedge.tool(name="lineage_order", repeat="recorded", reconcile=seen)
-def order(what: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(name="lineage_order", repeat="recorded", reconcile=seen)
+def order(what: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
 def test_what_a_timeline_adopted_counts_as_done_for_repeat_recorded(world: World) -> None:
-    @kedge.agent(name="orders_twice")
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="orders_twice")
+    async def agent(run: killick.Run) -> list[str]:
         return [await run.call(order, "ale"), await run.call(order, "ale")]
 
     assert world.kd.run(agent, id="r") == ["receipt 1", "receipt 1"]
@@ -267,19 +267,19 @@ def test_what_a_timeline_adopted_counts_as_done_for_repeat_recorded(world: World
     assert len(FAR) == 1
 
 
-def give_back(effect: kedge.Effect) -> str:
+def give_back(effect: killick.Effect) -> str:
     WORDS["given back"] = effect.key
     return "given back"
 
 
-@kedge.tool(name="lineage_rent", effect="idempotent", compensate=give_back)
-def rent(what: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(name="lineage_rent", effect="idempotent", compensate=give_back)
+def rent(what: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
 def test_a_fork_that_fails_does_not_undo_what_it_did_under_its_parents_key(world: World) -> None:
-    @kedge.agent(name="rents_or_fails", on_failure="compensate")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="rents_or_fails", on_failure="compensate")
+    async def agent(run: killick.Run) -> str:
         rented = await run.call(rent, "hall")
         if run.id != "r":
             raise LookupError("no")
@@ -292,13 +292,13 @@ def test_a_fork_that_fails_does_not_undo_what_it_did_under_its_parents_key(world
     assert "given back" not in WORDS
 
 
-@kedge.tool(name="lineage_redeem", effect="idempotent", consumes=("token",))
-def redeem(token: str, key: kedge.Key = kedge.KEY, step: kedge.ToolStep = kedge.STEP) -> str:
+@killick.tool(name="lineage_redeem", effect="idempotent", consumes=("token",))
+def redeem(token: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
     return _paid(key, step)
 
 
-@kedge.agent(name="redeems_once")
-async def redeems(run: kedge.Run) -> str:
+@killick.agent(name="redeems_once")
+async def redeems(run: killick.Run) -> str:
     return await run.call(redeem, "ale")
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.runtime import live_calls
+import killick
+from killick.model import events as e
+from killick.runtime import live_calls
 
 DEADLINE_SECONDS = 60.0
 
@@ -39,32 +39,32 @@ class Bank:
         self.book.append("paid")
         return "receipt"
 
-    def refund(self, effect: kedge.Effect) -> None:
+    def refund(self, effect: killick.Effect) -> None:
         self.book.append("refunded")
 
-    def look(self, effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    def look(self, effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
         """Right whenever it is asked; and wrong a moment later, if a thread of ours is at it."""
         self.asked.append(effect.step)
-        return kedge.Happened("receipt") if "paid" in self.book else kedge.DidNotHappen()
+        return killick.Happened("receipt") if "paid" in self.book else killick.DidNotHappen()
 
 
 class Office:
     """A store in a file, the client that runs an agent there, and what came of that."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "kedge.db"
+        self.path = folder / "killick.db"
         self.bank = Bank()
-        self.kd = kedge.open(self.path)
-        self.next = kedge.open(self.path)
+        self.kd = killick.open(self.path)
+        self.next = killick.open(self.path)
         """Another process, as far as the store can tell."""
         self.outcome: list[Any] = []
         self._threads: list[threading.Thread] = []
         options: dict[str, Any] = {"reconcile": self.bank.look, "compensate": self.bank.refund}
-        self.pay = kedge.tool(name="pay", **options)(lambda: self.bank.pay())
-        self.pay_in_time = kedge.tool(name="pay_in_time", timeout=0.01, **options)(lambda: self.bank.pay())
+        self.pay = killick.tool(name="pay", **options)(lambda: self.bank.pay())
+        self.pay_in_time = killick.tool(name="pay_in_time", timeout=0.01, **options)(lambda: self.bank.pay())
 
-        @kedge.agent(name="paying")
-        async def paying(run: kedge.Run, tool: str = "pay") -> Any:
+        @killick.agent(name="paying")
+        async def paying(run: killick.Run, tool: str = "pay") -> Any:
             return await run.call(self.pay if tool == "pay" else self.pay_in_time)
 
         self.agent = paying
@@ -88,7 +88,7 @@ class Office:
         assert self.bank.at_the_gate.wait(DEADLINE_SECONDS)
         return thread
 
-    def serve(self) -> tuple[kedge.Worker, asyncio.AbstractEventLoop, threading.Thread]:
+    def serve(self) -> tuple[killick.Worker, asyncio.AbstractEventLoop, threading.Thread]:
         """A worker that has the run in hand."""
         made: list[Any] = []
         ready = threading.Event()
@@ -123,7 +123,7 @@ class Office:
                 return
             if row is not None and row.status == "paused":
                 self.next.resume("r")
-            with contextlib.suppress(kedge.RunCancelled):
+            with contextlib.suppress(killick.RunCancelled):
                 self.next.run(self.agent, self.next.state("r").fold and "pay", id="r")
 
     def judge(self, *book: str) -> None:
@@ -204,8 +204,8 @@ def give_way(office: Office) -> threading.Thread:
     worker, loop, serving = office.serve()
     office.bank.at_the_gate.clear()
 
-    @kedge.agent(name="urgent")
-    async def urgent(run: kedge.Run) -> None: ...
+    @killick.agent(name="urgent")
+    async def urgent(run: killick.Run) -> None: ...
 
     office.next.start(urgent, id="urgent", priority=9)
     until(lambda: any(slot.leaves for slot in list(worker._slots.values())))
@@ -276,7 +276,7 @@ def test_r15_a_run_stays_leased_while_a_thread_lives_that_was_waited_for_in_vain
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
     assert not office.is_free()
-    with pytest.raises(kedge.RunBusy):
+    with pytest.raises(killick.RunBusy):
         office.next.run(office.agent, "pay", id="r")
     assert (office.bank.asked, office.bank.book) == ([], [])
     office.bank.gate.set()
@@ -299,10 +299,10 @@ def test_r15_a_run_that_waits_for_a_person_stays_leased_while_the_thread_that_th
     office: Office,
 ) -> None:
     office.begin("pay_in_time").join(DEADLINE_SECONDS)
-    assert isinstance(office.outcome[0], kedge.RunWaiting)
+    assert isinstance(office.outcome[0], killick.RunWaiting)
     assert not office.is_free()
     office.next.answer("r", "not")  # it is wrong a moment later
-    with pytest.raises(kedge.RunBusy):
+    with pytest.raises(killick.RunBusy):
         office.next.advance("r")
     office.bank.gate.set()
     until(office.is_free)
@@ -326,9 +326,9 @@ def test_r15_a_late_refusal_settles_what_a_person_was_asked(office: Office) -> N
     def refuse() -> None:
         office.bank.pay()
         office.bank.book.clear()
-        raise kedge.NotDone("the account is closed")
+        raise killick.NotDone("the account is closed")
 
-    office.pay_in_time = kedge.tool(name="pay_in_time", timeout=0.01)(refuse)
+    office.pay_in_time = killick.tool(name="pay_in_time", timeout=0.01)(refuse)
     office.begin("pay_in_time").join(DEADLINE_SECONDS)
     office.bank.gate.set()
     until(office.is_free)
@@ -358,15 +358,15 @@ class Gate:
 def test_r15_a_run_stays_leased_while_a_reconciler_of_it_is_at_work(office: Office) -> None:
     gate = Gate()
 
-    def look(effect: kedge.Effect) -> kedge.Happened:
+    def look(effect: killick.Effect) -> killick.Happened:
         gate.wait()
-        return kedge.Happened("found")
+        return killick.Happened("found")
 
     def fail() -> str:
         office.bank.at_the_gate.set()
         raise RuntimeError("the line went dead")
 
-    office.pay = kedge.tool(name="pay", reconcile=look)(fail)
+    office.pay = killick.tool(name="pay", reconcile=look)(fail)
     driving = office.begin()
     assert gate.reached.wait(DEADLINE_SECONDS)
     office.kd.close()
@@ -382,20 +382,20 @@ def test_r15_a_run_stays_leased_while_a_reconciler_of_it_is_at_work(office: Offi
 def test_r15_a_run_stays_leased_while_a_compensation_of_it_is_at_work(office: Office, beside: bool) -> None:
     gate = Gate()
 
-    @kedge.tool(name="refund", reconcile=office.bank.look)
-    def refund(effect: kedge.Effect) -> None:
+    @killick.tool(name="refund", reconcile=office.bank.look)
+    def refund(effect: killick.Effect) -> None:
         gate.wait()
         office.bank.refund(effect)
 
-    office.pay = kedge.tool(name="pay", compensate=refund)(office.bank.pay)
+    office.pay = killick.tool(name="pay", compensate=refund)(office.bank.pay)
     office.bank.gate.set()
     if beside:
         office.kd.run(office.agent, "pay", id="r")
         driving = office.beside(lambda: office.kd.undo("r", "1"))
     else:
 
-        @kedge.agent(name="paying", on_failure="compensate")
-        async def paying(run: kedge.Run, tool: str = "pay") -> Any:
+        @killick.agent(name="paying", on_failure="compensate")
+        async def paying(run: killick.Run, tool: str = "pay") -> Any:
             await run.call(office.pay)
             raise LookupError("no")
 
@@ -409,7 +409,7 @@ def test_r15_a_run_stays_leased_while_a_compensation_of_it_is_at_work(office: Of
     gate.gate.set()
     until(office.is_free)
     if not beside:
-        with contextlib.suppress(kedge.RunFailed):
+        with contextlib.suppress(killick.RunFailed):
             office.next.run(office.agent, "pay", id="r")
     assert (gate.passed, office.bank.asked) == (1, [])
     office.judge("paid", "refunded")
@@ -417,21 +417,21 @@ def test_r15_a_run_stays_leased_while_a_compensation_of_it_is_at_work(office: Of
 
 @pytest.mark.usefixtures("impatient")
 def test_r15_nothing_is_undone_while_a_thread_is_still_at_it(office: Office) -> None:
-    options: dict[str, Any] = {"effect": "idempotent", "timeout": 0.01, "retry": kedge.Retry(attempts=1)}
-    office.pay_in_time = kedge.tool(name="pay_in_time", compensate=office.bank.refund, **options)(office.bank.pay)
+    options: dict[str, Any] = {"effect": "idempotent", "timeout": 0.01, "retry": killick.Retry(attempts=1)}
+    office.pay_in_time = killick.tool(name="pay_in_time", compensate=office.bank.refund, **options)(office.bank.pay)
 
-    @kedge.agent(name="paying", on_failure="compensate")
-    async def paying(run: kedge.Run, tool: str = "pay") -> Any:
+    @killick.agent(name="paying", on_failure="compensate")
+    async def paying(run: killick.Run, tool: str = "pay") -> Any:
         return await run.call(office.pay_in_time)
 
     office.agent = paying
     office.begin("pay_in_time").join(DEADLINE_SECONDS)
-    assert isinstance(office.outcome[0], kedge.StillRunning)
+    assert isinstance(office.outcome[0], killick.StillRunning)
     assert not office.is_free()
     assert office.bank.book == []
     office.bank.gate.set()
     until(office.is_free)
-    with contextlib.suppress(kedge.RunFailed):
+    with contextlib.suppress(killick.RunFailed):
         office.next.run(office.agent, "pay_in_time", id="r")
     assert office.bank.book == ["paid", "refunded"]
 
@@ -441,8 +441,8 @@ def test_r15_nothing_is_undone_while_a_thread_is_still_at_it(office: Office) -> 
 
 @pytest.mark.parametrize("ended", [cancel, close])
 def test_r15_threads_of_all_branches_are_waited_for(office: Office, ended: Any) -> None:
-    @kedge.agent(name="paying")
-    async def paying(run: kedge.Run, tool: str = "pay") -> Any:
+    @killick.agent(name="paying")
+    async def paying(run: killick.Run, tool: str = "pay") -> Any:
         return await run.gather(run.call(office.pay), run.call(office.pay))
 
     office.agent = paying
@@ -456,14 +456,14 @@ def test_r15_threads_of_all_branches_are_waited_for(office: Office, ended: Any) 
 def test_r15_a_branch_whose_sibling_failed_is_waited_for(office: Office) -> None:
     failing = threading.Event()
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def fail() -> None:
         assert office.bank.at_the_gate.wait(DEADLINE_SECONDS)
         failing.set()
         raise LookupError("no")
 
-    @kedge.agent(name="paying", on_failure="compensate")
-    async def paying(run: kedge.Run, tool: str = "pay") -> Any:
+    @killick.agent(name="paying", on_failure="compensate")
+    async def paying(run: killick.Run, tool: str = "pay") -> Any:
         return await run.gather(run.call(office.pay), run.call(fail))
 
     office.agent = paying
@@ -481,8 +481,8 @@ def test_r15_a_branch_whose_sibling_failed_is_waited_for(office: Office) -> None
 def test_r15_a_blocking_agent_is_no_different(
     office: Office, ended: Any, within: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @kedge.agent(name="paying")
-    def paying(run: kedge.SyncRun, tool: str = "pay") -> Any:
+    @killick.agent(name="paying")
+    def paying(run: killick.SyncRun, tool: str = "pay") -> Any:
         return run.call(office.pay)
 
     office.agent = paying
@@ -504,7 +504,7 @@ def test_r15_a_hosted_call_is_no_different(office: Office, within: bool, monkeyp
     if not within:
         monkeypatch.setattr(live_calls, "ABANDON_SECONDS", 0.05)
 
-    def calls(kd: kedge.Client) -> Any:
+    def calls(kd: killick.Client) -> Any:
         with kd.host("r") as host:
             return host.call_sync(office.pay, {}, key="one")
 
@@ -528,7 +528,7 @@ def test_r15_a_hosted_coroutine_on_the_callers_loop_is_over_before_its_outcome_i
     """The caller's loop cancels it, and it takes its time to leave."""
     left = threading.Event()
 
-    @kedge.tool(name="pay_there", reconcile=office.bank.look)
+    @killick.tool(name="pay_there", reconcile=office.bank.look)
     async def pay_there() -> str:
         office.bank.at_the_gate.set()
         try:
@@ -561,7 +561,7 @@ def test_r15_a_hosted_coroutine_on_the_callers_loop_is_over_before_its_outcome_i
 def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kedge.runtime.execution.UNWIND_SECONDS", 0.05)
+    monkeypatch.setattr("killick.runtime.execution.UNWIND_SECONDS", 0.05)
 
     async def stubborn() -> str:
         waiting = asyncio.ensure_future(asyncio.to_thread(office.bank.pay))
@@ -570,16 +570,16 @@ def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
                 await asyncio.shield(waiting)
         return waiting.result()
 
-    office.pay = kedge.tool(name="pay", reconcile=office.bank.look)(stubborn)
+    office.pay = killick.tool(name="pay", reconcile=office.bank.look)(stubborn)
 
     async def main() -> None:
         task = asyncio.ensure_future(office.kd.run.soon(office.agent, "pay", id="r"))
         await asyncio.to_thread(office.bank.at_the_gate.wait, DEADLINE_SECONDS)
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, kedge.KedgeError):
+        with contextlib.suppress(asyncio.CancelledError, killick.KillickError):
             await task
         assert not office.is_free()
-        with pytest.raises(kedge.RunBusy):
+        with pytest.raises(killick.RunBusy):
             await office.next.advance.soon("r")
         office.bank.gate.set()
         while not office.is_free():
@@ -592,7 +592,7 @@ def test_r15_a_coroutine_that_cannot_be_cancelled_keeps_its_run_leased_too(
 
 def test_r15_a_read_is_waited_for_by_nobody(office: Office) -> None:
     """It changes nothing, and may hang: the run is free at once."""
-    office.pay = kedge.tool(name="pay", effect="reads")(office.bank.pay)
+    office.pay = killick.tool(name="pay", effect="reads")(office.bank.pay)
     office.begin().join(0)
     office.kd.close()
     assert office.is_free()
@@ -601,20 +601,20 @@ def test_r15_a_read_is_waited_for_by_nobody(office: Office) -> None:
 # the end of the process ---------------------------------------------------------------------------
 
 EXITING = """
-import pathlib, threading, kedge
+import pathlib, threading, killick
 
-@kedge.tool
+@killick.tool
 def pay():
     pathlib.Path("at_the_gate").touch()
     while not pathlib.Path("gate").exists():
         threading.Event().wait(0.001)
     pathlib.Path("book").write_text("paid")
 
-@kedge.agent
-async def paying(run: kedge.Run) -> None:
+@killick.agent
+async def paying(run: killick.Run) -> None:
     await run.call(pay)
 
-kd = kedge.open("kedge.db")
+kd = killick.open("killick.db")
 threading.Thread(target=lambda: kd.run(paying, id="r"), daemon=True).start()
 while not pathlib.Path("at_the_gate").exists():
     threading.Event().wait(0.001)
@@ -625,7 +625,7 @@ while not pathlib.Path("at_the_gate").exists():
 def test_r15_a_process_that_exits_takes_its_threads_along_before_its_run_is_free(tmp_path: Path) -> None:
     exiting = subprocess.run([sys.executable, "-c", EXITING], cwd=tmp_path, check=False, timeout=DEADLINE_SECONDS)
     assert exiting.returncode == 0
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         head = kd.log.head("r")
         assert head.holder is not None
         assert not kd.store.lives(head.holder)

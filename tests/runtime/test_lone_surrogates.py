@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.cli.main import main
-from kedge.errors import KedgeError, ValueRefused
-from kedge.web.app import asgi
+import killick
+from killick.cli.main import main
+from killick.errors import KillickError, ValueRefused
+from killick.web.app import asgi
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -23,63 +23,63 @@ HALF = "\ud83d"
 ESCAPED = "\\ud83d"
 
 
-@kedge.agent(name="half_fails")
-async def fails(run: kedge.Run, text: str) -> str:
+@killick.agent(name="half_fails")
+async def fails(run: killick.Run, text: str) -> str:
     error = ValueError(f"half {text} an emoji")
     error.add_note(f"a note {text}")
     raise error from LookupError(text)
 
 
-@kedge.tool(name="half_reads", effect="reads")
+@killick.tool(name="half_reads", effect="reads")
 async def reads(text: str) -> str:
     raise ValueError(f"tool {text}")
 
 
-@kedge.agent(name="half_calls")
-async def calls(run: kedge.Run, text: str) -> str:
+@killick.agent(name="half_calls")
+async def calls(run: killick.Run, text: str) -> str:
     return await run.call(reads, text)
 
 
-@kedge.agent(name="half_asks")
-async def asks(run: kedge.Run, text: str) -> str:
+@killick.agent(name="half_asks")
+async def asks(run: killick.Run, text: str) -> str:
     await run.note(f"note {text}")
     await run.update(said=text)
     return (await run.ask(f"Pay {text}?", to="managers")).kind
 
 
-@kedge.agent(name="half_names")
-async def names(run: kedge.Run, text: str) -> str:
+@killick.agent(name="half_names")
+async def names(run: killick.Run, text: str) -> str:
     return str(await run.wait(f"name {text}"))
 
 
-@kedge.agent(name="half_echoes")
-async def echoes(run: kedge.Run, text: str) -> str:
+@killick.agent(name="half_echoes")
+async def echoes(run: killick.Run, text: str) -> str:
     return text
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return tmp_path / "kedge.db"
+    return tmp_path / "killick.db"
 
 
 @pytest.fixture
-def kd(place: Path) -> Iterator[kedge.Client]:
-    with kedge.open(str(place)) as client:
+def kd(place: Path) -> Iterator[killick.Client]:
+    with killick.open(str(place)) as client:
         yield client
 
 
-def filled(kd: kedge.Client) -> None:
+def filled(kd: killick.Client) -> None:
     """One run of each kind, and one that nothing is wrong with."""
     for agent, name in ((fails, "fails"), (calls, "calls")):
-        with pytest.raises(kedge.RunFailed):
+        with pytest.raises(killick.RunFailed):
             kd.run(agent, HALF, id=name)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, HALF, id="asks")
     kd.run(echoes, "fine", id="fine")
 
 
-def test_an_error_text_is_put_on_record_with_the_half_written_as_its_escape(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunFailed, match=r"half \\ud83d an emoji") as raised:
+def test_an_error_text_is_put_on_record_with_the_half_written_as_its_escape(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunFailed, match=r"half \\ud83d an emoji") as raised:
         kd.run(fails, HALF, id="fails")
     failure = raised.value.failure
     assert failure.message == f"half {ESCAPED} an emoji"
@@ -88,13 +88,13 @@ def test_an_error_text_is_put_on_record_with_the_half_written_as_its_escape(kd: 
     assert failure.cause.message == ESCAPED
 
 
-def test_a_value_comes_back_as_it_was(kd: kedge.Client) -> None:
+def test_a_value_comes_back_as_it_was(kd: killick.Client) -> None:
     assert kd.run(echoes, HALF, id="echo") == HALF
     assert kd.run(echoes, HALF, id="echo") == HALF  # from the record
 
 
-def test_a_name_that_cannot_be_stored_fails_the_step_and_says_where(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunFailed, match="lone surrogate") as raised:
+def test_a_name_that_cannot_be_stored_fails_the_step_and_says_where(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunFailed, match="lone surrogate") as raised:
         kd.run(names, HALF, id="names")
     assert raised.value.failure.is_a("ValueRefused")
 
@@ -117,15 +117,15 @@ def test_a_name_that_cannot_be_stored_fails_the_step_and_says_where(kd: kedge.Cl
 )
 @pytest.mark.parametrize("url", ["memory:", "sqlite"])
 def test_a_name_given_from_outside_is_refused_in_one_line(
-    ask: Callable[[kedge.Client], Any], url: str, place: Path
+    ask: Callable[[killick.Client], Any], url: str, place: Path
 ) -> None:
-    with kedge.open(url if url == "memory:" else str(place)) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.open(url if url == "memory:" else str(place)) as kd:
+        with pytest.raises(killick.RunWaiting):
             kd.run(asks, "x", id="asks")
         refused = "nothing"
         try:
             ask(kd)
-        except KedgeError as error:
+        except KillickError as error:
             refused = str(error)
         refused.encode()
         assert len(refused.splitlines()) == 1
@@ -133,8 +133,8 @@ def test_a_name_given_from_outside_is_refused_in_one_line(
         assert kd.verify().problems == []
 
 
-def test_words_of_a_person_are_kept_and_the_run_goes_on(kd: kedge.Client) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_words_of_a_person_are_kept_and_the_run_goes_on(kd: killick.Client) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, "x", id="asks")
     kd.answer("asks", "approve", comment=f"yes {HALF}", by="ann")
     assert kd.run(asks, "x", id="asks") == "approve"
@@ -163,8 +163,8 @@ class Utf8(io.TextIOWrapper):
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("half") / "kedge.db"
-    with kedge.open(str(path)) as kd:
+    path = tmp_path_factory.mktemp("half") / "killick.db"
+    with killick.open(str(path)) as kd:
         filled(kd)
     return path
 
@@ -193,7 +193,7 @@ def test_an_argument_that_is_no_utf8_is_no_bug(full: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("path", ["/runs", "/inbox", "/runs/fails", "/runs/calls", "/runs/asks", "/find?text=emoji"])
 def test_one_run_with_half_an_emoji_stops_no_page(path: str, full: Path) -> None:
-    with kedge.open(str(full)) as kd, TestClient(asgi(kd, identify=lambda _: "ann")) as http:
+    with killick.open(str(full)) as kd, TestClient(asgi(kd, identify=lambda _: "ann")) as http:
         for address in (path, f"/api/v1{path}"):
             response = http.get(address, headers={"accept": "text/html" if address == path else "application/json"})
             assert response.status_code < 500, (address, response.text)
@@ -201,5 +201,5 @@ def test_one_run_with_half_an_emoji_stops_no_page(path: str, full: Path) -> None
 
 
 def test_the_reason_says_which_field() -> None:
-    with kedge.open("memory:") as kd, pytest.raises(ValueRefused, match="lone surrogate"):
+    with killick.open("memory:") as kd, pytest.raises(ValueRefused, match="lone surrogate"):
         kd.start(echoes, "x", id="tagged", tags=[HALF])

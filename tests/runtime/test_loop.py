@@ -10,10 +10,10 @@ import anthropic
 import openai
 import pytest
 
-from kedge.errors import KedgeError, StepFailed
-from kedge.runtime.loop import LoopResult, loop, loop_sync
-from kedge.runtime.registry import tool
-from kedge.runtime.toolset import Toolset
+from killick.errors import KillickError, StepFailed
+from killick.runtime.loop import LoopResult, loop, loop_sync
+from killick.runtime.registry import tool
+from killick.runtime.toolset import Toolset
 from playing import (
     JSON,
     ListedRun,
@@ -212,7 +212,7 @@ def test_a_model_that_only_paused_goes_on(clients: dict[str, Any], provider: Pro
 
 def test_a_model_that_never_stops_is_stopped(clients: dict[str, Any], provider: Provider) -> None:
     provider.answers = [TURNS["openai"][0]] * 9
-    with pytest.raises(KedgeError, match="after 3 turns the model still asks for more"):
+    with pytest.raises(KillickError, match="after 3 turns the model still asks for more"):
         looped(ListedRun(), clients["openai"], turns_max=3)
     assert len(provider.requests) == 3
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import DeclarationRefused
-from kedge.model import events as e
+import killick
+from killick.errors import DeclarationRefused
+from killick.model import events as e
 from processes import Processes, kinds, steps, told
 
 
@@ -35,46 +35,46 @@ def nothing_called() -> None:
     CALLS.clear()
 
 
-@kedge.tool(effect="at_most_once", name="machine_does")
+@killick.tool(effect="at_most_once", name="machine_does")
 async def does(n: int) -> int:
     CALLS["tool", n] += 1
     return n
 
 
-@kedge.machine(name="counter")
-async def counter(run: kedge.Run, state: Count) -> Any:
+@killick.machine(name="counter")
+async def counter(run: killick.Run, state: Count) -> Any:
     CALLS["step", state.n] += 1
     await run.call(does, state.n)
     if state.n == state.to:
-        return kedge.Done(f"counted to {state.n}")
-    return kedge.Next(replace(state, n=state.n + 1))
+        return killick.Done(f"counted to {state.n}")
+    return killick.Next(replace(state, n=state.n + 1))
 
 
-@kedge.machine(name="blocking_counter")
-def blocking_counter(run: kedge.SyncRun, state: Count) -> Any:
+@killick.machine(name="blocking_counter")
+def blocking_counter(run: killick.SyncRun, state: Count) -> Any:
     CALLS["step", state.n] += 1
     run.call(does, state.n)
     if state.n == state.to:
-        return kedge.Done(f"counted to {state.n}")
-    return kedge.Next(replace(state, n=state.n + 1))
+        return killick.Done(f"counted to {state.n}")
+    return killick.Next(replace(state, n=state.n + 1))
 
 
-@kedge.machine(name="listener")
-async def listener(run: kedge.Run, state: Count) -> Any:
+@killick.machine(name="listener")
+async def listener(run: killick.Run, state: Count) -> Any:
     CALLS["step", state.n] += 1
     await run.call(does, state.n)
     if run.received == "stop":
-        return kedge.Done(state.n)
-    return kedge.WaitFor("more", replace(state, n=state.n + 1))
+        return killick.Done(state.n)
+    return killick.WaitFor("more", replace(state, n=state.n + 1))
 
 
-@kedge.machine(name="blocking_listener")
-def blocking_listener(run: kedge.SyncRun, state: Count) -> Any:
+@killick.machine(name="blocking_listener")
+def blocking_listener(run: killick.SyncRun, state: Count) -> Any:
     CALLS["step", state.n] += 1
     run.call(does, state.n)
     if run.received == "stop":
-        return kedge.Done(state.n)
-    return kedge.WaitFor("more", replace(state, n=state.n + 1))
+        return killick.Done(state.n)
+    return killick.WaitFor("more", replace(state, n=state.n + 1))
 
 
 @pytest.mark.parametrize("machine", [counter, blocking_counter], ids=["async", "def"])
@@ -91,12 +91,12 @@ def test_r28_a_machine_goes_from_state_to_state_until_it_is_done(processes: Proc
 @pytest.mark.parametrize("warm", [True, False])
 def test_r28_only_the_current_transition_is_replayed(processes: Processes, machine: Any, warm: bool) -> None:
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(machine, Count(), id="r")
     for _ in range(20):
         kd = kd if warm else processes.new()
         kd.send("r", "more", "go")
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(machine, Count(), id="r")
     kd.send("r", "more", "stop")
     assert processes.new().run(machine, Count(), id="r") == 21
@@ -107,7 +107,7 @@ def test_r28_however_long_a_machine_lives_going_on_reads_the_end_of_its_record(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(listener, Count(), id="r")
     read: list[int] = []
     rows_of = processes.store.read
@@ -132,21 +132,21 @@ def test_r28_however_long_a_machine_lives_going_on_reads_the_end_of_its_record(
 def test_r28_a_transition_that_died_is_run_again_from_its_own_beginning(processes: Processes) -> None:
     dying, life = processes.mortal()
 
-    @kedge.tool(effect="idempotent", name="kills")
+    @killick.tool(effect="idempotent", name="kills")
     async def kills(n: int) -> int:
         CALLS["kills", n] += 1
         if n == 3:
             life.die()
         return n
 
-    @kedge.machine(name="dies_in_a_transition")
-    async def machine(run: kedge.Run, state: Count) -> Any:
+    @killick.machine(name="dies_in_a_transition")
+    async def machine(run: killick.Run, state: Count) -> Any:
         CALLS["step", state.n] += 1
         first = await run.call(does, state.n)
         await run.call(kills, state.n)
-        return kedge.Done(first) if state.n == state.to else kedge.Next(replace(state, n=state.n + 1))
+        return killick.Done(first) if state.n == state.to else killick.Next(replace(state, n=state.n + 1))
 
-    with pytest.raises(kedge.KedgeError):
+    with pytest.raises(killick.KillickError):
         dying.run(machine, Count(), id="r")
     processes.mourn()
     assert processes.new().run(machine, Count(), id="r") == 5
@@ -158,21 +158,21 @@ def test_r28_a_transition_that_died_is_run_again_from_its_own_beginning(processe
 def test_r28_what_a_wait_ended_with_is_there_again_when_its_transition_is_replayed(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.machine(name="receives")
-    async def machine(run: kedge.Run, state: Count) -> Any:
+    @killick.machine(name="receives")
+    async def machine(run: killick.Run, state: Count) -> Any:
         seen.append((state.n, run.received))
         if state.n == 0:
-            return kedge.WaitFor("more", Count(1))
+            return killick.WaitFor("more", Count(1))
         if state.n == 1:
             await run.ask("well?")
-            return kedge.Next(Count(2))
-        return kedge.Done(run.received)
+            return killick.Next(Count(2))
+        return killick.Done(run.received)
 
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(machine, Count(), id="r")
     kd.send("r", "more", {"hello": 1})
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(machine, Count(), id="r")
     kd.answer("r", "approve")
     assert processes.new().run(machine, Count(), id="r") is None
@@ -180,11 +180,11 @@ def test_r28_what_a_wait_ended_with_is_there_again_when_its_transition_is_replay
 
 
 def test_r28_a_wait_of_a_machine_has_a_deadline_and_a_default(processes: Processes) -> None:
-    @kedge.machine(name="times_out")
-    async def machine(run: kedge.Run, state: Count) -> Any:
+    @killick.machine(name="times_out")
+    async def machine(run: killick.Run, state: Count) -> Any:
         if state.n == 0:
-            return kedge.WaitFor("more", Count(1), timeout="2d", default="nobody")
-        return kedge.Done(run.received)
+            return killick.WaitFor("more", Count(1), timeout="2d", default="nobody")
+        return killick.Done(run.received)
 
     kd = processes.new()
     kd.start(machine, Count(), id="r")
@@ -199,18 +199,18 @@ def test_r28_a_wait_of_a_machine_has_a_deadline_and_a_default(processes: Process
 
 
 def test_r28_a_machine_may_use_everything_a_run_has(processes: Processes) -> None:
-    @kedge.machine(name="uses_everything", context=Count)
-    async def machine(run: kedge.Run[Count], state: Count) -> Any:
+    @killick.machine(name="uses_everything", context=Count)
+    async def machine(run: killick.Run[Count], state: Count) -> Any:
         await run.update(n=run.context.n + 10)
         pair = await run.gather(run.call(does, 100 + state.n), run.decided("which?", "left"))
         assert pair == (100 + state.n, "left")
         if state.n == 2:
             await run.ask("well?")
-            return kedge.Done(run.context.n)
-        return kedge.Next(Count(state.n + 1))
+            return killick.Done(run.context.n)
+        return killick.Next(Count(state.n + 1))
 
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(machine, Count(), id="r")
     kd.set("r", to=7)
     kd.answer("r", "approve")
@@ -220,20 +220,20 @@ def test_r28_a_machine_may_use_everything_a_run_has(processes: Processes) -> Non
 
 
 def test_r28_code_that_changed_strands_only_what_is_under_way(processes: Processes) -> None:
-    def version(renamed: bool) -> kedge.Agent[Count, Any]:
-        @kedge.tool(effect="at_most_once", name="new_tool" if renamed else "old_tool")
+    def version(renamed: bool) -> killick.Agent[Count, Any]:
+        @killick.tool(effect="at_most_once", name="new_tool" if renamed else "old_tool")
         async def tool(n: int) -> int:
             return n
 
-        @kedge.machine(name="changed")
-        async def machine(run: kedge.Run, state: Count) -> Any:
+        @killick.machine(name="changed")
+        async def machine(run: killick.Run, state: Count) -> Any:
             await run.call(tool, state.n)
-            return kedge.Done("over") if run.received else kedge.WaitFor("more", Count(state.n + 1))
+            return killick.Done("over") if run.received else killick.WaitFor("more", Count(state.n + 1))
 
         return machine
 
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(version(False), Count(), id="r")
     kd.send("r", "more", "stop")
     assert processes.new().run(version(True), Count(), id="r") == "over"
@@ -241,18 +241,18 @@ def test_r28_code_that_changed_strands_only_what_is_under_way(processes: Process
 
 
 def test_r28_a_transition_that_asks_for_something_else_diverges(processes: Processes) -> None:
-    def version(prompt: str) -> kedge.Agent[Count, Any]:
-        @kedge.machine(name="diverges")
-        async def machine(run: kedge.Run, state: Count) -> Any:
+    def version(prompt: str) -> killick.Agent[Count, Any]:
+        @killick.machine(name="diverges")
+        async def machine(run: killick.Run, state: Count) -> Any:
             await run.ask(prompt)
-            return kedge.Done("over")
+            return killick.Done("over")
 
         return machine
 
     kd = processes.new()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(version("Pay?"), Count(), id="r")
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         processes.new().run(version("Pay twice?"), Count(), id="r")
     assert diverged.value.step == "1.1"
     kd.answer("r", "approve")
@@ -262,22 +262,22 @@ def test_r28_a_transition_that_asks_for_something_else_diverges(processes: Proce
 def test_r28_a_machine_that_fails_is_resumed_at_the_step_that_failed(processes: Processes) -> None:
     broken = [True]
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1), name="breaks_in_machine")
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1), name="breaks_in_machine")
     async def breaks() -> None:
         if broken:
             raise LookupError("broken")
 
-    @kedge.machine(name="fails")
-    async def machine(run: kedge.Run, state: Count) -> Any:
+    @killick.machine(name="fails")
+    async def machine(run: killick.Run, state: Count) -> Any:
         CALLS["step", state.n] += 1
         await run.call(does, state.n)
         if state.n == 2:
             await run.call(breaks)
-            return kedge.Done("mended")
-        return kedge.Next(Count(state.n + 1))
+            return killick.Done("mended")
+        return killick.Next(Count(state.n + 1))
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(machine, Count(), id="r")
     assert failed.value.step == "3.2"
     broken.clear()
@@ -289,28 +289,28 @@ def test_r28_a_machine_that_fails_is_resumed_at_the_step_that_failed(processes: 
 
 @pytest.mark.parametrize("returned", [None, 17, Count()])
 def test_r28_a_transition_must_say_how_it_goes_on(processes: Processes, returned: Any) -> None:
-    @kedge.machine(name="says_nothing")
-    async def machine(run: kedge.Run, state: Count) -> Any:
+    @killick.machine(name="says_nothing")
+    async def machine(run: killick.Run, state: Count) -> Any:
         return returned
 
-    with pytest.raises(kedge.RunFailed, match="Next, WaitFor or Done") as failed:
+    with pytest.raises(killick.RunFailed, match="Next, WaitFor or Done") as failed:
         processes.new().run(machine, Count(), id="r")
     assert failed.value.failure.is_a(DeclarationRefused)
 
 
 def test_r28_a_state_that_cannot_be_stored_fails_at_once(processes: Processes) -> None:
-    @kedge.machine(name="unstorable")
-    async def machine(run: kedge.Run, state: Any) -> Any:
-        return kedge.Next(object())
+    @killick.machine(name="unstorable")
+    async def machine(run: killick.Run, state: Any) -> Any:
+        return killick.Next(object())
 
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         processes.new().run(machine, 1, id="r")
     assert failed.value.failure.is_a("ValueRefused")
 
 
 def test_r28_a_machine_may_be_a_child_and_a_state_is_on_record(processes: Processes) -> None:
-    @kedge.agent(name="parent_of_machine")
-    async def parent(run: kedge.Run) -> Any:
+    @killick.agent(name="parent_of_machine")
+    async def parent(run: killick.Run) -> Any:
         child = await run.spawn(counter, Count(to=2), id="c")
         return await child.result()
 

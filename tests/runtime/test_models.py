@@ -23,11 +23,11 @@ from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from kedge.errors import ValueRefused
-from kedge.model.events import Usage
-from kedge.model.typed import convert
-from kedge.runtime import models
-from kedge.runtime.models import (
+from killick.errors import ValueRefused
+from killick.model.events import Usage
+from killick.model.typed import convert
+from killick.runtime import models
+from killick.runtime.models import (
     ToolCall,
     assistant_messages,
     is_paused,
@@ -199,7 +199,7 @@ def test_other_values_have_no_kind() -> None:
 
 def test_reading_a_reply_imports_no_client() -> None:
     code = (
-        "import sys; from kedge.runtime import models as m;"
+        "import sys; from killick.runtime import models as m;"
         "r = {'choices': [{'message': {'content': 'hi'}}], 'usage': {'prompt_tokens': 1}};"
         "assert m.text_of(r) == 'hi' and m.usage_of(r) and m.wire(r) == r and m.reply_kind(r) is None;"
         "assert m.without_sdk_retries(print) is print and m.provider_of(print) == 'openai';"

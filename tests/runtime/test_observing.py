@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.runtime import observing
-from kedge.runtime.meters import Meters, exposed
-from kedge.runtime.observing import Attempt, Observer, Stretch, Waited
+import killick
+from killick.model import events as e
+from killick.runtime import observing
+from killick.runtime.meters import Meters, exposed
+from killick.runtime.observing import Attempt, Observer, Stretch, Waited
 from runtime.conftest import World
 
 
@@ -54,20 +54,20 @@ def notes() -> Iterator[Notes]:
     stop()
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look(name: str) -> str:
     return f"{name} is there"
 
 
-@kedge.agent
-async def asks(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def asks(run: killick.Run, name: str) -> str:
     found = await run.call(look, name)
     await run.ask("go on?")
     return found
 
 
 def test_a_stretch_tells_what_is_done_in_it_and_a_replay_tells_nothing(world: World, notes: Notes) -> None:
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, "ann", id="r")
     assert notes.lines == ["took asks", "look 1: returned", "waits for answer", "let go asks: waiting"]
     assert notes.attempts[0].arguments == {"name": "ann"}
@@ -87,13 +87,13 @@ def test_a_stretch_tells_what_is_done_in_it_and_a_replay_tells_nothing(world: Wo
 def test_an_attempt_that_nobody_heard_the_end_of_is_told_as_such(world: World, notes: Notes) -> None:
     began = asyncio.Event()
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def hangs() -> None:
         began.set()
         await asyncio.Event().wait()
 
-    @kedge.agent
-    async def risks(run: kedge.Run) -> None:
+    @killick.agent
+    async def risks(run: killick.Run) -> None:
         await run.call(hangs)
 
     async def cut_off() -> None:
@@ -116,14 +116,14 @@ def test_the_trace_of_whoever_starts_a_run_is_on_its_record(world: World, notes:
 
 
 def test_an_undoing_is_told_as_an_attempt(world: World, notes: Notes) -> None:
-    async def unbook(effect: kedge.Effect) -> None: ...
+    async def unbook(effect: killick.Effect) -> None: ...
 
-    @kedge.tool(compensate=unbook)
+    @killick.tool(compensate=unbook)
     async def book() -> str:
         return "room 4"
 
-    @kedge.agent
-    async def books(run: kedge.Run) -> str:
+    @killick.agent
+    async def books(run: killick.Run) -> str:
         return await run.call(book)
 
     world.kd.run(books, id="r")
@@ -133,10 +133,10 @@ def test_an_undoing_is_told_as_an_attempt(world: World, notes: Notes) -> None:
 
 
 def test_a_cancelled_run_is_one_stretch(world: World, notes: Notes) -> None:
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, "ann", id="r")
     world.kd.cancel("r", by="ann")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         world.kd.run(asks, "ann", id="r")
     assert notes.lines[-2:] == ["waited for answer: cancelled", "let go asks: cancelled"]
 
@@ -146,7 +146,7 @@ def test_whoever_stops_looking_is_told_nothing_more(world: World) -> None:
     stop = observing.observe(notes)
     stop()
     stop()
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(asks, "ann", id="r")
     assert notes.lines == []
     assert world.told("r", e.RunStarted)[0].trace is None
@@ -156,29 +156,29 @@ def test_meters_show_no_value_and_no_run(world: World) -> None:
     meters = Meters()
     stop = observing.observe(meters)
     try:
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             world.kd.run(asks, "ann", id="run-of-ann")
     finally:
         stop()
     text = "\n".join(meters.lines())
-    assert 'kedge_attempts_total{agent="asks",sort="tool",name="look",outcome="returned"} 1' in text
-    assert 'kedge_attempt_seconds_bucket{agent="asks",sort="tool",name="look",le="+Inf"} 1' in text
+    assert 'killick_attempts_total{agent="asks",sort="tool",name="look",outcome="returned"} 1' in text
+    assert 'killick_attempt_seconds_bucket{agent="asks",sort="tool",name="look",le="+Inf"} 1' in text
     assert "ann" not in text
 
 
 def test_a_store_that_does_not_answer_is_shown_as_down(world: World) -> None:
-    assert "\nkedge_store_up 1\n" in exposed(world.kd)
+    assert "\nkillick_store_up 1\n" in exposed(world.kd)
     world.line.is_cut = True
     shown = exposed(world.kd)
-    assert "\nkedge_store_up 0\n" in shown
-    assert "kedge_store_runs" not in shown
+    assert "\nkillick_store_up 0\n" in shown
+    assert "killick_store_runs" not in shown
 
 
 def test_names_that_need_quoting_are_quoted() -> None:
     meters = Meters()
     meters.rejected("r", 'a "b" \\ c\n', "tool", e.Verdict("reject"), None)
-    [line] = [line for line in meters.lines() if line.startswith("kedge_rejections_total{")]
-    assert line == 'kedge_rejections_total{agent="a \\"b\\" \\\\ c\\n",name="tool",rule=""} 1'
+    [line] = [line for line in meters.lines() if line.startswith("killick_rejections_total{")]
+    assert line == 'killick_rejections_total{agent="a \\"b\\" \\\\ c\\n",name="tool",rule=""} 1'
 
 
 def test_an_observer_that_fails_costs_the_run_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +188,7 @@ def test_an_observer_that_fails_costs_the_run_nothing(world: World, caplog: pyte
 
     stop = observing.observe(Broken())
     try:
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             world.kd.run(asks, "ann", id="r")
     finally:
         stop()

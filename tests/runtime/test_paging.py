@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.check.checker import interrupt_everywhere
-from kedge.errors import DeclarationRefused, StoreUnavailable
-from kedge.model import events as e
-from kedge.runtime.models import Provider, assistant_messages
-from kedge.store.base import Append
-from kedge.testing import call, play, scripted, turn
-from kedge.window import Page, Situation, WorkingSet
+import killick
+from killick.check.checker import interrupt_everywhere
+from killick.errors import DeclarationRefused, StoreUnavailable
+from killick.model import events as e
+from killick.runtime.models import Provider, assistant_messages
+from killick.store.base import Append
+from killick.testing import call, play, scripted, turn
+from killick.window import Page, Situation, WorkingSet
 from playing import JSON
 from processes import Processes, told
 from runtime.paged_session import (
@@ -65,17 +65,17 @@ class Asker:
         self.requests.append(json.loads(as_bytes(request)))
         return answer(request, self.provider, self.script)
 
-    def agent(self, tools: Sequence[Any] = TOOLS, **options: Any) -> kedge.Agent[str, str]:
+    def agent(self, tools: Sequence[Any] = TOOLS, **options: Any) -> killick.Agent[str, str]:
         """One that loops with it, to be run in a world where nothing was done yet."""
         THERE.far.done.clear()
         options = {"budget": BUDGET, "system": "You sail.", "model": "m"} | options
         ask = self.ask
 
-        async def paged_asker(run: kedge.Run, question: str) -> str:
-            result = await kedge.loop(run, ask, tools, messages=question, provider=self.provider, **options)
+        async def paged_asker(run: killick.Run, question: str) -> str:
+            result = await killick.loop(run, ask, tools, messages=question, provider=self.provider, **options)
             return result.text
 
-        return kedge.agent(name="paged_asker")(paged_asker)
+        return killick.agent(name="paged_asker")(paged_asker)
 
 
 def sent(request: JSON) -> list[Any]:
@@ -153,9 +153,9 @@ def test_without_a_budget_nothing_is_different(processes: Processes, far: Far) -
 def test_the_result_has_the_whole_history_whatever_was_sent(processes: Processes, far: Far) -> None:
     asker, kept = Asker(), list[Any]()
 
-    @kedge.agent(name="paged_keeper")
-    async def keeper(run: kedge.Run) -> int:
-        result = await kedge.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
+    @killick.agent(name="paged_keeper")
+    async def keeper(run: killick.Run) -> int:
+        result = await killick.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
         kept.extend(result.messages)
         return result.turns
 
@@ -222,7 +222,7 @@ def test_a_replay_asks_no_policy(processes: Processes, far: Far) -> None:
             return super().choose(pages, now)
 
     chosen: list[int] = []
-    asker, window = Asker(), kedge.Window(BUDGET, policy=Once(), shape="anthropic")
+    asker, window = Asker(), killick.Window(BUDGET, policy=Once(), shape="anthropic")
     stopped_at(processes, asker, 14, budget=None, window=window)
     live = list(chosen)
     processes.new().run(asker.agent(budget=None, window=window), "Go.", id="r")
@@ -380,9 +380,9 @@ def test_tools_of_the_provider_are_sent_as_they_are(processes: Processes, far: F
     theirs = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
     asker = Asker(script=[(read(0),)])
 
-    @kedge.agent(name="paged_searcher")
-    async def searcher(run: kedge.Run) -> str:
-        result = await kedge.loop(
+    @killick.agent(name="paged_searcher")
+    async def searcher(run: killick.Run) -> str:
+        result = await killick.loop(
             run, asker.ask, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET, tools=[theirs]
         )
         return result.text
@@ -398,7 +398,7 @@ def test_tools_of_the_provider_are_sent_as_they_are(processes: Processes, far: F
 
 
 def test_a_window_that_many_runs_share_holds_for_each_its_own(processes: Processes, far: Far) -> None:
-    shared = kedge.Window(BUDGET, shape="anthropic")
+    shared = killick.Window(BUDGET, shape="anthropic")
     first, second = Asker(), Asker()
     kd = processes.new()
     kd.run(first.agent(budget=None, window=shared), "Go.", id="a")
@@ -413,13 +413,13 @@ def test_a_window_that_many_runs_share_holds_for_each_its_own(processes: Process
 def test_a_second_loop_goes_on_with_the_window_of_the_first(processes: Processes, far: Far) -> None:
     asker = Asker(script=LONG)
 
-    @kedge.agent(name="paged_talker")
-    async def talker(run: kedge.Run) -> int:
-        window = kedge.Window(BUDGET, shape="anthropic")
-        first = await kedge.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", window=window)
+    @killick.agent(name="paged_talker")
+    async def talker(run: killick.Run) -> int:
+        window = killick.Window(BUDGET, shape="anthropic")
+        first = await killick.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", window=window)
         asker.script = ()
         more = [*first.messages, {"role": "user", "content": "And now?"}]
-        await kedge.loop(run, asker.ask, TOOLS, messages=more, provider="anthropic", window=window)
+        await killick.loop(run, asker.ask, TOOLS, messages=more, provider="anthropic", window=window)
         return len(more)
 
     kd = processes.new()
@@ -429,8 +429,8 @@ def test_a_second_loop_goes_on_with_the_window_of_the_first(processes: Processes
 
 
 def test_a_budget_and_a_window_are_one_too_many(processes: Processes, far: Far) -> None:
-    with pytest.raises(kedge.RunFailed, match="a budget or a window"):
-        processes.new().run(Asker().agent(window=kedge.Window(BUDGET)), "Go.", id="r")
+    with pytest.raises(killick.RunFailed, match="a budget or a window"):
+        processes.new().run(Asker().agent(window=killick.Window(BUDGET)), "Go.", id="r")
 
 
 @every_provider
@@ -438,11 +438,11 @@ def test_a_loop_of_ones_own_pages_as_durably(provider: Provider, processes: Proc
     whole = Asker(provider)
     processes.new().run(whole.agent(system=None), "Go.", id="whole")
     asker, place = Asker(provider), "input" if provider == "openai-responses" else "messages"
-    tools = kedge.Toolset(*TOOLS)
+    tools = killick.Toolset(*TOOLS)
 
-    @kedge.agent(name="paged_own_loop")
-    async def own(run: kedge.Run) -> int:
-        window = kedge.Window(BUDGET, shape=provider, reads=tools.reads)
+    @killick.agent(name="paged_own_loop")
+    async def own(run: killick.Run) -> int:
+        window = killick.Window(BUDGET, shape=provider, reads=tools.reads)
         said: list[Any] = [{"role": "user", "content": "Go."}]
         while True:
             fitted = await run.fit(window, said, tools.schemas(provider))
@@ -468,9 +468,9 @@ def test_a_blocking_run_pages_the_same_way(processes: Processes, far: Far) -> No
         asker.requests.append(json.loads(as_bytes(request)))
         return answer(request, "anthropic")
 
-    @kedge.agent(name="paged_blocking")
-    def blocking(run: kedge.SyncRun) -> str:
-        return kedge.loop_sync(
+    @killick.agent(name="paged_blocking")
+    def blocking(run: killick.SyncRun) -> str:
+        return killick.loop_sync(
             run, model, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET, system="You sail.", model="m"
         ).text
 
@@ -492,11 +492,11 @@ def test_branches_side_by_side_have_windows_of_their_own(processes: Processes, f
     processes.new().run(whole.agent(), "Go.", id="whole")
     askers = [Asker(script=SCRIPT[:9]) for _ in range(3)]
 
-    @kedge.agent(name="paged_crew")
-    async def crew(run: kedge.Run) -> list[str]:
+    @killick.agent(name="paged_crew")
+    async def crew(run: killick.Run) -> list[str]:
         async def one(asker: Asker) -> str:
             options: Any = {"provider": "anthropic", "budget": BUDGET, "system": "You sail.", "model": "m"}
-            return (await kedge.loop(run, asker.ask, TOOLS, messages="Go.", **options)).text
+            return (await killick.loop(run, asker.ask, TOOLS, messages="Go.", **options)).text
 
         return list(await run.gather(*map(one, askers)))
 
@@ -517,17 +517,17 @@ def test_branches_that_share_a_window_see_each_its_own_history(processes: Proces
     whole = {name: Asker(script=SCRIPT[:9]) for name in ("Go.", "Go on.")}
     for name, asker in whole.items():
         processes.new().run(asker.agent(), name, id=name)
-    window, askers = kedge.Window(BUDGET, shape="anthropic"), {name: Asker(script=SCRIPT[:9]) for name in whole}
+    window, askers = killick.Window(BUDGET, shape="anthropic"), {name: Asker(script=SCRIPT[:9]) for name in whole}
 
-    @kedge.agent(name="paged_sharers")
-    async def sharers(run: kedge.Run) -> None:
+    @killick.agent(name="paged_sharers")
+    async def sharers(run: killick.Run) -> None:
         async def one(name: str, messages: list[Any]) -> list[Any]:
             async def ask(**request: Any) -> JSON:
                 await asyncio.sleep(0)
                 return await askers[name].ask(**request)
 
             options: Any = {"provider": "anthropic", "window": window, "system": "You sail.", "model": "m"}
-            return (await kedge.loop(run, ask, TOOLS, messages=messages, **options)).messages
+            return (await killick.loop(run, ask, TOOLS, messages=messages, **options)).messages
 
         said = await run.gather(*(one(name, [{"role": "user", "content": name}]) for name in askers))
         again = [[*messages, {"role": "user", "content": "And?"}] for messages in said]
@@ -548,10 +548,10 @@ def test_windows_that_decide_before_the_same_step_are_told_apart(processes: Proc
     fitted: list[list[bytes]] = []
     pages = {name: [page(f"{name}_{number}") for number in range(9)] for name in ("red", "blue")}
 
-    @kedge.agent(name="paged_pair")
-    async def pair(run: kedge.Run) -> int:
+    @killick.agent(name="paged_pair")
+    async def pair(run: killick.Run) -> int:
         said: dict[str, list[Any]] = {name: [{"role": "user", "content": name}] for name in pages}
-        windows = {name: kedge.Window(1_500, shape="anthropic") for name in pages}
+        windows = {name: killick.Window(1_500, shape="anthropic") for name in pages}
         fitted.append([])
         for number in range(9):
             for name, texts in pages.items():
@@ -585,9 +585,9 @@ def test_what_people_say_meanwhile_reaches_the_model(processes: Processes, far: 
 def test_a_renewed_run_begins_with_an_empty_window(processes: Processes, far: Far) -> None:
     asker = Asker(script=LONG)
 
-    @kedge.agent(name="paged_renewed")
-    async def renewed(run: kedge.Run, again: bool) -> str:
-        result = await kedge.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
+    @killick.agent(name="paged_renewed")
+    async def renewed(run: killick.Run, again: bool) -> str:
+        result = await killick.loop(run, asker.ask, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET)
         if again:
             await run.renew(False)
         return result.text
@@ -611,11 +611,11 @@ def test_check_finds_nothing_wrong_with_a_loop_that_pages(far: Far) -> None:
 
 def test_what_changes_is_said_of_what_is_read() -> None:
     with pytest.raises(DeclarationRefused, match="effect='reads'"):
-        kedge.tool(effect="idempotent", changes="never")(len_of)
+        killick.tool(effect="idempotent", changes="never")(len_of)
     with pytest.raises(DeclarationRefused, match="'sometimes' is not one of never, by effects, any time"):
-        kedge.tool(effect="reads", changes="sometimes")(len_of)  # type: ignore[call-overload]
-    assert kedge.tool(effect="reads", changes="never")(len_of).policy.changes == "never"
-    assert kedge.tool(effect=lambda text: "reads", changes="by effects")(len_of).policy.changes == "by effects"
+        killick.tool(effect="reads", changes="sometimes")(len_of)  # type: ignore[call-overload]
+    assert killick.tool(effect="reads", changes="never")(len_of).policy.changes == "never"
+    assert killick.tool(effect=lambda text: "reads", changes="by effects")(len_of).policy.changes == "by effects"
 
 
 def len_of(text: str) -> int:
@@ -626,11 +626,11 @@ def test_a_tool_reads_or_not_by_its_arguments() -> None:
     def effect(command: str) -> str:
         return "reads" if command == "status" else "idempotent"
 
-    @kedge.tool(effect=effect, changes="by effects")  # type: ignore[arg-type]
+    @killick.tool(effect=effect, changes="by effects")  # type: ignore[arg-type]
     def paged_git(command: str) -> str:
         return command
 
-    tools = kedge.Toolset(paged_git)
+    tools = killick.Toolset(paged_git)
     assert tools.reads("paged_git", {"command": "status"})
     assert not tools.reads("paged_git", {"command": "push"})
     assert not tools.reads("paged_git", {"comand": "status"})
@@ -649,9 +649,9 @@ def test_a_run_goes_on_after_a_crash_where_one_reply_was_answered_twice_by_the_w
         return "done"
 
     wide.__doc__ = says
-    many = [kedge.tool(effect="idempotent", name=f"wide_{first}_{n}")(wide) for n in range(8)]
+    many = [killick.tool(effect="idempotent", name=f"wide_{first}_{n}")(wide) for n in range(8)]
 
-    @kedge.tool(effect="idempotent", name=f"marked_{first}")
+    @killick.tool(effect="idempotent", name=f"marked_{first}")
     def marked() -> str:
         """Marks."""
         return "marked"
@@ -660,9 +660,9 @@ def test_a_run_goes_on_after_a_crash_where_one_reply_was_answered_twice_by_the_w
     other = call(name, number=1) if first == "two" else call("find_tools", query=name)
     model = scripted(turn(other, call(name, number=2)), call(f"marked_{first}"), "Done.")
 
-    @kedge.agent(name=f"parallel_{first}")
-    async def parallel(run: kedge.Run, what: str) -> str:
-        return (await kedge.loop(run, model, [*many, marked], messages=what, budget=30_000)).text
+    @killick.agent(name=f"parallel_{first}")
+    async def parallel(run: killick.Run, what: str) -> str:
+        return (await killick.loop(run, model, [*many, marked], messages=what, budget=30_000)).text
 
     with play(parallel, "go") as played:
         played.until(marked)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.runtime.client import Client
+import killick
+from killick.model import events as e
+from killick.runtime.client import Client
 
 SLOTS = 3
 STEPS = 6
@@ -23,7 +23,7 @@ ORDER: list[str] = []
 """In which order steps began."""
 
 
-@kedge.tool
+@killick.tool
 async def toil(what: str) -> str:
     """An effect that nobody may repeat."""
     ORDER.append(what)
@@ -32,8 +32,8 @@ async def toil(what: str) -> str:
     return what
 
 
-@kedge.agent
-async def toiler(run: kedge.Run, name: str) -> list[str]:
+@killick.agent
+async def toiler(run: killick.Run, name: str) -> list[str]:
     return [await run.call(toil, f"{name}/{number}") for number in range(STEPS)]
 
 
@@ -77,7 +77,7 @@ def steps_before_the_first_of(name: str, *, since: int) -> Counter[str]:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
-    return kedge.open("memory:" if request.param == "memory" else str(tmp_path / "kedge.db"))
+    return killick.open("memory:" if request.param == "memory" else str(tmp_path / "killick.db"))
 
 
 def test_an_urgent_run_begins_within_one_step_of_those_that_hold_all_slots(kd: Client) -> None:
@@ -152,7 +152,7 @@ def test_an_open_attempt_finishes_before_its_run_gives_way(kd: Client, caplog: p
             assert isinstance(kinds[again - 1], e.AttemptEnded), kinds[again - 1]
             assert not any(isinstance(event, e.AttemptSettled) for event in kinds)
 
-    with caplog.at_level(logging.INFO, logger="kedge.worker"):
+    with caplog.at_level(logging.INFO, logger="killick.worker"):
         asyncio.run(play())
     assert [text for text in caplog.messages if text.startswith("preempted run=low")]
     assert ORDER.index("high/5") < ORDER.index("low/2")

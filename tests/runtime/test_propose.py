@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge import rules
-from kedge.errors import AlreadyAnswered
-from kedge.model import events as e
-from kedge.testing import call, interrupt_everywhere, scripted, turn
+from killick import rules
+from killick.errors import AlreadyAnswered
+from killick.model import events as e
+from killick.testing import call, interrupt_everywhere, scripted, turn
 from runtime.conftest import World
 from runtime.desk import PEOPLE, Desk
 
 DONE: list[Any] = []
-CONTRACT = kedge.Contract(
+CONTRACT = killick.Contract(
     "propose",
     [
         rules.arguments("propose_send", text={"length": 12}, name="short"),
@@ -46,31 +46,31 @@ def desk(world: World, request: pytest.FixtureRequest) -> Desk:
     return Desk(world, cold=request.param == "cold")
 
 
-@kedge.tool(effect="idempotent", name="propose_send", approve=kedge.Approval("managers", timeout="1h"))
-async def send(to: str, text: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", name="propose_send", approve=killick.Approval("managers", timeout="1h"))
+async def send(to: str, text: str, key: killick.Key = killick.KEY) -> str:
     DONE.append((to, text))
     return f"{text} for {to}"
 
 
-def seen(done: kedge.Proposed[Any]) -> list[Any]:
+def seen(done: killick.Proposed[Any]) -> list[Any]:
     return [done.kind, done.result, done.value, done.changed, done.by, done.comment, done.ran]
 
 
 # in every kind of agent ---------------------------------------------------------------------------
 
 
-@kedge.agent(name="propose.awaited", contract=CONTRACT)
-async def awaited(run: kedge.Run) -> Any:
+@killick.agent(name="propose.awaited", contract=CONTRACT)
+async def awaited(run: killick.Run) -> Any:
     return seen(await run.propose(send, "ann", "hello"))
 
 
-@kedge.agent(name="propose.blocking", contract=CONTRACT)
-def blocking(run: kedge.SyncRun) -> Any:
+@killick.agent(name="propose.blocking", contract=CONTRACT)
+def blocking(run: killick.SyncRun) -> Any:
     return seen(run.propose(send, "ann", "hello"))
 
 
-@kedge.agent(name="propose.in_a_branch", contract=CONTRACT)
-async def in_a_branch(run: kedge.Run) -> Any:
+@killick.agent(name="propose.in_a_branch", contract=CONTRACT)
+async def in_a_branch(run: killick.Run) -> Any:
     async def one() -> Any:
         return seen(await run.propose(send, "ann", "hello"))
 
@@ -85,11 +85,11 @@ class Sent:
     told: list[Any]
 
 
-@kedge.machine(name="propose.machine", contract=CONTRACT)
-async def machine(run: kedge.Run, state: Sent) -> Any:
+@killick.machine(name="propose.machine", contract=CONTRACT)
+async def machine(run: killick.Run, state: Sent) -> Any:
     if state.told:
-        return kedge.Done(state.told)
-    return kedge.Next(Sent(seen(await run.propose(send, "ann", "hello"))))
+        return killick.Done(state.told)
+    return killick.Next(Sent(seen(await run.propose(send, "ann", "hello"))))
 
 
 KINDS: dict[str, tuple[Any, Any]] = {
@@ -144,9 +144,9 @@ def test_who_answers_instead_is_heard(desk: Desk, kind: str) -> None:
 
 @every_kind
 def test_when_nobody_answers_in_time_it_is_not_done(
-    make_world: Callable[[kedge.ManualClock], World], kind: str
+    make_world: Callable[[killick.ManualClock], World], kind: str
 ) -> None:
-    clock = kedge.ManualClock()
+    clock = killick.ManualClock()
     desk = Desk(make_world(clock), cold=True)
     agent, value = KINDS[kind]
     desk.go(agent, value)
@@ -172,9 +172,9 @@ def test_an_edit_that_others_have_to_agree_to_waits_for_them(desk: Desk, kind: s
 
 
 def test_what_a_rule_rejects_is_raised_and_nobody_is_asked(desk: Desk) -> None:
-    @kedge.agent(name="propose.too_long", contract=CONTRACT)
-    async def agent(run: kedge.Run) -> Any:
-        with pytest.raises(kedge.Rejected) as rejected:
+    @killick.agent(name="propose.too_long", contract=CONTRACT)
+    async def agent(run: killick.Run) -> Any:
+        with pytest.raises(killick.Rejected) as rejected:
             await run.propose(send, "ann", "much too long a text")
         return [rejected.value.rule, rejected.value.code]
 
@@ -183,13 +183,13 @@ def test_what_a_rule_rejects_is_raised_and_nobody_is_asked(desk: Desk) -> None:
 
 
 def test_a_tool_that_never_asks_is_asked_about_when_it_is_proposed_and_not_when_it_is_called(desk: Desk) -> None:
-    @kedge.tool(effect="idempotent", name="propose.plain")
+    @killick.tool(effect="idempotent", name="propose.plain")
     async def plain(what: str) -> str:
         DONE.append(what)
         return what
 
-    @kedge.agent(name="propose.both")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.both")
+    async def agent(run: killick.Run) -> Any:
         return [await run.call(plain, "a"), (await run.propose(plain, "b")).result, run.told is not None]
 
     wait = desk.asked(agent)
@@ -200,11 +200,11 @@ def test_a_tool_that_never_asks_is_asked_about_when_it_is_proposed_and_not_when_
 
 
 def test_what_was_told_of_one_call_is_not_told_of_the_next(desk: Desk) -> None:
-    @kedge.agent(name="propose.told", contract=CONTRACT)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.told", contract=CONTRACT)
+    async def agent(run: killick.Run) -> Any:
         await run.call(send, "ann", "one")
         first = str(run.told)
-        with contextlib.suppress(kedge.Rejected):
+        with contextlib.suppress(killick.Rejected):
             await run.call(send, "ann", "two")
         second = str(run.told)
         await run.call(send, "bob", "three")
@@ -230,10 +230,10 @@ def test_what_was_told_of_one_call_is_not_told_of_the_next(desk: Desk) -> None:
     ],
 )
 def test_a_model_reads_what_a_person_made_of_its_call(desk: Desk, verb: str, value: Any, answer: str) -> None:
-    tools = kedge.Toolset(send)
+    tools = killick.Toolset(send)
 
-    @kedge.agent(name="propose.dispatches", contract=CONTRACT)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.dispatches", contract=CONTRACT)
+    async def agent(run: killick.Run) -> Any:
         model = scripted(turn(call("propose_send", to="ann", text="hello")))
         return await run.dispatch(tools, await run.model(model.soon, messages=[]))
 
@@ -248,13 +248,13 @@ def test_a_model_reads_what_a_person_made_of_its_call(desk: Desk, verb: str, val
 
 
 def test_code_that_gives_up_waiting_closes_the_question(world: World) -> None:
-    @kedge.tool(effect="reads", name="propose.slow")
+    @killick.tool(effect="reads", name="propose.slow")
     async def slow() -> int:
         await asyncio.sleep(0.1)
         return 1
 
-    @kedge.agent(name="propose.impatient", contract=CONTRACT)
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.impatient", contract=CONTRACT)
+    async def agent(run: killick.Run) -> Any:
         async def one() -> str:
             try:
                 async with asyncio.timeout(0.02):
@@ -277,15 +277,15 @@ def test_code_that_gives_up_waiting_closes_the_question(world: World) -> None:
 
 
 def test_a_sibling_that_fails_closes_the_question_and_ends_the_step_once(desk: Desk) -> None:
-    @kedge.tool(effect="reads", name="propose.broken", retry=kedge.Retry(attempts=1))
+    @killick.tool(effect="reads", name="propose.broken", retry=killick.Retry(attempts=1))
     async def broken() -> None:
         raise ValueError("broken")
 
-    @kedge.agent(name="propose.sibling", contract=CONTRACT)
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="propose.sibling", contract=CONTRACT)
+    async def agent(run: killick.Run) -> str:
         try:
             await run.gather(run.propose(send, "ann", "hello"), run.call(broken))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             return failed.name
         return "?"
 
@@ -298,14 +298,14 @@ def test_a_sibling_that_fails_closes_the_question_and_ends_the_step_once(desk: D
 def test_what_is_asked_and_done_after_new_code_is_what_is_on_record(world: World) -> None:
     desk = Desk(world, cold=True)
 
-    @kedge.tool(effect="idempotent", identity=("to",), approve="managers", name="propose.mail")
+    @killick.tool(effect="idempotent", identity=("to",), approve="managers", name="propose.mail")
     async def mail(to: str, text: str) -> str:
         DONE.append((to, text))
         return text
 
     def release(text: str) -> Any:
-        @kedge.agent(name="propose.releases")
-        async def agent(run: kedge.Run) -> str:
+        @killick.agent(name="propose.releases")
+        async def agent(run: killick.Run) -> str:
             return await run.call(mail, "ann", text)
 
         return agent
@@ -320,18 +320,18 @@ def test_what_is_asked_and_done_after_new_code_is_what_is_on_record(world: World
 
 
 def test_the_rights_that_an_edited_call_consumes_are_those_of_the_edit(desk: Desk) -> None:
-    @kedge.tool(effect="idempotent", consumes=("token",), approve="managers", name="propose.redeem")
+    @killick.tool(effect="idempotent", consumes=("token",), approve="managers", name="propose.redeem")
     async def redeem(token: str) -> str:
         DONE.append(token)
         return token
 
-    @kedge.agent(name="propose.redeems")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.redeems")
+    async def agent(run: killick.Run) -> Any:
         said: list[Any] = []
         for token in ("t1", "t2", "t1"):
             try:
                 said.append(await run.call(redeem, token))
-            except kedge.StepFailed as failed:
+            except killick.StepFailed as failed:
                 said.append(failed.failure.type)
         return said
 
@@ -341,7 +341,7 @@ def test_the_rights_that_an_edited_call_consumes_are_those_of_the_edit(desk: Des
     desk.say("edit", by="mia", value={"token": "t9"})
     desk.asked(agent)
     desk.say("approve", by="mia")
-    assert desk.go(agent) == ["t9", "kedge.errors.AlreadyClaimed", "t1"]
+    assert desk.go(agent) == ["t9", "killick.errors.AlreadyClaimed", "t1"]
     assert DONE == ["t9", "t1"]
 
 
@@ -349,13 +349,13 @@ def test_an_edit_decides_anew_what_a_call_does_to_the_world(desk: Desk) -> None:
     def does(command: str, dry: bool) -> Literal["reads", "at_most_once"]:
         return "reads" if dry else "at_most_once"
 
-    @kedge.tool(effect=does, approve="managers", name="propose.shell")
+    @killick.tool(effect=does, approve="managers", name="propose.shell")
     async def shell(command: str, dry: bool = False) -> str:
         DONE.append((command, dry))
         return command
 
-    @kedge.agent(name="propose.shells")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.shells")
+    async def agent(run: killick.Run) -> Any:
         return [(await run.propose(shell, "push")).kind, (await run.propose(shell, "push", True)).kind]
 
     desk.asked(agent)
@@ -370,14 +370,14 @@ def test_an_edit_decides_anew_what_a_call_does_to_the_world(desk: Desk) -> None:
 
 
 def test_an_edit_of_a_call_with_a_secret_names_only_what_was_changed(desk: Desk) -> None:
-    @kedge.tool(effect="idempotent", approve="managers", name="propose.login")
-    async def login(password: kedge.Secret, tries: int = 1) -> int:
+    @killick.tool(effect="idempotent", approve="managers", name="propose.login")
+    async def login(password: killick.Secret, tries: int = 1) -> int:
         DONE.append(password.reveal())
         return tries
 
-    @kedge.agent(name="propose.logs_in")
-    async def agent(run: kedge.Run) -> Any:
-        done = await run.propose(login, kedge.Secret("hunter2"))
+    @killick.agent(name="propose.logs_in")
+    async def agent(run: killick.Run) -> Any:
+        done = await run.propose(login, killick.Secret("hunter2"))
         return [done.result, done.changed]
 
     assert "hunter2" not in str(desk.asked(agent))
@@ -390,15 +390,15 @@ def test_an_edit_of_a_call_with_a_secret_names_only_what_was_changed(desk: Desk)
 def test_what_was_agreed_to_and_is_in_doubt_is_settled_and_not_asked_about_again(
     desk: Desk, verb: str, value: Any, times: int
 ) -> None:
-    @kedge.tool(approve="managers", name="propose.once")
+    @killick.tool(approve="managers", name="propose.once")
     async def once() -> int:
         DONE.append("once")
         if len(DONE) == 1:
             raise ConnectionResetError("who knows")
         return 5
 
-    @kedge.agent(name="propose.doubts")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="propose.doubts")
+    async def agent(run: killick.Run) -> Any:
         return [await run.call(once), str(run.told)]
 
     desk.asked(agent)
@@ -421,41 +421,41 @@ def test_whatever_people_say_it_is_the_same_after_any_interruption(answer: Any) 
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-import kedge
+import killick
 
 store, spool = sys.argv[1], Path(sys.argv[2])
 
-@kedge.tool(effect="idempotent", approve=kedge.Approval("managers", need=2), name="killed.pay")
-async def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(effect="idempotent", approve=killick.Approval("managers", need=2), name="killed.pay")
+async def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> int:
     with spool.open("a") as lines:
         lines.write(f"{key} {to} {amount}\\n")
     if len(spool.read_text().splitlines()) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return amount
 
-@kedge.agent(name="killed.agent", contract=kedge.Contract("killed", [], people={"managers": ["mia", "max", "moe"]}))
-async def agent(run: kedge.Run) -> list:
+@killick.agent(name="killed.agent", contract=killick.Contract("killed", [], people={"managers": ["mia", "max", "moe"]}))
+async def agent(run: killick.Run) -> list:
     done = await run.propose(pay, "ann", 500)
     return [done.kind, done.result, done.by, done.changed["amount"][0], done.changed["amount"][1]]
 
-with kedge.open(store) as kd:
+with killick.open(store) as kd:
     try:
         print(kd.run(agent, id="r"))
-    except kedge.RunWaiting:
+    except killick.RunWaiting:
         print("waits")
 """
 
 ANSWER = """
 import sys
-import kedge
+import killick
 
 store, by, verb = sys.argv[1:]
-with kedge.open(store) as kd:
+with killick.open(store) as kd:
     sys.stdin.readline()
     try:
         kd.answer("r", verb, by=by, value={"amount": 7} if verb == "edit" else None)
         print("ok")
-    except kedge.KedgeError as refused:
+    except killick.KillickError as refused:
         print(type(refused).__name__, refused)
 """
 
@@ -474,7 +474,7 @@ def answers(store: str, *given: tuple[str, str]) -> list[str]:
 
 
 def in_a_file(folder: Path) -> str:
-    return str(folder / "kedge.db")
+    return str(folder / "killick.db")
 
 
 def on_a_server(folder: Path) -> str:
@@ -493,18 +493,18 @@ def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one
 ) -> None:
     store, spool = place(tmp_path), tmp_path / "spool"
     assert started(PROGRAM, store, spool).communicate()[0].strip() == "waits"
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         kd.answer("r", "approve", by="mia")
         kd.answer("r", "edit", by="max", value={"amount": 7})
     assert started(PROGRAM, store, spool).communicate()[0].strip() == "waits"
     assert not spool.exists()
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         assert [wait.votes for wait in kd.inbox()] == [("max",)]
         kd.answer("r", "approve", by="mia")
     killed = started(PROGRAM, store, spool)
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         assert kd.state("r").fold.facts.waits == {}
         if not store.endswith(".db"):
             head = kd.store.head("r")
@@ -515,7 +515,7 @@ def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one
     assert len(lines) == 2
     assert set(lines) == {lines[0]}
     assert lines[0].endswith("ann 7")
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         assert not kd.verify("r").problems
         assert kd.rejudge("r").agrees
 
@@ -525,8 +525,8 @@ def test_of_two_who_answer_in_the_same_instant_one_wins_and_the_other_is_told_wh
     place: Callable[[Path], str], tmp_path: Path
 ) -> None:
     store = place(tmp_path)
-    with kedge.open(store) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.open(store) as kd:
+        with pytest.raises(killick.RunWaiting):
             kd.run(awaited, id="r")
         said = answers(store, ("mia", "approve"), ("max", "reject"))
         assert sorted(word.partition(" ")[0] for word in said) == [AlreadyAnswered.__name__, "ok"]
@@ -538,22 +538,22 @@ def test_of_two_who_answer_in_the_same_instant_one_wins_and_the_other_is_told_wh
             kd.answer("r", "approve", by="moe")
 
 
-@kedge.tool(effect="idempotent", name="propose.gift", approve=kedge.Approval("managers", need=2))
+@killick.tool(effect="idempotent", name="propose.gift", approve=killick.Approval("managers", need=2))
 async def gift(to: str, amount: int) -> str:
     DONE.append((to, amount))
     return f"{amount} for {to}"
 
 
-GIFTS = kedge.Contract("gifts", [rules.total("propose.gift", "amount", max=100)], people=PEOPLE)
+GIFTS = killick.Contract("gifts", [rules.total("propose.gift", "amount", max=100)], people=PEOPLE)
 
 
-@kedge.agent(name="propose.gifts", contract=GIFTS)
-async def gifts(run: kedge.Run) -> list[Any]:
+@killick.agent(name="propose.gifts", contract=GIFTS)
+async def gifts(run: killick.Run) -> list[Any]:
     told: list[Any] = []
     for to, amount in (("ann", 90), ("bob", 20), ("carl", 15), ("dave", 10)):
         try:
             told.append(seen(await run.propose(gift, to, amount))[:2])
-        except kedge.Rejected as rejected:
+        except killick.Rejected as rejected:
             told.append(rejected.code)
     return told
 
@@ -571,12 +571,12 @@ def test_what_people_say_comes_to_the_same_on_every_store(place: Callable[[Path]
         [("approve", "max", None), ("approve", "moe", None)],
     ]
     for turn_of in script:
-        with kedge.open(store) as kd:
-            with pytest.raises(kedge.RunWaiting):
+        with killick.open(store) as kd:
+            with pytest.raises(killick.RunWaiting):
                 kd.run(gifts, id="r")
             for verb, by, value in turn_of:
                 kd.answer("r", verb, by=by, value=value)
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         assert kd.run(gifts, id="r") == [
             ["edit", "60 for ann"], ["approve", "20 for bob"], ["reject", None], ["approve", "10 for dave"],
         ]  # fmt: skip

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import ChildFailed, KedgeError
-from kedge.model import events as e
+import killick
+from killick.errors import ChildFailed, KillickError
+from killick.model import events as e
 
 CALLS: list[int] = []
 
@@ -19,21 +19,21 @@ def _fresh() -> None:
     CALLS.clear()
 
 
-@kedge.tool(name="renew_noted", effect="idempotent")
-async def noted(n: int, key: kedge.Key = kedge.KEY) -> int:
+@killick.tool(name="renew_noted", effect="idempotent")
+async def noted(n: int, key: killick.Key = killick.KEY) -> int:
     CALLS.append(n)
     return n
 
 
-@kedge.agent(name="renew_counts")
-async def counts(run: kedge.Run, n: int) -> int:
+@killick.agent(name="renew_counts")
+async def counts(run: killick.Run, n: int) -> int:
     await run.call(noted, n)
     if n < 3:
         await run.renew(n + 1)
     return n
 
 
-def kinds(kd: kedge.Client, run: str) -> list[str]:
+def kinds(kd: killick.Client, run: str) -> list[str]:
     return [type(recorded.event).__name__ for recorded in kd.events(run)]
 
 
@@ -53,8 +53,8 @@ def test_asking_again_for_the_first_gives_the_last_ones_result(world: Any) -> No
 
 
 def test_a_plain_function_renews_as_well(world: Any) -> None:
-    @kedge.agent(name="renew_plain")
-    def plain(run: kedge.SyncRun, n: int) -> int:
+    @killick.agent(name="renew_plain")
+    def plain(run: killick.SyncRun, n: int) -> int:
         if n < 2:
             run.renew(n + 1)
         return n
@@ -63,8 +63,8 @@ def test_a_plain_function_renews_as_well(world: Any) -> None:
 
 
 def test_context_tags_and_priority_go_along(world: Any) -> None:
-    @kedge.agent(name="renew_context")
-    async def remembers(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="renew_context")
+    async def remembers(run: killick.Run, n: int) -> int:
         if n == 1:
             await run.update(seen=41)
             await run.renew(2)
@@ -76,8 +76,8 @@ def test_context_tags_and_priority_go_along(world: Any) -> None:
 
 
 def test_messages_that_were_not_taken_go_along_in_their_order(world: Any) -> None:
-    @kedge.agent(name="renew_hears")
-    async def hears(run: kedge.Run, n: int) -> list[str]:
+    @killick.agent(name="renew_hears")
+    async def hears(run: killick.Run, n: int) -> list[str]:
         if n == 1:
             await run.renew(2)
         return [await run.wait("word"), await run.wait("word")]
@@ -92,8 +92,8 @@ def test_messages_that_were_not_taken_go_along_in_their_order(world: Any) -> Non
 
 
 def test_what_is_sent_to_a_renewed_run_reaches_the_one_it_goes_on_as(world: Any) -> None:
-    @kedge.agent(name="renew_waits")
-    async def waits(run: kedge.Run, n: int) -> str:
+    @killick.agent(name="renew_waits")
+    async def waits(run: killick.Run, n: int) -> str:
         if n == 1:
             await run.renew(2)
         answer = await run.ask("Well?", to="ann")
@@ -109,8 +109,8 @@ def test_what_is_sent_to_a_renewed_run_reaches_the_one_it_goes_on_as(world: Any)
 
 
 def test_a_parent_waits_for_the_last_of_its_childs_logs(world: Any) -> None:
-    @kedge.agent(name="renew_parent")
-    async def parent(run: kedge.Run) -> int:
+    @killick.agent(name="renew_parent")
+    async def parent(run: killick.Run) -> int:
         child = await run.spawn(counts, 1)
         return await child.result()
 
@@ -119,14 +119,14 @@ def test_a_parent_waits_for_the_last_of_its_childs_logs(world: Any) -> None:
 
 
 def test_a_child_that_fails_after_it_was_renewed_fails_for_its_parent(world: Any) -> None:
-    @kedge.agent(name="renew_fails")
-    async def fails(run: kedge.Run, n: int) -> None:
+    @killick.agent(name="renew_fails")
+    async def fails(run: killick.Run, n: int) -> None:
         if n == 1:
             await run.renew(2)
         raise ValueError("late")
 
-    @kedge.agent(name="renew_parent_of_failing")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="renew_parent_of_failing")
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(fails, 1)
         try:
             await child.result()
@@ -138,8 +138,8 @@ def test_a_child_that_fails_after_it_was_renewed_fails_for_its_parent(world: Any
 
 
 def test_nothing_is_recorded_or_done_while_the_code_unwinds(world: Any) -> None:
-    @kedge.agent(name="renew_unwinds")
-    async def unwinds(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="renew_unwinds")
+    async def unwinds(run: killick.Run, n: int) -> int:
         try:
             if n == 1:
                 await run.renew(2)
@@ -153,14 +153,14 @@ def test_nothing_is_recorded_or_done_while_the_code_unwinds(world: Any) -> None:
 
 
 def test_a_branch_of_a_gather_cannot_renew(world: Any) -> None:
-    @kedge.agent(name="renew_gathers")
-    async def gathers(run: kedge.Run, n: int) -> None:
+    @killick.agent(name="renew_gathers")
+    async def gathers(run: killick.Run, n: int) -> None:
         async def branch() -> None:
             await run.renew(2)
 
         await run.gather(branch(), branch())
 
-    with pytest.raises(kedge.RunFailed, match=r"outside of run\.gather"):
+    with pytest.raises(killick.RunFailed, match=r"outside of run\.gather"):
         world.kd.run(gathers, 1, id="r")
 
 
@@ -169,7 +169,7 @@ def test_a_branch_of_a_gather_cannot_renew(world: Any) -> None:
 def test_a_death_at_any_commit_leaves_one_line_of_logs(world: Any, number: int, when: str) -> None:
     """The renewal and the run that follows are one write: a death leaves both or neither."""
     world.line.cut_at = (number, when)
-    with contextlib.suppress(KedgeError):
+    with contextlib.suppress(KillickError):
         world.kd.run(counts, 1, id="r")
     for _, head in world.store.heads():
         world.bury(head.run)

@@ -15,11 +15,11 @@ from uuid import UUID
 
 import pytest
 
-import kedge
-from kedge.errors import OutsideBranch, StoreUnavailable
-from kedge.model import events as e
-from kedge.store import Store
-from kedge.testing.faults import faulty
+import killick
+from killick.errors import OutsideBranch, StoreUnavailable
+from killick.model import events as e
+from killick.store import Store
+from killick.testing.faults import faulty
 from processes import Processes, View, kinds, record, steps, told
 
 
@@ -38,8 +38,8 @@ def calls() -> Calls:
     return Calls()
 
 
-def keyed(calls: Calls) -> kedge.Tool[[Any], Any]:
-    @kedge.tool(effect="idempotent", name="keyed")
+def keyed(calls: Calls) -> killick.Tool[[Any], Any]:
+    @killick.tool(effect="idempotent", name="keyed")
     async def keyed(what: Any) -> Any:
         calls.append(what)
         return what
@@ -47,8 +47,8 @@ def keyed(calls: Calls) -> kedge.Tool[[Any], Any]:
     return keyed
 
 
-def looked(calls: Calls, name: str = "looked") -> kedge.Tool[[Any], Any]:
-    @kedge.tool(effect="reads", name=name)
+def looked(calls: Calls, name: str = "looked") -> killick.Tool[[Any], Any]:
+    @killick.tool(effect="reads", name=name)
     async def looked(what: Any) -> Any:
         calls.append(what)
         return what
@@ -56,11 +56,11 @@ def looked(calls: Calls, name: str = "looked") -> kedge.Tool[[Any], Any]:
     return looked
 
 
-def park(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") -> None:
+def park(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") -> None:
     """Run until the agent waits for a person."""
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
-    assert not isinstance(waiting.value, kedge.RunDiverged), waiting.value
+    assert not isinstance(waiting.value, killick.RunDiverged), waiting.value
 
 
 # R22: from the top, in the recorded order ---------------------------------------------------------
@@ -69,8 +69,8 @@ def park(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") -> Non
 def test_r22_recorded_steps_return_their_outcomes_and_touch_nothing(processes: Processes, calls: Calls) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="replayed")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="replayed")
+    async def agent(run: killick.Run) -> list[Any]:
         seen.append("top")
         values = [await run.call(keyed(calls), n) for n in range(3)]
         values.append(await run.decided("go on?", "yes", options=["yes", "no"], because="it is Monday"))
@@ -89,15 +89,15 @@ def test_r22_recorded_steps_return_their_outcomes_and_touch_nothing(processes: P
 def test_r22_a_run_whose_process_died_at_step_6_goes_on_at_step_6(processes: Processes, calls: Calls) -> None:
     dying, life = processes.mortal()
 
-    @kedge.tool(effect="idempotent", name="deadly")
-    async def deadly(n: int, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(effect="idempotent", name="deadly")
+    async def deadly(n: int, key: killick.Key = killick.KEY) -> int:
         calls.append((n, str(key)))
         if n == 6:
             life.die()
         return n
 
-    @kedge.agent(name="nine_steps")
-    async def agent(run: kedge.Run) -> list[int]:
+    @killick.agent(name="nine_steps")
+    async def agent(run: killick.Run) -> list[int]:
         return [await run.call(deadly, n) for n in range(1, 10)]
 
     with pytest.raises(StoreUnavailable):
@@ -119,8 +119,8 @@ def test_r22_models_are_never_asked_again(processes: Processes, calls: Calls) ->
         calls.append(prompt)
         return f"answer {len(calls)}"
 
-    @kedge.agent(name="asks_models")
-    async def agent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="asks_models")
+    async def agent(run: killick.Run) -> list[str]:
         one = await run.model(model, model="m", messages=[{"role": "user", "content": "hi"}])
         two = await run.model(blocking_model, prompt="hi")
         await run.ask("well?")
@@ -135,16 +135,16 @@ def test_r22_models_are_never_asked_again(processes: Processes, calls: Calls) ->
 def test_r22_a_failed_step_fails_again_with_the_recorded_failure(processes: Processes, calls: Calls) -> None:
     seen: list[tuple[str, bool, str]] = []
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1))
     async def breaks() -> None:
         calls.append("breaks")
         raise LookupError("nothing there")
 
-    @kedge.agent(name="catches")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="catches")
+    async def agent(run: killick.Run) -> None:
         try:
             await run.call(breaks)
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             seen.append((failed.step, failed.is_a(LookupError), str(failed)))
         await run.ask("well?")
 
@@ -166,16 +166,16 @@ class Point:
 def test_r22_code_sees_on_replay_what_it_saw_live(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def typed() -> Point:
         return Point(1, ("a", "b"))
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def untyped() -> Any:
         return Point(1, ("a", "b"))
 
-    @kedge.agent(name="sees")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="sees")
+    async def agent(run: killick.Run) -> None:
         seen.append([await run.call(typed), await run.call(untyped), await run.decided("which?", Point(2, ()))])
         await run.ask("well?")
 
@@ -196,13 +196,13 @@ def test_r22_parallel_branches_change_shared_memory_in_the_same_order_on_replay(
     orders: list[list[str]] = []
     naps = {(branch, n): chance.choice([0, 0, 0.001, 0.003]) for branch in range(5) for n in range(4)}
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def naps_a_while(branch: int, n: int) -> int:
         await asyncio.sleep(naps[branch, n])
         return n
 
-    @kedge.agent(name="side_by_side")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="side_by_side")
+    async def agent(run: killick.Run) -> None:
         shared: list[str] = []
         orders.append(shared)
 
@@ -232,13 +232,13 @@ def test_r22_branches_in_threads_change_shared_memory_in_the_same_order_on_repla
     orders: list[list[str]] = []
     naps = {(branch, n): chance.choice([0, 0.001, 0.003]) for branch in range(4) for n in range(3)}
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def naps_in_thread(branch: int, n: int) -> int:
         threading.Event().wait(naps[branch, n])
         return n
 
-    @kedge.agent(name="threads_side_by_side")
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent(name="threads_side_by_side")
+    def agent(run: killick.SyncRun) -> None:
         shared: list[str] = []
         orders.append(shared)
 
@@ -262,8 +262,8 @@ def test_r22_branches_in_threads_change_shared_memory_in_the_same_order_on_repla
 
 
 def test_r22_a_run_goes_on_whichever_operation_of_the_store_failed(calls: Calls) -> None:
-    @kedge.agent(name="survives")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="survives")
+    async def agent(run: killick.Run) -> list[Any]:
         one = await run.call(keyed(calls), "one")
         await run.update(one=one)
         two, three = await run.gather(run.call(looked(calls), "two"), run.call(keyed(calls), "three"))
@@ -276,7 +276,7 @@ def test_r22_a_run_goes_on_whichever_operation_of_the_store_failed(calls: Calls)
             breaking = faulty(
                 cast("Store", View(made.store)), fail_at=fail_at, when="after" if (fail_at or 0) % 2 else "before"
             )
-            with contextlib.suppress(kedge.KedgeError):
+            with contextlib.suppress(killick.KillickError):
                 made.new(store=breaking, lease_seconds=3 * 86_400.0).run(agent, id="r")
             made.mourn()
             after = made.new()
@@ -294,8 +294,8 @@ def test_r22_a_run_goes_on_whichever_operation_of_the_store_failed(calls: Calls)
 
 
 def test_r23_a_step_is_numbered_when_it_is_first_awaited(processes: Processes, calls: Calls) -> None:
-    @kedge.agent(name="out_of_order")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="out_of_order")
+    async def agent(run: killick.Run) -> list[Any]:
         first, second = run.call(looked(calls, "made_first"), 1), run.call(looked(calls, "made_second"), 2)
         await run.decided("which is first?", "the second")
         return [await second, await first]
@@ -306,8 +306,8 @@ def test_r23_a_step_is_numbered_when_it_is_first_awaited(processes: Processes, c
 
 
 def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Processes, calls: Calls) -> None:
-    @kedge.agent(name="forgets")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="forgets")
+    async def agent(run: killick.Run) -> None:
         forgotten: list[Any] = [run.call(keyed(calls), "never"), run.ask("never"), run.spawn(child_agent(), 1)]
         del forgotten
         await run.decided("what?", "this")
@@ -320,11 +320,11 @@ def test_r23_a_step_that_nobody_awaits_does_nothing_and_says_so(processes: Proce
 
 
 def test_r23_a_step_can_be_awaited_once(processes: Processes, calls: Calls) -> None:
-    @kedge.agent(name="awaits_twice")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="awaits_twice")
+    async def agent(run: killick.Run) -> None:
         step = run.call(keyed(calls), 1)
         await step
-        with pytest.raises((kedge.KedgeError, RuntimeError), match="awaited"):
+        with pytest.raises((killick.KillickError, RuntimeError), match="awaited"):
             await step
 
     processes.new().run(agent, id="r")
@@ -332,8 +332,8 @@ def test_r23_a_step_can_be_awaited_once(processes: Processes, calls: Calls) -> N
 
 
 def test_r23_branch_k_of_step_6_numbers_6_k_1_and_6_k_2(processes: Processes, calls: Calls) -> None:
-    @kedge.agent(name="numbers")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="numbers")
+    async def agent(run: killick.Run) -> None:
         async def branch(name: str) -> None:
             await run.call(looked(calls, f"{name}1"), name)
             await run.call(looked(calls, f"{name}2"), name)
@@ -353,8 +353,8 @@ def test_r23_branch_k_of_step_6_numbers_6_k_1_and_6_k_2(processes: Processes, ca
 
 
 def test_r23_a_gather_inside_a_branch_numbers_below_it(processes: Processes, calls: Calls) -> None:
-    @kedge.agent(name="numbers_deeper")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="numbers_deeper")
+    async def agent(run: killick.Run) -> Any:
         async def outer() -> Any:
             await run.decided("?", 0)
             return await run.gather(run.call(looked(calls), 1), run.call(looked(calls), 2))
@@ -372,8 +372,8 @@ def test_r23_a_gather_inside_a_branch_numbers_below_it(processes: Processes, cal
 
 
 def test_r23_a_gather_of_nothing_is_a_step_that_returns_nothing(processes: Processes) -> None:
-    @kedge.agent(name="gathers_nothing")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="gathers_nothing")
+    async def agent(run: killick.Run) -> int:
         assert await run.gather() == ()
         assert await run.gather([]) == ()
         await run.ask("well?")
@@ -389,8 +389,8 @@ def test_r23_a_gather_of_nothing_is_a_step_that_returns_nothing(processes: Proce
 def test_r23_a_run_used_in_a_foreign_task_or_thread_raises_and_names_gather(
     processes: Processes, calls: Calls, way: str
 ) -> None:
-    @kedge.agent(name="strays")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="strays")
+    async def agent(run: killick.Run) -> None:
         async def stray() -> Any:
             return await run.call(keyed(calls), 1)
 
@@ -413,7 +413,7 @@ def test_r23_a_run_used_in_a_foreign_task_or_thread_raises_and_names_gather(
             await asyncio.to_thread(lambda: asyncio.run(stray()))
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed, match=r"run\.gather") as failed:
+    with pytest.raises(killick.RunFailed, match=r"run\.gather") as failed:
         kd.run(agent, id="r")
     assert failed.value.failure.is_a(OutsideBranch)
     assert calls == []
@@ -425,8 +425,8 @@ def test_r23_a_blocking_run_used_in_a_foreign_thread_raises_and_names_gather(
 ) -> None:
     raised: list[BaseException] = []
 
-    @kedge.agent(name="strays_in_thread")
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent(name="strays_in_thread")
+    def agent(run: killick.SyncRun) -> None:
         def stray() -> None:
             try:
                 run.call(keyed(calls), 1)
@@ -445,10 +445,10 @@ def test_r23_a_blocking_run_used_in_a_foreign_thread_raises_and_names_gather(
 
 
 def test_r23_a_run_kept_after_its_end_is_refused(processes: Processes, calls: Calls) -> None:
-    kept: list[kedge.Run] = []
+    kept: list[killick.Run] = []
 
-    @kedge.agent(name="leaks")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="leaks")
+    async def agent(run: killick.Run) -> None:
         kept.append(run)
 
     async def later() -> None:
@@ -466,24 +466,24 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
     done: list[str] = []
     open_attempt = asyncio.Event()
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def slow_payment() -> str:
         open_attempt.set()
         await asyncio.sleep(0.02)
         done.append("paid")
         return "paid"
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def never(n: int) -> None:
         done.append("never")
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1))
     async def fails_meanwhile() -> None:
         await open_attempt.wait()
         raise LookupError("broken")
 
-    @kedge.agent(name="fails_in_a_branch")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="fails_in_a_branch")
+    async def agent(run: killick.Run) -> str:
         async def pays() -> None:
             await run.call(slow_payment)
             await run.call(never, 1)
@@ -494,7 +494,7 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
 
         try:
             await run.gather(pays(), run.call(fails_meanwhile), waits())
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             await run.ask("well?")
             return f"{failed.step}: {failed.name}, {failed.is_a(LookupError)}"
         return "no error"
@@ -512,16 +512,16 @@ def test_r23_when_a_branch_fails_siblings_start_nothing_new_and_open_attempts_se
 def test_r23_of_two_branches_that_fail_the_recorded_first_is_raised_again(processes: Processes) -> None:
     raised: list[str] = []
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1))
     async def fails_after(seconds: float) -> None:
         await asyncio.sleep(seconds)
         raise LookupError(str(seconds))
 
-    @kedge.agent(name="fails_twice")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="fails_twice")
+    async def agent(run: killick.Run) -> None:
         try:
             await run.gather(run.call(fails_after, 0.02), run.call(fails_after, 0.0))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             raised.append(failed.step)
         await run.ask("well?")
 
@@ -534,21 +534,21 @@ def test_r23_of_two_branches_that_fail_the_recorded_first_is_raised_again(proces
 # R24: divergence ----------------------------------------------------------------------------------
 
 
-def other_child() -> kedge.Agent[Any, Any]:
-    @kedge.agent(name="child_of_divergence")
-    async def child(run: kedge.Run, n: int) -> int:
+def other_child() -> killick.Agent[Any, Any]:
+    @killick.agent(name="child_of_divergence")
+    async def child(run: killick.Run, n: int) -> int:
         return n
 
-    @kedge.agent(name="other_child_of_divergence")
-    async def other(run: kedge.Run, n: int) -> int:
+    @killick.agent(name="other_child_of_divergence")
+    async def other(run: killick.Run, n: int) -> int:
         return n
 
     return other
 
 
-def child_agent() -> kedge.Agent[int, int]:
-    @kedge.agent(name="child_of_divergence")
-    async def child(run: kedge.Run, n: int) -> int:
+def child_agent() -> killick.Agent[int, int]:
+    @killick.agent(name="child_of_divergence")
+    async def child(run: killick.Run, n: int) -> int:
         return n
 
     return child
@@ -558,7 +558,7 @@ async def a_model(**request: Any) -> str:
     return "said"
 
 
-Edit = Callable[[kedge.Run, Calls], Any]
+Edit = Callable[[killick.Run, Calls], Any]
 
 DIVERGING: dict[str, tuple[Edit, Edit]] = {
     "another kind": (lambda run, calls: run.call(looked(calls), 1), lambda run, calls: run.model(a_model, n=1)),
@@ -589,11 +589,11 @@ DIVERGING: dict[str, tuple[Edit, Edit]] = {
 }  # fmt: skip
 
 
-def diverging(step: Edit, calls: Calls) -> kedge.Agent[None, str]:
+def diverging(step: Edit, calls: Calls) -> killick.Agent[None, str]:
     """An agent with a step that is edited, between two that are not, and a wait."""
 
-    @kedge.agent(name="edited")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="edited")
+    async def agent(run: killick.Run) -> str:
         await run.call(keyed(calls), "before")
         await step(run, calls)
         await run.call(keyed(calls), "after")
@@ -603,7 +603,7 @@ def diverging(step: Edit, calls: Calls) -> kedge.Agent[None, str]:
     return agent
 
 
-def built(version: str) -> Callable[[kedge.Agent[Any, Any]], e.Build]:
+def built(version: str) -> Callable[[killick.Agent[Any, Any]], e.Build]:
     return lambda agent: e.Build(version=version)
 
 
@@ -623,7 +623,7 @@ def test_r24_code_that_means_another_step_diverges_and_goes_on_when_it_is_mended
     recorded, done = record(first, "r"), list(calls)
 
     second = processes.new(build=built("2.0"))
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         second.run(diverging(after, calls), id="r")
     assert diverged.value.step == "2"
     assert diverged.value.builds == ("1.0", "2.0")
@@ -649,16 +649,16 @@ def test_r24_a_run_that_diverges_again_and_again_says_it_once(processes: Process
     before, after = DIVERGING["another name"]
     park(processes.new(), diverging(before, calls))
     for _ in range(3):
-        with pytest.raises(kedge.RunDiverged):
+        with pytest.raises(killick.RunDiverged):
             processes.new().run(diverging(after, calls), id="r")
     assert kinds(processes.new(), "r").count("run.diverged") == 1
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, ends: str) -> None:
-    def version(early: bool) -> kedge.Agent[None, str]:
-        @kedge.agent(name="ends_early")
-        async def agent(run: kedge.Run) -> str:
+    def version(early: bool) -> killick.Agent[None, str]:
+        @killick.agent(name="ends_early")
+        async def agent(run: killick.Run) -> str:
             await run.call(keyed(calls), 1)
             if early and ends == "raises":
                 raise LookupError("a bug")
@@ -672,7 +672,7 @@ def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, e
 
     park(processes.new(), version(early=False))
     kd = processes.new()
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         kd.run(version(early=True), id="r")
     assert diverged.value.step == "2"
     assert "keyed" in diverged.value.recorded
@@ -683,9 +683,9 @@ def test_r24_code_that_ends_early_diverges(processes: Processes, calls: Calls, e
 
 
 def test_r24_a_branch_that_ends_early_diverges(processes: Processes, calls: Calls) -> None:
-    def version(count: int) -> kedge.Agent[None, str]:
-        @kedge.agent(name="branch_ends_early")
-        async def agent(run: kedge.Run) -> str:
+    def version(count: int) -> killick.Agent[None, str]:
+        @killick.agent(name="branch_ends_early")
+        async def agent(run: killick.Run) -> str:
             async def branch(steps: int) -> None:
                 for n in range(steps):
                     await run.call(looked(calls), n)
@@ -698,7 +698,7 @@ def test_r24_a_branch_that_ends_early_diverges(processes: Processes, calls: Call
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         kd.run(version(1), id="r")
     assert diverged.value.step == "1.1.2"
     kd.answer("r", "approve")
@@ -706,9 +706,9 @@ def test_r24_a_branch_that_ends_early_diverges(processes: Processes, calls: Call
 
 
 def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes: Processes, calls: Calls) -> None:
-    def version(count: int) -> kedge.Agent[None, str]:
-        @kedge.agent(name="branch_goes_on")
-        async def agent(run: kedge.Run) -> str:
+    def version(count: int) -> killick.Agent[None, str]:
+        @killick.agent(name="branch_goes_on")
+        async def agent(run: killick.Run) -> str:
             async def branch(steps: int) -> None:
                 for n in range(steps):
                     await run.call(keyed(calls), n)
@@ -721,7 +721,7 @@ def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes:
 
     park(processes.new(), version(1))
     kd = processes.new()
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         kd.run(version(2), id="r")
     assert diverged.value.step == "1.1.2"
     assert calls == [0]
@@ -731,9 +731,9 @@ def test_r24_a_branch_that_goes_on_after_its_gather_was_over_diverges(processes:
 def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
     processes: Processes, calls: Calls, count: int
 ) -> None:
-    def version(count: int) -> kedge.Agent[None, str]:
-        @kedge.agent(name="other_branches")
-        async def agent(run: kedge.Run) -> str:
+    def version(count: int) -> killick.Agent[None, str]:
+        @killick.agent(name="other_branches")
+        async def agent(run: killick.Run) -> str:
             await run.gather(*(run.call(keyed(calls), n) for n in range(count)))
             await run.ask("well?")
             return "done"
@@ -742,7 +742,7 @@ def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
 
     park(processes.new(), version(2))
     kd = processes.new()
-    with pytest.raises(kedge.RunDiverged) as diverged:
+    with pytest.raises(killick.RunDiverged) as diverged:
         kd.run(version(count), id="r")
     assert diverged.value.step.startswith("1")
     assert sorted(calls) == [0, 1]
@@ -751,9 +751,9 @@ def test_r24_a_gather_with_more_or_fewer_branches_than_on_record_diverges(
 
 
 def test_r24_a_new_step_before_recorded_ones_diverges_and_is_not_done(processes: Processes, calls: Calls) -> None:
-    def version(new: bool) -> kedge.Agent[None, None]:
-        @kedge.agent(name="new_step")
-        async def agent(run: kedge.Run) -> None:
+    def version(new: bool) -> killick.Agent[None, None]:
+        @killick.agent(name="new_step")
+        async def agent(run: killick.Run) -> None:
             if new:
                 await run.call(keyed(calls), "new")
             await run.call(looked(calls), "old")
@@ -762,7 +762,7 @@ def test_r24_a_new_step_before_recorded_ones_diverges_and_is_not_done(processes:
         return agent
 
     park(processes.new(), version(new=False))
-    with pytest.raises(kedge.RunDiverged, match="keyed"):
+    with pytest.raises(killick.RunDiverged, match="keyed"):
         processes.new().run(version(new=True), id="r")
     assert calls == ["old"]
 
@@ -788,8 +788,8 @@ DRIFTING: dict[str, tuple[Edit, Edit]] = {
 }  # fmt: skip
 
 
-def mailer(calls: Calls) -> kedge.Tool[[str, str], str]:
-    @kedge.tool(effect="at_most_once", identity=("to",), name="mailer")
+def mailer(calls: Calls) -> killick.Tool[[str, str], str]:
+    @killick.tool(effect="at_most_once", identity=("to",), name="mailer")
     async def mailer(to: str, body: str) -> str:
         calls.append((to, body))
         return body
@@ -801,9 +801,9 @@ def mailer(calls: Calls) -> kedge.Tool[[str, str], str]:
 def test_r24_other_arguments_only_drift_and_the_recorded_result_is_kept(
     processes: Processes, calls: Calls, edit: str
 ) -> None:
-    def version(step: Edit) -> kedge.Agent[None, Any]:
-        @kedge.agent(name="drifts")
-        async def agent(run: kedge.Run) -> Any:
+    def version(step: Edit) -> killick.Agent[None, Any]:
+        @killick.agent(name="drifts")
+        async def agent(run: killick.Run) -> Any:
             result = await step(run, calls)
             await run.ask("well?")
             await run.ask("sure?")
@@ -819,7 +819,7 @@ def test_r24_other_arguments_only_drift_and_the_recorded_result_is_kept(
     for wait in ("r:2", "r:3"):
         kd = processes.new()
         kd.answer(wait, "approve")
-        with contextlib.suppress(kedge.RunWaiting):
+        with contextlib.suppress(killick.RunWaiting):
             assert kd.run(version(after), id="r") == kept
     assert calls == done
     assert kd.info("r").status == "completed"
@@ -829,9 +829,9 @@ def test_r24_other_arguments_only_drift_and_the_recorded_result_is_kept(
 
 
 def test_r24_a_changed_note_strands_nobody_and_the_recorded_one_stays(processes: Processes) -> None:
-    def version(text: str) -> kedge.Agent[None, str]:
-        @kedge.agent(name="notes")
-        async def agent(run: kedge.Run) -> str:
+    def version(text: str) -> killick.Agent[None, str]:
+        @killick.agent(name="notes")
+        async def agent(run: killick.Run) -> str:
             await run.note(text)
             await run.plan([text])
             await run.at(text)
@@ -847,7 +847,7 @@ def test_r24_a_changed_note_strands_nobody_and_the_recorded_one_stays(processes:
     assert [note.data["note"] for note in told(kd, "r", e.NoteMade)] == ["old"]
 
 
-def edited(edit: str, calls: Calls) -> kedge.Agent[None, list[Any]]:
+def edited(edit: str, calls: Calls) -> killick.Agent[None, list[Any]]:
     """An agent as it was deployed first, or with one edit."""
 
     async def pays_amount(amount: int) -> int:
@@ -858,11 +858,11 @@ def edited(edit: str, calls: Calls) -> kedge.Agent[None, list[Any]]:
         calls.append((amount, currency))
         return amount
 
-    declare = kedge.tool(effect="at_most_once", name="pays")
+    declare = killick.tool(effect="at_most_once", name="pays")
     pays = declare(pays_currency) if edit == "a new default argument" else declare(pays_amount)
 
-    @kedge.agent(name="claims")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="claims")
+    async def agent(run: killick.Run) -> list[Any]:
         if edit == "a print":
             print("I was here")  # noqa: T201
         if edit == "time and chance":
@@ -899,15 +899,15 @@ def test_r24_an_everyday_edit_strands_no_parked_run(processes: Processes, calls:
 
 
 def test_r24_a_renamed_agent_goes_on_under_its_alias(processes: Processes) -> None:
-    @kedge.agent(name="old_name")
-    async def old(run: kedge.Run) -> str:
+    @killick.agent(name="old_name")
+    async def old(run: killick.Run) -> str:
         await run.ask("well?")
         return "old"
 
     park(processes.new(), old)
 
-    @kedge.agent(name="new_name", aliases=["old_name"])
-    async def new(run: kedge.Run) -> str:
+    @killick.agent(name="new_name", aliases=["old_name"])
+    async def new(run: killick.Run) -> str:
         await run.ask("well?")
         return "new"
 
@@ -917,9 +917,9 @@ def test_r24_a_renamed_agent_goes_on_under_its_alias(processes: Processes) -> No
 
 
 def test_r24_patched_keeps_old_runs_on_the_old_branch(processes: Processes, calls: Calls) -> None:
-    def version(patched: bool) -> kedge.Agent[None, str]:
-        @kedge.agent(name="patched")
-        async def agent(run: kedge.Run) -> str:
+    def version(patched: bool) -> killick.Agent[None, str]:
+        @killick.agent(name="patched")
+        async def agent(run: killick.Run) -> str:
             if patched and run.patched("check first"):
                 await run.call(keyed(calls), "check")
                 way = "new"
@@ -945,9 +945,9 @@ def test_r24_patched_keeps_old_runs_on_the_old_branch(processes: Processes, call
 
 
 def test_r24_patched_is_true_for_a_run_that_has_not_come_to_the_place(processes: Processes) -> None:
-    def version(patched: bool) -> kedge.Agent[None, str]:
-        @kedge.agent(name="patched_later")
-        async def agent(run: kedge.Run) -> str:
+    def version(patched: bool) -> killick.Agent[None, str]:
+        @killick.agent(name="patched_later")
+        async def agent(run: killick.Run) -> str:
             await run.ask("well?")
             way = "new" if patched and run.patched("later") else "old"
             await run.ask("sure?")
@@ -966,8 +966,8 @@ def test_r24_patched_is_true_for_a_run_that_has_not_come_to_the_place(processes:
 def test_r24_time_and_chance_take_no_number_and_are_the_same_on_replay(processes: Processes, calls: Calls) -> None:
     seen: list[tuple[datetime, datetime, UUID, UUID, float]] = []
 
-    @kedge.agent(name="draws")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="draws")
+    async def agent(run: killick.Run) -> None:
         early = run.now()
         await run.sleep(60)
         seen.append((early, run.now(), run.uuid(), run.uuid(), run.random()))
@@ -990,8 +990,8 @@ def test_r24_time_and_chance_take_no_number_and_are_the_same_on_replay(processes
 def test_r24_time_and_chance_in_branches_are_each_branchs_own_on_replay(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="draws_in_branches")
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent(name="draws_in_branches")
+    def agent(run: killick.SyncRun) -> None:
         seen.append(run.gather(*[lambda: (run.uuid(), run.random())] * 3))
         run.ask("well?")
 
@@ -1007,8 +1007,8 @@ def test_r24_time_and_chance_in_branches_are_each_branchs_own_on_replay(processe
 
 
 def test_r29_the_run_and_every_taking_of_it_record_the_build(processes: Processes) -> None:
-    @kedge.agent(name="built")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="built")
+    async def agent(run: killick.Run) -> None:
         await run.ask("well?")
 
     park(processes.new(build=built("1.0")), agent)
@@ -1022,14 +1022,14 @@ def test_r29_the_run_and_every_taking_of_it_record_the_build(processes: Processe
 def test_r29_the_build_is_the_package_s_version_and_the_repository_s_commit(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @kedge.agent(name="built_here")
-    async def agent(run: kedge.Run) -> None: ...
+    @killick.agent(name="built_here")
+    async def agent(run: killick.Run) -> None: ...
 
     kd = processes.new()
     kd.run(agent, id="r")
     [start] = told(kd, "r", e.RunStarted)
     assert isinstance(start.event.build, e.Build)
-    monkeypatch.setenv("KEDGE_BUILD", "2026-11-04")
+    monkeypatch.setenv("KILLICK_BUILD", "2026-11-04")
     kd.run(agent, id="named")
     assert kd.info("named").build.version == "2026-11-04"
 
@@ -1040,14 +1040,14 @@ def test_r29_logging_is_silent_while_replaying_and_otherwise_names_run_step_and_
     caplog.set_level(logging.INFO, "agents")
     heard = logging.getLogger("agents")
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=2))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=2))
     async def logs() -> None:
         heard.info("in the tool")
         if len([r for r in caplog.records if r.message == "in the tool"]) == 1:
             raise ConnectionResetError("once")
 
-    @kedge.agent(name="logs")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="logs")
+    async def agent(run: killick.Run) -> None:
         heard.info("before")
         await run.call(logs)
         heard.info("between")
@@ -1058,7 +1058,7 @@ def test_r29_logging_is_silent_while_replaying_and_otherwise_names_run_step_and_
     processes.new().answer("r", "approve")
     processes.new().run(agent, id="r")
     found: list[Any] = [record for record in caplog.records if record.name == "agents"]
-    assert [(r.message, r.kedge_run, r.kedge_step, r.kedge_attempt) for r in found] == [
+    assert [(r.message, r.killick_run, r.killick_step, r.killick_attempt) for r in found] == [
         ("before", "r", "1", None),
         ("in the tool", "r", "1", 1),
         ("in the tool", "r", "1", 2),
@@ -1073,8 +1073,8 @@ def test_r29_logging_of_a_blocking_agent_and_its_branches_is_silent_while_replay
     caplog.set_level(logging.INFO, "agents")
     heard = logging.getLogger("agents")
 
-    @kedge.agent(name="logs_in_threads")
-    def agent(run: kedge.SyncRun) -> None:
+    @killick.agent(name="logs_in_threads")
+    def agent(run: killick.SyncRun) -> None:
         def branch() -> None:
             heard.info("branch")
             run.call(looked(calls), 1)
@@ -1088,7 +1088,7 @@ def test_r29_logging_of_a_blocking_agent_and_its_branches_is_silent_while_replay
     processes.new().answer("r", "approve")
     processes.new().run(agent, id="r")
     found: list[Any] = [record for record in caplog.records if record.name == "agents"]
-    assert [(r.message, r.kedge_run, r.kedge_step) for r in found] == [
+    assert [(r.message, r.killick_run, r.killick_step) for r in found] == [
         ("before", "r", "1"), ("branch", "r", "1.1.1"), ("branch", "r", "1.2.1"), ("after", "r", "3"),
     ]  # fmt: skip
 
@@ -1096,8 +1096,8 @@ def test_r29_logging_of_a_blocking_agent_and_its_branches_is_silent_while_replay
 def test_r29_a_run_knows_whether_it_replays(processes: Processes, calls: Calls) -> None:
     seen: list[bool] = []
 
-    @kedge.agent(name="knows")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="knows")
+    async def agent(run: killick.Run) -> None:
         seen.append(run.replaying)
         await run.call(looked(calls), 1)
         await run.ask("well?")
@@ -1112,28 +1112,28 @@ def test_r29_a_run_knows_whether_it_replays(processes: Processes, calls: Calls) 
 # Branches that a sibling's end kept from their next step --------------------------------------------
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def glance(at: int) -> int:
     return at
 
 
-@kedge.agent
-async def raced(run: kedge.Run) -> int:
+@killick.agent
+async def raced(run: killick.Run) -> int:
     await run.call(glance, 1)
     first = await run.first(run.call(glance, 3), run.wait("never"))
     await run.ask("Right?")
     return int(first.value)
 
 
-@kedge.agent
-async def broken_off(run: kedge.Run) -> str:
+@killick.agent
+async def broken_off(run: killick.Run) -> str:
     await run.call(glance, 1)
-    with contextlib.suppress(kedge.StepFailed):
+    with contextlib.suppress(killick.StepFailed):
         await run.gather(run.call(refuses, 3), run.wait("never"))
     return (await run.ask("Right?")).kind
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def refuses(at: int) -> int:
     raise ValueError("no")
 
@@ -1142,11 +1142,11 @@ async def refuses(at: int) -> int:
 def test_a_branch_that_was_stopped_before_its_first_step_is_stopped_again_when_it_is_replayed(
     agent: Any, expected: Any
 ) -> None:
-    store = kedge.open_store("memory:")
-    with pytest.raises(kedge.RunWaiting):
-        kedge.Client(store, behind=False).run(agent, id="r")
-    other = kedge.Client(store, behind=False)
-    with pytest.raises(kedge.RunWaiting, match=r"Right\?"):
+    store = killick.open_store("memory:")
+    with pytest.raises(killick.RunWaiting):
+        killick.Client(store, behind=False).run(agent, id="r")
+    other = killick.Client(store, behind=False)
+    with pytest.raises(killick.RunWaiting, match=r"Right\?"):
         other.run(agent, id="r")
     other.answer("r", "approve")
-    assert kedge.Client(store, behind=False).run(agent, id="r") == expected
+    assert killick.Client(store, behind=False).run(agent, id="r") == expected

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import kedge
-from kedge.check.crashes import RUN, Saved, World
-from kedge.ids import SeededIds
-from kedge.log import Log
-from kedge.log.log import FOLD
-from kedge.model import events as e
-from kedge.model.fold import fold_timeline, timeline
-from kedge.model.ledger import fold_ledger
-from kedge.model.values import Blob
-from kedge.store import MemoryStore
-from kedge.store.base import Append, Snapshot
-from kedge.testing import Scenario, Story, differences, killed_everywhere, simulate, tick
+import killick
+from killick.check.crashes import RUN, Saved, World
+from killick.ids import SeededIds
+from killick.log import Log
+from killick.log.log import FOLD
+from killick.model import events as e
+from killick.model.fold import fold_timeline, timeline
+from killick.model.ledger import fold_ledger
+from killick.model.values import Blob
+from killick.store import MemoryStore
+from killick.store.base import Append, Snapshot
+from killick.testing import Scenario, Story, differences, killed_everywhere, simulate, tick
 from processes import Processes
 from runtime.delivering import DELIVERED, FAR, Asked, Lineage, asked, deliverer, letters
 from simulation.around import answering, book, mail, pay, price, redeem, redeem_at_the_second_try, reserve
@@ -36,8 +36,8 @@ SEED: Final = 11
 # the agent and its world --------------------------------------------------------------------------
 
 
-@kedge.agent(name="errands")
-async def errands(run: kedge.Run, name: str) -> list[Any]:
+@killick.agent(name="errands")
+async def errands(run: killick.Run, name: str) -> list[Any]:
     """Something of everything: a read, effects of every class, branches, a decision, a person, a right."""
     cost = await run.call(price, name)
     tick()
@@ -59,7 +59,7 @@ def scenario(*, taken_back_to: Sequence[str] = ()) -> Scenario:
     """The agent and the people around it. They take it back so often, as soon as it asks, before they answer."""
     answers = answering(ask="yes")
 
-    def outside(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -> bool:
+    def outside(client: killick.Client, waits: Sequence[killick.Wait], around: World) -> bool:
         asks = [wait for wait in waits if wait.waits_for == "answer" and wait.name == "ask"]
         times = client.state(RUN).fold.facts.generation
         if asks and times < len(taken_back_to):
@@ -183,8 +183,8 @@ def _nothing_happened_yet() -> None:
     FAR.requests.clear()
 
 
-def opened(store: MemoryStore, clock: kedge.LeapingClock, seed: int = SEED) -> kedge.Client:
-    return kedge.Client(store, clock=clock, ids=SeededIds(seed), behind=False)
+def opened(store: MemoryStore, clock: killick.LeapingClock, seed: int = SEED) -> killick.Client:
+    return killick.Client(store, clock=clock, ids=SeededIds(seed), behind=False)
 
 
 def lasting(store: MemoryStore) -> dict[str, dict[str, Any]]:
@@ -210,7 +210,7 @@ class TestForkDeterminism:
 
     @pytest.fixture
     def parent(self) -> MemoryStore:
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         store = MemoryStore(clock=clock, ids=SeededIds(SEED))
         opened(store, clock).run(letters, ["ann", "bob"], id=RUN)
         FAR.requests.clear()
@@ -225,7 +225,7 @@ class TestForkDeterminism:
     def _forked(self, parent: MemoryStore, at: str, conditions: dict[str, Any], seed: int) -> Any:
         """What a fork comes to, and what it asks of the world, in a copy of everything that is its own."""
         FAR.requests.clear()
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         store = parent.copied(clock)
         kd = opened(store, clock, seed)
         made = kd.fork(RUN, at, **conditions)
@@ -234,7 +234,7 @@ class TestForkDeterminism:
 
     @pytest.mark.parametrize("conditions", CONDITIONS, ids=str)
     def test_a_fork_changes_nothing_in_its_parent(self, parent: MemoryStore, conditions: dict[str, Any]) -> None:
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         before, state = rows(parent), lasting(parent)[RUN]
         for at in places(parent, RUN):
             store = parent.copied(clock)
@@ -267,9 +267,9 @@ class TestCheckpointValidity:
     what was cached and does not hold is not believed."""
 
     @pytest.fixture
-    def travelled(self) -> kedge.Client:
+    def travelled(self) -> killick.Client:
         """A run that was taken back twice and forked, with a snapshot every few events."""
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         kd = opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock)
         kd.log = kd.engine.log = Log(kd.store, clock=clock, behind=False, snapshot_every=5)
         kd.run(letters, ["ann", "bob", "cleo"], id=RUN)
@@ -280,7 +280,7 @@ class TestCheckpointValidity:
         return kd
 
     @pytest.mark.parametrize("run", [RUN, f"{RUN}-fork"])
-    def test_the_state_at_every_event_is_the_fold_from_the_first(self, travelled: kedge.Client, run: str) -> None:
+    def test_the_state_at_every_event_is_the_fold_from_the_first(self, travelled: killick.Client, run: str) -> None:
         log = travelled.log
         told = [(recorded.seq, recorded.event) for recorded in log.read(run)]
         assert any(isinstance(event, e.RunRewound) for _, event in told)
@@ -290,24 +290,24 @@ class TestCheckpointValidity:
             assert folded(log.state(run, seq).fold) == folded(fold_timeline(timeline(told[: place + 1]))), seq
             assert folded(log.ledger(run, seq)) == folded(fold_ledger(told[: place + 1])), seq
 
-    def test_every_boundary_opens_the_same_with_snapshots_and_without(self, travelled: kedge.Client) -> None:
+    def test_every_boundary_opens_the_same_with_snapshots_and_without(self, travelled: killick.Client) -> None:
         for run in (RUN, f"{RUN}-fork"):
             for at in places(travelled.store, run):  # type: ignore[arg-type]
                 fast = travelled.state(run, self._seq(travelled, run, at))
                 scratch = fold_timeline(timeline([(each.seq, each.event) for each in self._up_to(travelled, run, at)]))
                 assert folded(fast.fold) == folded(scratch), (run, at)
 
-    def _seq(self, kd: kedge.Client, run: str, at: str) -> int:
-        from kedge.history.boundaries import at as place
+    def _seq(self, kd: killick.Client, run: str, at: str) -> int:
+        from killick.history.boundaries import at as place
 
         return place(kd.log, run, at).seq
 
-    def _up_to(self, kd: kedge.Client, run: str, at: str) -> list[Any]:
+    def _up_to(self, kd: killick.Client, run: str, at: str) -> list[Any]:
         seq = self._seq(kd, run, at)
         return [recorded for recorded in kd.log.read(run) if recorded.seq <= seq]
 
     @pytest.mark.parametrize("damage", ["another fold", "another chain", "no pieces", "other pieces"])
-    def test_a_damaged_snapshot_is_not_believed(self, travelled: kedge.Client, damage: str) -> None:
+    def test_a_damaged_snapshot_is_not_believed(self, travelled: killick.Client, damage: str) -> None:
         log = travelled.log
         expected = folded(log.state(RUN).fold)
         head = log.head(RUN)
@@ -330,11 +330,11 @@ PAYEE: Final = {"to": "ann", "how": "pays"}
 """Whom the model wants to pay, and what the far side makes of it."""
 
 
-@kedge.tool(consumes=("token",), identity=("to",))
+@killick.tool(consumes=("token",), identity=("to",))
 async def spend(to: str, token: str) -> str:
     """Pays on a token; or says that it did nothing; or does not know."""
     if PAYEE["how"] == "refuses":
-        raise kedge.NotDone("closed")
+        raise killick.NotDone("closed")
     if PAYEE["how"] == "fails":
         FAR.requests.append(Asked("spend", to))
         raise ConnectionResetError("no reply")
@@ -345,29 +345,29 @@ def _payee() -> str:
     return PAYEE["to"]
 
 
-@kedge.agent(name="spender")
-async def spender(run: kedge.Run, token: str) -> str:
+@killick.agent(name="spender")
+async def spender(run: killick.Run, token: str) -> str:
     to = await run.model(_payee)
     return await run.call(spend, to, token)
 
 
-Move = Callable[[kedge.Client, str], str]
+Move = Callable[[killick.Client, str], str]
 
 
-def _again(kd: kedge.Client, run: str) -> str:
+def _again(kd: killick.Client, run: str) -> str:
     return run
 
 
-def _rewound(kd: kedge.Client, run: str) -> str:
+def _rewound(kd: killick.Client, run: str) -> str:
     kd.rewind(run, "1:before")
     return run
 
 
-def _forked(kd: kedge.Client, run: str) -> str:
+def _forked(kd: killick.Client, run: str) -> str:
     return kd.fork(run, "1:before", effects="live").id
 
 
-def _another(kd: kedge.Client, run: str) -> str:
+def _another(kd: killick.Client, run: str) -> str:
     return kd.start(spender, "T1").id
 
 
@@ -397,7 +397,7 @@ class TestConsumeOnce:
     ) -> None:
         FAR.requests.clear()
         PAYEE.update(to="ann", how="pays")
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         with opened(MemoryStore(clock=clock, ids=SeededIds(SEED)), clock) as kd:
             kd.run(spender, "T1", id=RUN)
             run, ours = RUN, True
@@ -412,7 +412,7 @@ class TestConsumeOnce:
                     assert kd.advance(run).result == "spend ann: 3"
 
     @pytest.mark.parametrize("tool", [redeem, redeem_at_the_second_try])
-    def test_killed_at_any_point_it_is_used_once(self, tool: kedge.Tool[Any, Any]) -> None:
+    def test_killed_at_any_point_it_is_used_once(self, tool: killick.Tool[Any, Any]) -> None:
         told = Scenario(agent=voucher, input=tool.name, outside=answering())
         expected = simulate(told, seed=SEED)
         assert expected.world.effects.total() == 1
@@ -420,21 +420,21 @@ class TestConsumeOnce:
             assert not (wrong := differences(expected, story)), f"{story}: {wrong}"
 
     def test_it_is_given_back_when_nothing_happened(self) -> None:
-        with kedge.open("memory:") as kd:
+        with killick.open("memory:") as kd:
             PAYEE["how"] = "refuses"
-            with pytest.raises(kedge.RunFailed, match="closed"):
+            with pytest.raises(killick.RunFailed, match="closed"):
                 kd.run(spender, "T1", id="first")
             PAYEE.update(to="bob", how="pays")
             assert kd.run(spender, "T1", id="second") == "spend bob: 3"
 
     @pytest.mark.parametrize(("verb", "free"), [("not", True), ("happened", False)])
     def test_in_doubt_it_stays_used_until_somebody_knows(self, verb: Any, free: bool) -> None:
-        with kedge.open("memory:") as kd:
+        with killick.open("memory:") as kd:
             PAYEE["how"] = "fails"
-            with pytest.raises(kedge.RunWaiting):
+            with pytest.raises(killick.RunWaiting):
                 kd.run(spender, "T1", id="first")
             PAYEE.update(to="bob", how="pays")
-            with pytest.raises(kedge.RunFailed, match="token was claimed by first"):
+            with pytest.raises(killick.RunFailed, match="token was claimed by first"):
                 kd.run(spender, "T1", id="second")
             PAYEE["how"] = "refuses"  # whatever the first one now tries does nothing
             kd.answer("first", verb, value="receipt")
@@ -443,19 +443,19 @@ class TestConsumeOnce:
             if free:
                 assert kd.run(spender, "T1", id="third") == "spend bob: 3"
             else:
-                with pytest.raises(kedge.RunFailed, match="token was claimed by first"):
+                with pytest.raises(killick.RunFailed, match="token was claimed by first"):
                     kd.run(spender, "T1", id="third")
 
 
-@kedge.agent(name="voucher")
-async def voucher(run: kedge.Run, name: str) -> list[Any]:
+@killick.agent(name="voucher")
+async def voucher(run: killick.Run, name: str) -> list[Any]:
     """Uses a right, and tries to use it once more."""
     tool = {tool.name: tool for tool in (redeem, redeem_at_the_second_try)}[name]
     used = [await run.call(tool, "x", "T1")]
     tick()
     try:
         used.append(await run.call(tool, "y", "T1"))
-    except kedge.StepFailed as failed:
+    except killick.StepFailed as failed:
         used.append(failed.failure.type)
     return used
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import DeclarationRefused
-from kedge.history.timeline import timeline
-from kedge.history.why import why
-from kedge.model import events as e
-from kedge.runtime.registry import TOOLS
+import killick
+from killick.errors import DeclarationRefused
+from killick.history.timeline import timeline
+from killick.history.why import why
+from killick.model import events as e
+from killick.runtime.registry import TOOLS
 
-QUICK = kedge.Retry(attempts=4, first=0)
+QUICK = killick.Retry(attempts=4, first=0)
 REPEATABLE = ("reads", "idempotent", "transaction", "workspace")
 
 
@@ -29,8 +29,8 @@ class ApiError(Exception):
         self.status_code = status
 
 
-@kedge.agent(name="calls_that")
-async def calls_that(run: kedge.Run, name: str) -> Any:
+@killick.agent(name="calls_that")
+async def calls_that(run: killick.Run, name: str) -> Any:
     return await run.call(TOOLS[name])
 
 
@@ -40,15 +40,15 @@ def act_of(error: BaseException, **options: Any) -> list[int]:
 
     if options.get("effect") == "transaction":
 
-        @kedge.tool(name="act", **options)
-        def act_tx(step: kedge.ToolStep = kedge.STEP, tx: kedge.Tx = kedge.TX) -> None:
+        @killick.tool(name="act", **options)
+        def act_tx(step: killick.ToolStep = killick.STEP, tx: killick.Tx = killick.TX) -> None:
             made.append(step.attempt)
             raise error
 
     else:
 
-        @kedge.tool(name="act", **options)
-        async def act(step: kedge.ToolStep = kedge.STEP) -> None:
+        @killick.tool(name="act", **options)
+        async def act(step: killick.ToolStep = killick.STEP) -> None:
             made.append(step.attempt)
             raise error
 
@@ -61,13 +61,13 @@ def ends(world: Any) -> list[e.AttemptEnded]:
 
 
 def fails(world: Any, agent: Any = calls_that) -> None:
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         world.kd.run(agent, "act", id="r")
 
 
 def in_folder(folder: Path) -> Any:
-    @kedge.agent(name="calls_in_folder", workspace=folder)
-    async def agent(run: kedge.Run, name: str) -> Any:
+    @killick.agent(name="calls_in_folder", workspace=folder)
+    async def agent(run: killick.Run, name: str) -> Any:
         return await run.call(TOOLS[name])
 
     return agent
@@ -101,28 +101,28 @@ def test_r11_a_programming_error_is_not_repeated_and_the_record_says_so(world: A
 
 
 def test_r11_a_programming_error_that_is_named_is_repeated(world: Any) -> None:
-    made = act_of(AttributeError("?"), effect="reads", retry=kedge.Retry(attempts=3, first=0, on=AttributeError))
+    made = act_of(AttributeError("?"), effect="reads", retry=killick.Retry(attempts=3, first=0, on=AttributeError))
     fails(world)
     assert made == [1, 2, 3]
 
 
 @pytest.mark.parametrize("effect", ["reads", "idempotent"])
 def test_r11_on_narrows_what_is_repeated(world: Any, effect: Any) -> None:
-    made = act_of(ValueError("?"), effect=effect, retry=kedge.Retry(attempts=4, first=0, on=ConnectionError))
+    made = act_of(ValueError("?"), effect=effect, retry=killick.Retry(attempts=4, first=0, on=ConnectionError))
     fails(world)
     assert made == [1]
     assert [end.not_retried for end in ends(world)] == ["not_named_in_on"]
 
 
 def test_r11_never_excludes_an_error_and_what_derives_from_it(world: Any) -> None:
-    made = act_of(KeyError("?"), effect="reads", retry=kedge.Retry(attempts=4, first=0, never=LookupError))
+    made = act_of(KeyError("?"), effect="reads", retry=killick.Retry(attempts=4, first=0, never=LookupError))
     fails(world)
     assert made == [1]
     assert [end.not_retried for end in ends(world)] == ["named_in_never"]
 
 
 def test_r11_retry_never_makes_a_refusal_of_what_is_unknown(world: Any) -> None:
-    act_of(ConnectionError("?"), effect="idempotent", retry=kedge.Retry(attempts=2, first=0, on=ConnectionError))
+    act_of(ConnectionError("?"), effect="idempotent", retry=killick.Retry(attempts=2, first=0, on=ConnectionError))
     fails(world)
     assert [end.outcome for end in ends(world)] == ["unknown", "unknown"]
 
@@ -137,20 +137,20 @@ def test_without_a_retry_only_errors_that_pass_by_themselves_are_repeated(world:
 @pytest.mark.slow
 def test_an_error_of_another_process_is_classified_as_one_of_this(tmp_path: Path) -> None:
     (tmp_path / "apart.py").write_text(
-        "import kedge\n"
-        "@kedge.tool(effect='reads', isolate='process', retry=kedge.Retry(attempts=2, first=0))\n"
+        "import killick\n"
+        "@killick.tool(effect='reads', isolate='process', retry=killick.Retry(attempts=2, first=0))\n"
         "def breaks(how: str) -> None:\n"
         "    raise {'value': ValueError, 'type': TypeError}[how]('?')\n"
-        "@kedge.agent\n"
+        "@killick.agent\n"
         "def agent(run, how: str) -> None:\n"
         "    run.call(breaks, how)\n"
     )
     program = (
-        "import kedge, apart\n"
-        "kd = kedge.open('memory:')\n"
+        "import killick, apart\n"
+        "kd = killick.open('memory:')\n"
         "for how in ('value', 'type'):\n"
         "    try: kd.run(apart.agent, how, id=how)\n"
-        "    except kedge.RunFailed: pass\n"
+        "    except killick.RunFailed: pass\n"
         "    events = [each.event for each in kd.events(how)]\n"
         "    print([each.not_retried for each in events if hasattr(each, 'not_retried')])\n"
         "kd.close()\n"
@@ -167,13 +167,13 @@ def test_an_error_of_another_process_is_classified_as_one_of_this(tmp_path: Path
 def test_r11_an_invite_that_was_sent_and_then_answered_with_a_502_is_never_sent_again_by_itself(world: Any) -> None:
     sent: list[str] = []
 
-    @kedge.tool(name="act", retry=kedge.Retry(attempts=3, first=0))
+    @killick.tool(name="act", retry=killick.Retry(attempts=3, first=0))
     async def invite() -> None:
         sent.append("invite")
         raise ApiError(502)
 
     for _ in range(2):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             world.kd.run(calls_that, "act", id="r")
         world.process()
     assert sent == ["invite"]
@@ -184,10 +184,10 @@ def test_r11_an_invite_that_was_sent_and_then_answered_with_a_502_is_never_sent_
 def test_r11_an_error_named_in_on_is_refused_for_at_most_once_with_the_two_ways_out(effect: Any) -> None:
     ways = r"nothing_happened=\(ApiError,\).*effect='idempotent'"
     with pytest.raises(DeclarationRefused, match=ways):
-        act_of(ApiError(502), retry=kedge.Retry(attempts=3, on=ApiError), **effect)
+        act_of(ApiError(502), retry=killick.Retry(attempts=3, on=ApiError), **effect)
     act_of(ApiError(502), **effect)
     with pytest.raises(DeclarationRefused, match=ways):
-        TOOLS["act"].options(retry=kedge.Retry(attempts=3, on=ApiError))  # type: ignore[attr-defined]
+        TOOLS["act"].options(retry=killick.Retry(attempts=3, on=ApiError))  # type: ignore[attr-defined]
 
 
 def test_r11_what_the_author_says_proves_that_nothing_happened_is_repeated(world: Any) -> None:
@@ -199,7 +199,7 @@ def test_r11_what_the_author_says_proves_that_nothing_happened_is_repeated(world
 
 def test_r11_a_status_429_of_a_tool_that_may_have_acted_is_in_doubt(world: Any) -> None:
     made = act_of(ApiError(429), retry=QUICK)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         world.kd.run(calls_that, "act", id="r")
     assert made == [1]
     assert [end.outcome for end in ends(world)] == ["unknown"]
@@ -208,7 +208,7 @@ def test_r11_a_status_429_of_a_tool_that_may_have_acted_is_in_doubt(world: Any) 
 def test_r11_a_status_429_that_proves_that_nothing_happened_is_sat_out(world: Any) -> None:
     made: list[int] = []
 
-    @kedge.tool(name="act", nothing_happened=ApiError)
+    @killick.tool(name="act", nothing_happened=ApiError)
     async def act() -> str:
         made.append(1)
         if len(made) < 3:
@@ -223,16 +223,16 @@ def test_r11_a_status_429_that_proves_that_nothing_happened_is_sat_out(world: An
 def test_r11_an_effect_that_depends_on_the_arguments_is_decided_call_by_call(world: Any, kind: str, made: int) -> None:
     tries: list[str] = []
 
-    @kedge.tool(effect=lambda kind: kind, retry=kedge.Retry(attempts=3, first=0, on=ValueError))
+    @killick.tool(effect=lambda kind: kind, retry=killick.Retry(attempts=3, first=0, on=ValueError))
     async def depends(kind: str) -> None:
         tries.append(kind)
         raise ValueError("?")
 
-    @kedge.agent
-    async def agent(run: kedge.Run, kind: str) -> None:
+    @killick.agent
+    async def agent(run: killick.Run, kind: str) -> None:
         await run.call(depends, kind)
 
-    with pytest.raises((kedge.RunFailed, kedge.RunWaiting)):
+    with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(agent, kind, id="r")
     assert len(tries) == made
 
@@ -244,7 +244,7 @@ def test_a_number_is_taken_as_attempts(world: Any) -> None:
     made = act_of(RuntimeError("?"), effect="reads", retry=2)
     fails(world)
     assert made == [1, 2]
-    assert TOOLS["act"].options(retry=7).policy.retry == kedge.Retry(attempts=7)  # type: ignore[attr-defined]
+    assert TOOLS["act"].options(retry=7).policy.retry == killick.Retry(attempts=7)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("retry", [0, -1, True, "4", 2.5, (4,)])
@@ -255,7 +255,7 @@ def test_a_retry_that_is_none_is_refused_where_it_is_declared(retry: Any) -> Non
     with pytest.raises(DeclarationRefused, match=r"retry|attempts"):
         TOOLS["act"].options(retry=retry)  # type: ignore[attr-defined]
     with pytest.raises(DeclarationRefused, match=r"retry|attempts"):
-        kedge.on("run.completed", name="odd", retry=retry)(lambda event: None)
+        killick.on("run.completed", name="odd", retry=retry)(lambda event: None)
 
 
 @pytest.mark.parametrize("kinds", ["ApiError", (ValueError, "x"), 3])
@@ -263,7 +263,7 @@ def test_what_is_no_exception_proves_nothing(kinds: Any) -> None:
     with pytest.raises(DeclarationRefused, match="nothing_happened"):
         act_of(RuntimeError("?"), nothing_happened=kinds)
     with pytest.raises(DeclarationRefused, match="never"):
-        kedge.Retry(never=kinds)
+        killick.Retry(never=kinds)
 
 
 # what people read ----------------------------------------------------------------------------------
@@ -274,14 +274,14 @@ def test_what_is_no_exception_proves_nothing(kinds: Any) -> None:
     [
         (TypeError("?"), {"effect": "reads", "retry": QUICK}, "programming error"),
         (ValueError("?"), {"effect": "reads"}, "retry="),
-        (ValueError("?"), {"effect": "reads", "retry": kedge.Retry(on=OSError)}, r"Retry\(on="),
-        (ValueError("?"), {"effect": "reads", "retry": kedge.Retry(never=ValueError)}, r"Retry\(never="),
+        (ValueError("?"), {"effect": "reads", "retry": killick.Retry(on=OSError)}, r"Retry\(on="),
+        (ValueError("?"), {"effect": "reads", "retry": killick.Retry(never=ValueError)}, r"Retry\(never="),
         (ApiError(502), {"retry": QUICK}, "nothing_happened="),
     ],
 )
 def test_why_says_why_a_step_was_not_tried_again(world: Any, error: Exception, options: Any, words: str) -> None:
     act_of(error, **options)
-    with pytest.raises((kedge.RunFailed, kedge.RunWaiting)):
+    with pytest.raises((killick.RunFailed, killick.RunWaiting)):
         world.kd.run(calls_that, "act", id="r")
     told = " ".join(why(timeline(world.kd.log, "r"), "1"))
     assert re.search(rf"not tried again by itself: .*{words}", told), told

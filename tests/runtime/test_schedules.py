@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.runtime.schedules import (
+from killick.runtime.schedules import (
     ALL_MAX,
     COUNT_MAX,
     LATE_US,

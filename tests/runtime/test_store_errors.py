@@ -11,37 +11,37 @@ from typing import Any, Literal
 
 import pytest
 
-import kedge
-from kedge.errors import KedgeError, StoreFull
-from kedge.runtime.worker import Worker
-from kedge.store import MemoryStore, SqliteStore, Store
-from kedge.testing.faults import faulty
+import killick
+from killick.errors import KillickError, StoreFull
+from killick.runtime.worker import Worker
+from killick.store import MemoryStore, SqliteStore, Store
+from killick.testing.faults import faulty
 
 pytestmark = pytest.mark.timeout(600)
 
 BACKSTOP_SECONDS = 60.0
 
 
-@kedge.tool(name="errors_pay", effect="idempotent")
+@killick.tool(name="errors_pay", effect="idempotent")
 async def pay(who: str) -> str:
     return f"paid {who}"
 
 
-@kedge.agent(name="errors_child")
-async def child(run: kedge.Run, who: str) -> str:
+@killick.agent(name="errors_child")
+async def child(run: killick.Run, who: str) -> str:
     return await run.call(pay, who)
 
 
-@kedge.agent(name="errors_parent")
-async def parent(run: kedge.Run) -> list[str]:
+@killick.agent(name="errors_parent")
+async def parent(run: killick.Run) -> list[str]:
     first = await run.spawn(child, "ann")
     second = await run.spawn(child, "bob")
     paid = await run.gather(first.result(), run.call(pay, "cid"), second.result())
     return [*paid]
 
 
-@kedge.agent(name="errors_blocking")
-def blocking(run: kedge.SyncRun) -> list[str]:
+@killick.agent(name="errors_blocking")
+def blocking(run: killick.SyncRun) -> list[str]:
     first = run.spawn(child, "ann")
     return [run.result(first), run.call(pay, "cid")]
 
@@ -59,7 +59,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     def to_its_end() -> None:
         try:
             found.append(work())
-        except KedgeError as error:
+        except KillickError as error:
             found.append(error)
 
     thread = threading.Thread(target=to_its_end, daemon=True)
@@ -69,11 +69,11 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def goes_on(kd: kedge.Client, agent: Any) -> Any:
+def goes_on(kd: killick.Client, agent: Any) -> Any:
     """Run it with the same client until the store does its part again."""
     for _ in range(40):
         result = within(BACKSTOP_SECONDS, lambda: kd.run(agent, id="r"))
-        if not isinstance(result, KedgeError):
+        if not isinstance(result, KillickError):
             return result
     raise AssertionError(f"it never went on: {result}")
 
@@ -81,7 +81,7 @@ def goes_on(kd: kedge.Client, agent: Any) -> Any:
 def tried(agent: Any, inner: Store, **fault: Any) -> int:
     """Run an agent to its end over a store that fails; how many operations that took."""
     store = faulty(inner, **fault)
-    kd, plain = kedge.Client(store), kedge.Client(inner)
+    kd, plain = killick.Client(store), killick.Client(inner)
     try:
         assert goes_on(kd, agent) == WANTED[agent], store.failed
         count = store.operations
@@ -101,7 +101,7 @@ def until_free(store: Store, run: str) -> bool:
 
 def swept(agent: Any, make: Callable[[], Store], *, when: Literal["before", "after"], times: int, every: int) -> None:
     for number in range(1, tried(agent, make()) + 1, every):
-        tried(agent, make(), fail_at=number, times=times, when=when, error=StoreFull("kedge.db"))
+        tried(agent, make(), fail_at=number, times=times, when=when, error=StoreFull("killick.db"))
 
 
 @pytest.mark.parametrize("agent", [parent, blocking], ids=["async", "blocking"])
@@ -127,8 +127,8 @@ def test_a_disk_that_is_full_for_a_while_hangs_nothing_at_any_operation(
 
 
 def test_a_parent_raises_what_its_child_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    kd = kedge.Client(MemoryStore())
-    lease, full = kd.store.lease, StoreFull("kedge.db")
+    kd = killick.Client(MemoryStore())
+    lease, full = kd.store.lease, StoreFull("killick.db")
 
     def failing(run: str, *args: Any, **options: Any) -> Any:
         if run != "r":
@@ -145,13 +145,13 @@ def test_a_parent_raises_what_its_child_met(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     """Also for another process, which waits for it."""
     store = MemoryStore()
-    kd, other = kedge.Client(faulty(store)), kedge.Client(store)
+    kd, other = killick.Client(faulty(store)), killick.Client(store)
     release, failing = kd.store.release, threading.Event()
     failing.set()
 
     def released(*args: Any, **options: Any) -> None:
         if failing.is_set():
-            raise StoreFull("kedge.db")
+            raise StoreFull("killick.db")
         release(*args, **options)
 
     kd.engine.leases._store = _With(store, released)  # type: ignore[assignment]
@@ -159,7 +159,7 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     assert kd.advance("r").result == "paid ann"
     kd.start(waiting, id="w")
     kd.advance("w")
-    with pytest.raises(kedge.errors.RunBusy):
+    with pytest.raises(killick.errors.RunBusy):
         other.advance("w")
     failing.clear()
     kd.engine.leases.look()
@@ -168,8 +168,8 @@ def test_a_run_that_could_not_be_let_go_is_let_go_when_the_store_can() -> None:
     other.close()
 
 
-@kedge.agent(name="errors_waiting")
-async def waiting(run: kedge.Run) -> Any:
+@killick.agent(name="errors_waiting")
+async def waiting(run: killick.Run) -> Any:
     return await run.wait("something")
 
 
@@ -183,8 +183,8 @@ class _With:
         return getattr(self._store, name)
 
 
-@kedge.agent(name="errors_started")
-async def started(run: kedge.Run) -> list[str]:
+@killick.agent(name="errors_started")
+async def started(run: killick.Run) -> list[str]:
     one = await run.spawn(child, "ann")
     return [await one.result(), await run.call(pay, "dan")]
 
@@ -193,7 +193,7 @@ def served(**fault: Any) -> int:
     """A worker, whose store fails somewhere, brings every run to its end; how many operations that took."""
     inner = MemoryStore()
     store = faulty(inner, **fault)
-    kd, plain = kedge.Client(store), kedge.Client(inner)
+    kd, plain = killick.Client(store), killick.Client(inner)
 
     async def serve() -> None:
         serving = Worker(kd, lease_seconds=1, poll_seconds=0.05, agents=["errors_started", "errors_child"])
@@ -220,4 +220,4 @@ def test_a_worker_whose_store_fails_at_any_operation_brings_every_run_to_its_end
     when: Literal["before", "after"], times: int
 ) -> None:
     for number in range(1, min(served(), 120) + 1, 3):
-        served(fail_at=number, times=times, when=when, error=StoreFull("kedge.db"))
+        served(fail_at=number, times=times, when=when, error=StoreFull("killick.db"))

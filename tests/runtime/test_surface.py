@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 
 TYPED = Path(__file__).parent.parent / "typed"
 SURFACE = TYPED / "section13.py"
@@ -23,16 +23,16 @@ SURFACE = TYPED / "section13.py"
 REFUSED = """
 from __future__ import annotations
 
-import kedge
+import killick
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def count(text: str) -> int:
     return len(text)
 
 
-@kedge.agent
-async def counts(run: kedge.Run, text: str) -> int:
+@killick.agent
+async def counts(run: killick.Run, text: str) -> int:
     await run.call(count, 17)  # refused
     await run.call(count)  # refused
     await run.call(count, "a", colour="red")  # refused
@@ -42,7 +42,7 @@ async def counts(run: kedge.Run, text: str) -> int:
 
 
 def main() -> None:
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.run(counts, 17)  # refused
         verdict: str = kd.run(counts, "a")  # refused
         kd.answer("r", "perhaps")  # refused
@@ -50,7 +50,7 @@ def main() -> None:
         print(verdict)  # noqa: T201
 
 
-kedge.tool(effect="perhaps")  # refused
+killick.tool(effect="perhaps")  # refused
 """
 """What a checker must refuse: the marked lines, and nothing else."""
 
@@ -109,19 +109,19 @@ RUN = """
 CLIENT = "run start info state events list inbox answer send say pause resume cancel set verify"
 
 
-@pytest.mark.parametrize("kind", [kedge.Run, kedge.SyncRun])
+@pytest.mark.parametrize("kind", [killick.Run, killick.SyncRun])
 def test_a_run_has_what_section_13_names(kind: type[Any]) -> None:
     assert [name for name in RUN.split() if not hasattr(kind, name)] == []
 
 
 def test_a_client_has_what_section_13_names_and_each_has_an_awaitable_form() -> None:
-    assert [name for name in CLIENT.split() if not hasattr(kedge.Client, name)] == []
-    with kedge.open("memory:") as kd:
+    assert [name for name in CLIENT.split() if not hasattr(killick.Client, name)] == []
+    with killick.open("memory:") as kd:
         assert [name for name in CLIENT.split() if not callable(getattr(getattr(kd, name), "soon", None))] == []
 
 
 def test_what_is_public_says_what_it_is_for() -> None:
-    offered = [kedge.Run, kedge.SyncRun, kedge.Client, kedge.Handle]
+    offered = [killick.Run, killick.SyncRun, killick.Client, killick.Handle]
     silent = [
         f"{kind.__name__}.{name}"
         for kind in offered

@@ -18,10 +18,10 @@ import pydantic
 import pytest
 from pydantic import Field
 
-from kedge.errors import DeclarationRefused, KedgeError, ValueRefused
-from kedge.model.codec import Secret
-from kedge.runtime.registry import KEY, AnyTool, Key, tool
-from kedge.runtime.toolset import Toolset, bind, described, dispatch, dispatch_sync
+from killick.errors import DeclarationRefused, KillickError, ValueRefused
+from killick.model.codec import Secret
+from killick.runtime.registry import KEY, AnyTool, Key, tool
+from killick.runtime.toolset import Toolset, bind, described, dispatch, dispatch_sync
 from playing import (
     JSON,
     ListedRun,
@@ -132,7 +132,7 @@ def test_a_toolset_keeps_its_tools_in_order_and_finds_them_by_name() -> None:
 def test_what_no_provider_takes_is_refused_when_the_toolset_is_made() -> None:
     with pytest.raises(DeclarationRefused, match="weather: is in the toolset twice"):
         Toolset(weather, order, weather)
-    with pytest.raises(DeclarationRefused, match="declare it with @kedge"):
+    with pytest.raises(DeclarationRefused, match="declare it with @killick"):
         Toolset(len)  # type: ignore[arg-type]
     with pytest.raises(DeclarationRefused, match=r"crm\.find: .*64 letters"):
         Toolset(made("crm.find", lambda: None))
@@ -527,5 +527,5 @@ def test_the_blocking_form_refuses_a_run_that_is_awaited() -> None:
         async def decided(self, *_: Any, **__: Any) -> None:
             await asyncio.sleep(0)
 
-    with pytest.raises(KedgeError, match="for a SyncRun"):
+    with pytest.raises(KillickError, match="for a SyncRun"):
         dispatch_sync(Waiting(), TOOLS, chat(None, ("c1", "add", "{}")))

@@ -33,7 +33,7 @@ def killed(url: str, *, points: int, moments: int, seed: int) -> dict[str, Any]:
 @pytest.mark.parametrize("points", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path, points: int) -> None:
     seed = draw_seed()
-    found = killed(str(tmp_path / "kedge.db"), points=points, moments=max(points // 10, 6), seed=seed)
+    found = killed(str(tmp_path / "killick.db"), points=points, moments=max(points // 10, 6), seed=seed)
     assert found["points"] >= points - 10, (seed, found)
     assert found["moments"] > 0, (seed, found)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.check.checker import check
-from kedge.errors import (
+import killick
+from killick.check.checker import check
+from killick.errors import (
     DeclarationRefused,
     EpochStale,
     FakeRefused,
@@ -23,16 +23,16 @@ from kedge.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from kedge.model import events as e
-from kedge.store import MemoryStore, SqliteStore
+from killick.model import events as e
+from killick.store import MemoryStore, SqliteStore
 
-SLOWLY = kedge.Retry(attempts=3, first=0.001, max=0.001)
+SLOWLY = killick.Retry(attempts=3, first=0.001, max=0.001)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store's file with a table of an application in it."""
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE paid (who TEXT NOT NULL, amount INTEGER NOT NULL, step TEXT)")
@@ -42,8 +42,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kd(path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(str(path)) as kd:
+def kd(path: Path) -> Iterator[killick.Client]:
+    with killick.open(str(path)) as kd:
         yield kd
 
 
@@ -55,27 +55,27 @@ def rows(path: Path, sql: str = "SELECT who, amount FROM paid ORDER BY rowid") -
         connection.close()
 
 
-def outcomes(kd: kedge.Client, run: str) -> list[tuple[str, str]]:
+def outcomes(kd: killick.Client, run: str) -> list[tuple[str, str]]:
     """How the attempts ended, by step, in the order of the record."""
     ended = [recorded.event for recorded in kd.events(run) if isinstance(recorded.event, e.AttemptEnded)]
     return [(event.step, event.outcome) for event in ended]
 
 
-@kedge.tool(effect="transaction", retry=SLOWLY)
-def pay(who: str, amount: int, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(effect="transaction", retry=SLOWLY)
+def pay(who: str, amount: int, tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
     tx.execute("INSERT INTO paid VALUES (?, ?, ?)", (who, amount, step.id))
     return amount
 
 
-@kedge.agent
-async def payer(run: kedge.Run, who: str) -> int:
+@killick.agent
+async def payer(run: killick.Run, who: str) -> int:
     return await run.call(pay, who, 1) + await run.call(pay, who, 2)
 
 
 # together -----------------------------------------------------------------------------------------
 
 
-def test_rows_and_outcomes_are_there_and_replay_gives_the_recorded_ones(kd: kedge.Client, path: Path) -> None:
+def test_rows_and_outcomes_are_there_and_replay_gives_the_recorded_ones(kd: killick.Client, path: Path) -> None:
     assert kd.run(payer, "ann", id="a") == 3
     assert rows(path) == [("ann", 1), ("ann", 2)]
     assert outcomes(kd, "a") == [("1", "returned"), ("2", "returned")]
@@ -86,23 +86,23 @@ def test_rows_and_outcomes_are_there_and_replay_gives_the_recorded_ones(kd: kedg
     assert [(effect.effect, effect.status) for effect in effects] == [("transaction", "happened")] * 2
 
 
-def test_many_rows_are_written_at_once_and_read_in_the_same_transaction(kd: kedge.Client, path: Path) -> None:
-    @kedge.tool(effect="transaction")
-    def all_of(names: list[str], tx: kedge.Tx = kedge.TX) -> int:
+def test_many_rows_are_written_at_once_and_read_in_the_same_transaction(kd: killick.Client, path: Path) -> None:
+    @killick.tool(effect="transaction")
+    def all_of(names: list[str], tx: killick.Tx = killick.TX) -> int:
         tx.executemany("INSERT INTO people VALUES (?)", [(name,) for name in names])
         return int(tx.connection.execute("SELECT count(*) FROM people").fetchone()[0])
 
-    @kedge.agent
-    async def enlister(run: kedge.Run) -> int:
+    @killick.agent
+    async def enlister(run: killick.Run) -> int:
         return await run.call(all_of, ["ann", "bob"])
 
     assert kd.run(enlister) == 2
     assert rows(path, "SELECT name FROM people") == [("ann",), ("bob",)]
 
 
-def test_a_blocking_agent_has_transactions_too(kd: kedge.Client, path: Path) -> None:
-    @kedge.agent
-    def blocking(run: kedge.SyncRun, who: str) -> list[int]:
+def test_a_blocking_agent_has_transactions_too(kd: killick.Client, path: Path) -> None:
+    @killick.agent
+    def blocking(run: killick.SyncRun, who: str) -> list[int]:
         first = run.call(pay, who, 1)
         return [first, *run.gather(lambda: run.call(pay, who, 2), lambda: run.call(pay, who, 3))]
 
@@ -113,47 +113,49 @@ def test_a_blocking_agent_has_transactions_too(kd: kedge.Client, path: Path) -> 
 
 def test_outside_of_an_agent_it_is_the_plain_function_with_any_connection(path: Path) -> None:
     connection = sqlite3.connect(path)
-    assert pay("ann", 5, kedge.Tx(connection)) == 5
+    assert pay("ann", 5, killick.Tx(connection)) == 5
     connection.rollback()
     connection.close()
-    with pytest.raises(kedge.NotDone, match="only while a tool that declares one runs"):
+    with pytest.raises(killick.NotDone, match="only while a tool that declares one runs"):
         pay("ann", 5)
 
 
 # nothing happened ---------------------------------------------------------------------------------
 
 
-def test_whatever_it_raises_takes_its_rows_back_and_the_step_fails(kd: kedge.Client, path: Path) -> None:
-    @kedge.tool(effect="transaction")
-    def fails(tx: kedge.Tx = kedge.TX) -> None:
+def test_whatever_it_raises_takes_its_rows_back_and_the_step_fails(kd: killick.Client, path: Path) -> None:
+    @killick.tool(effect="transaction")
+    def fails(tx: killick.Tx = killick.TX) -> None:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         raise ZeroDivisionError
 
-    @kedge.agent
-    async def failing(run: kedge.Run) -> None:
+    @killick.agent
+    async def failing(run: killick.Run) -> None:
         await run.call(fails)
 
-    with pytest.raises(kedge.RunFailed, match="ZeroDivisionError"):
+    with pytest.raises(killick.RunFailed, match="ZeroDivisionError"):
         kd.run(failing, id="a")
     assert rows(path) == []
     assert outcomes(kd, "a") == [("1", "refused")]
     assert [effect.status for effect in kd.log.ledger("a").effects] == ["did_not_happen"]
 
 
-@pytest.mark.parametrize("error", [TimeoutError("slow"), kedge.NotDone("not now"), ConnectionError("gone")])
-def test_what_may_go_well_later_is_tried_again_and_counts_once(kd: kedge.Client, path: Path, error: Exception) -> None:
+@pytest.mark.parametrize("error", [TimeoutError("slow"), killick.NotDone("not now"), ConnectionError("gone")])
+def test_what_may_go_well_later_is_tried_again_and_counts_once(
+    kd: killick.Client, path: Path, error: Exception
+) -> None:
     tried: list[int] = []
 
-    @kedge.tool(effect="transaction", retry=SLOWLY)
-    def flaky(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+    @killick.tool(effect="transaction", retry=SLOWLY)
+    def flaky(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', ?, '')", (step.attempt,))
         tried.append(step.attempt)
         if step.attempt < 3:
             raise error
         return step.attempt
 
-    @kedge.agent
-    async def patient(run: kedge.Run) -> int:
+    @killick.agent
+    async def patient(run: killick.Run) -> int:
         return await run.call(flaky)
 
     assert kd.run(patient, id="a") == 3
@@ -162,42 +164,42 @@ def test_what_may_go_well_later_is_tried_again_and_counts_once(kd: kedge.Client,
 
 
 @pytest.mark.parametrize("value", [object(), "twelve"])
-def test_a_result_that_cannot_be_kept_takes_the_rows_back(kd: kedge.Client, path: Path, value: Any) -> None:
-    @kedge.tool(effect="transaction")
-    def odd(tx: kedge.Tx = kedge.TX) -> int:
+def test_a_result_that_cannot_be_kept_takes_the_rows_back(kd: killick.Client, path: Path, value: Any) -> None:
+    @killick.tool(effect="transaction")
+    def odd(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         odd_one: int = value
         return odd_one
 
-    @kedge.agent
-    async def oddly(run: kedge.Run) -> int:
+    @killick.agent
+    async def oddly(run: killick.Run) -> int:
         return await run.call(odd)
 
-    with pytest.raises(kedge.RunFailed, match="odd"):
+    with pytest.raises(killick.RunFailed, match="odd"):
         kd.run(oddly, id="a")
     assert (rows(path), outcomes(kd, "a")) == ([], [("1", "refused")])
 
 
 def test_a_constraint_that_is_checked_at_the_commit_fails_the_step_and_not_the_run_of_the_store(
-    kd: kedge.Client, path: Path
+    kd: killick.Client, path: Path
 ) -> None:
-    @kedge.tool(effect="transaction")
-    def check_in(who: str, tx: kedge.Tx = kedge.TX) -> str:
+    @killick.tool(effect="transaction")
+    def check_in(who: str, tx: killick.Tx = killick.TX) -> str:
         tx.execute("PRAGMA defer_foreign_keys = ON")
         tx.execute("INSERT INTO checked VALUES (?)", (who,))
         return who
 
-    @kedge.agent
-    async def checker(run: kedge.Run) -> str:
+    @killick.agent
+    async def checker(run: killick.Run) -> str:
         try:
             return await run.call(check_in, "nobody")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             return str(failed.failure)
 
-    kedge_of = SqliteStore.transaction
+    killick_of = SqliteStore.transaction
 
     def strict(store: SqliteStore) -> Any:
-        return _with_foreign_keys(kedge_of(store))
+        return _with_foreign_keys(killick_of(store))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SqliteStore, "transaction", strict)
@@ -227,23 +229,23 @@ class _with_foreign_keys:  # noqa: N801
         return self.within.__exit__(*told)
 
 
-def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: kedge.Client, path: Path) -> None:
+def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: killick.Client, path: Path) -> None:
     late = threading.Event()
     seen: list[BaseException] = []
 
-    @kedge.tool(effect="transaction", timeout=1, retry=kedge.Retry(attempts=2, first=0.001, max=0.001))
-    def slow(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+    @killick.tool(effect="transaction", timeout=1, retry=killick.Retry(attempts=2, first=0.001, max=0.001))
+    def slow(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', ?, '')", (step.attempt,))
         if step.attempt == 1:
             late.wait(300)
             try:
                 tx.execute("INSERT INTO paid VALUES ('late', 0, '')")
-            except kedge.NotDone as told:
+            except killick.NotDone as told:
                 seen.append(told)
         return step.attempt
 
-    @kedge.agent
-    async def waiting(run: kedge.Run) -> int:
+    @killick.agent
+    async def waiting(run: killick.Run) -> int:
         return await run.call(slow)
 
     threading.Timer(1.3, late.set).start()
@@ -254,35 +256,35 @@ def test_a_tool_whose_time_is_up_commits_nothing_however_late_it_comes_back(kd: 
     assert kd.verify().holds
 
 
-def test_a_long_statement_is_cut_short_when_its_time_is_up(kd: kedge.Client, path: Path) -> None:
+def test_a_long_statement_is_cut_short_when_its_time_is_up(kd: killick.Client, path: Path) -> None:
     endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
-    @kedge.tool(effect="transaction", timeout=0.05, retry=kedge.Retry(attempts=1))
-    def counts(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction", timeout=0.05, retry=killick.Retry(attempts=1))
+    def counts(tx: killick.Tx = killick.TX) -> int:
         return int(tx.execute(endless).fetchone()[0])
 
-    @kedge.agent
-    async def counting(run: kedge.Run) -> int:
+    @killick.agent
+    async def counting(run: killick.Run) -> int:
         return await run.call(counts)
 
-    with pytest.raises(kedge.RunFailed, match="still running"):
+    with pytest.raises(killick.RunFailed, match="still running"):
         kd.run(counting, id="a")
     assert kd.run(payer, "ann", id="b") == 3
 
 
-def test_a_cancelled_step_did_not_happen_or_did_and_is_on_record(kd: kedge.Client, path: Path) -> None:
+def test_a_cancelled_step_did_not_happen_or_did_and_is_on_record(kd: killick.Client, path: Path) -> None:
     give_up: list[Callable[[], object]] = []
     go = threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def slow(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def slow(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         give_up[0]()
         go.wait(300)
         return 1
 
-    @kedge.agent
-    async def hasty(run: kedge.Run) -> str:
+    @killick.agent
+    async def hasty(run: killick.Run) -> str:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
@@ -303,10 +305,10 @@ def test_a_cancelled_step_did_not_happen_or_did_and_is_on_record(kd: kedge.Clien
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "with", "BEGIN", "COMMIT"])
 def test_a_tool_that_would_end_its_transaction_is_stopped_and_nothing_happened(
-    kd: kedge.Client, path: Path, end: str
+    kd: killick.Client, path: Path, end: str
 ) -> None:
-    @kedge.tool(effect="transaction")
-    def meddles(tx: kedge.Tx = kedge.TX) -> None:
+    @killick.tool(effect="transaction")
+    def meddles(tx: killick.Tx = killick.TX) -> None:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         if end == "with":
             with tx.connection:
@@ -316,21 +318,21 @@ def test_a_tool_that_would_end_its_transaction_is_stopped_and_nothing_happened(
         else:
             getattr(tx.connection, end)()
 
-    @kedge.agent
-    async def meddling(run: kedge.Run) -> None:
+    @killick.agent
+    async def meddling(run: killick.Run) -> None:
         await run.call(meddles)
 
-    with pytest.raises(kedge.RunFailed, match="committed when the tool returns"):
+    with pytest.raises(killick.RunFailed, match="committed when the tool returns"):
         kd.run(meddling, id="a")
     assert (rows(path), outcomes(kd, "a")) == ([], [("1", "refused")])
 
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_tool_that_ended_it_all_the_same_is_in_doubt_and_a_person_is_asked(
-    kd: kedge.Client, path: Path, raises: bool
+    kd: killick.Client, path: Path, raises: bool
 ) -> None:
-    @kedge.tool(effect="transaction")
-    def breaks_out(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def breaks_out(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         tx.connection.set_authorizer(None)
         tx.connection.commit()
@@ -338,19 +340,19 @@ def test_a_tool_that_ended_it_all_the_same_is_in_doubt_and_a_person_is_asked(
             raise TimeoutError
         return 1
 
-    @kedge.agent
-    async def breaking(run: kedge.Run) -> int:
+    @killick.agent
+    async def breaking(run: killick.Run) -> int:
         return await run.call(breaks_out)
 
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(breaking, id="a")
     [wait] = waiting.value.waits
     assert wait.waits_for == "settlement"
     assert "ended its transaction itself" in str(wait.prompt)
     assert outcomes(kd, "a") == [("1", "unknown")]
     assert kd.state("a").fold.steps[0].status in ("in_doubt", "waiting")
-    with kedge.open(str(path)) as other:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.open(str(path)) as other:
+        with pytest.raises(killick.RunWaiting):
             other.run(breaking, id="a")
         other.answer("a", "happened", value=1, by="ann")
         assert other.run(breaking, id="a") == 1
@@ -361,22 +363,22 @@ def test_a_tool_that_ended_it_all_the_same_is_in_doubt_and_a_person_is_asked(
 # beside others ------------------------------------------------------------------------------------
 
 
-@kedge.tool
+@killick.tool
 async def mail(who: str) -> str:
     await asyncio.sleep(0.001)
     return who
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 def look(who: str) -> str:
     return who
 
 
-def test_branches_with_and_without_transactions_make_one_record(kd: kedge.Client, path: Path) -> None:
+def test_branches_with_and_without_transactions_make_one_record(kd: killick.Client, path: Path) -> None:
     order: list[str] = []
 
-    @kedge.agent
-    async def busy(run: kedge.Run, names: list[str]) -> list[str]:
+    @killick.agent
+    async def busy(run: killick.Run, names: list[str]) -> list[str]:
         async def one(name: str) -> None:
             await run.call(look, name)
             await run.call(pay, name, 1)
@@ -400,14 +402,14 @@ def test_branches_with_and_without_transactions_make_one_record(kd: kedge.Client
     # Another process plays the record: the branches go on in the same order, and nothing is done again.
     order.clear()
     log = kd.log.open("a", holder="somebody", seconds=30)
-    log.append(kedge.Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
+    log.append(killick.Entry(e.RunRewound(at=kd.clock.now_us(), cut=log.seq - 1, generation=1)))
     kd.store.release("a", epoch=log.epoch)
-    with kedge.open(str(path)) as other:
+    with killick.open(str(path)) as other:
         assert other.run(busy, names, id="a") == first
     assert len(rows(path)) == 16
 
 
-def test_many_runs_at_once_each_have_theirs(kd: kedge.Client, path: Path) -> None:
+def test_many_runs_at_once_each_have_theirs(kd: killick.Client, path: Path) -> None:
     async def all_of_them() -> list[int]:
         return await asyncio.gather(*(kd.run.soon(payer, f"p{number}", id=f"r{number}") for number in range(12)))
 
@@ -417,25 +419,25 @@ def test_many_runs_at_once_each_have_theirs(kd: kedge.Client, path: Path) -> Non
 
 
 def test_what_other_branches_write_meanwhile_waits_for_the_transaction_and_is_kept(
-    kd: kedge.Client, path: Path
+    kd: killick.Client, path: Path
 ) -> None:
     inside, mailed = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def holds(tx: kedge.Tx = kedge.TX) -> str:
+    @killick.tool(effect="transaction")
+    def holds(tx: killick.Tx = killick.TX) -> str:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         inside.set()
         assert mailed.wait(300)
         return "held"
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def sends() -> str:
         while not inside.is_set():
             await asyncio.sleep(0.001)
         return "sent"
 
-    @kedge.agent
-    async def both(run: kedge.Run, fails: bool) -> list[str]:
+    @killick.agent
+    async def both(run: killick.Run, fails: bool) -> list[str]:
         async def other() -> str:
             told = await run.call(sends)
             for number in range(40):
@@ -451,17 +453,17 @@ def test_what_other_branches_write_meanwhile_waits_for_the_transaction_and_is_ke
     assert kd.verify().holds
 
 
-def test_what_was_held_back_is_written_when_the_tool_fails(kd: kedge.Client, path: Path) -> None:
+def test_what_was_held_back_is_written_when_the_tool_fails(kd: killick.Client, path: Path) -> None:
     noted = threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def fails(tx: kedge.Tx = kedge.TX) -> None:
+    @killick.tool(effect="transaction")
+    def fails(tx: killick.Tx = killick.TX) -> None:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         assert noted.wait(300)
         raise ZeroDivisionError
 
-    @kedge.agent
-    async def both(run: kedge.Run) -> str:
+    @killick.agent
+    async def both(run: killick.Run) -> str:
         async def other() -> str:
             await run.note("written meanwhile")
             noted.set()
@@ -470,7 +472,7 @@ def test_what_was_held_back_is_written_when_the_tool_fails(kd: kedge.Client, pat
         async def failing() -> str:
             try:
                 await run.call(fails)
-            except kedge.StepFailed as failed:
+            except killick.StepFailed as failed:
                 return failed.failure.type if failed.failure else ""
             return ""
 
@@ -481,14 +483,14 @@ def test_what_was_held_back_is_written_when_the_tool_fails(kd: kedge.Client, pat
     assert kd.verify().holds
 
 
-def test_a_run_that_waits_in_another_branch_is_found_by_what_it_waits_for(kd: kedge.Client, path: Path) -> None:
+def test_a_run_that_waits_in_another_branch_is_found_by_what_it_waits_for(kd: killick.Client, path: Path) -> None:
     """The step's end makes the run wait: its index says so, in the transaction that ends it."""
 
-    @kedge.agent
-    async def both(run: kedge.Run) -> Any:
+    @killick.agent
+    async def both(run: killick.Run) -> Any:
         return await run.gather(run.ask("Go on?"), run.call(pay, "ann", 1))
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(both, id="a")
     assert kd.info("a").status == "waiting"
     assert kd.verify().holds
@@ -497,7 +499,7 @@ def test_a_run_that_waits_in_another_branch_is_found_by_what_it_waits_for(kd: ke
     assert rows(path) == [("ann", 1)]
 
 
-def test_a_writer_that_keeps_the_file_is_waited_for(kd: kedge.Client, path: Path) -> None:
+def test_a_writer_that_keeps_the_file_is_waited_for(kd: killick.Client, path: Path) -> None:
     blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
     threading.Timer(0.2, lambda: blocker.execute("ROLLBACK")).start()
@@ -508,8 +510,8 @@ def test_a_writer_that_keeps_the_file_is_waited_for(kd: kedge.Client, path: Path
 def test_a_writer_that_keeps_the_file_too_long_fails_no_step(path: Path) -> None:
     blocker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
-    @kedge.agent
-    async def blocked(run: kedge.Run) -> int:
+    @killick.agent
+    async def blocked(run: killick.Run) -> int:
         first = await run.call(pay, "ann", 1)
         return first + await run.call(pay, "ann", 2)
 
@@ -519,11 +521,11 @@ def test_a_writer_that_keeps_the_file_too_long_fails_no_step(path: Path) -> None
                 blocker.execute("BEGIN IMMEDIATE")
             return super().transaction()
 
-    with kedge.Client(Blocking(path, busy_seconds=0.05)) as kd:
+    with killick.Client(Blocking(path, busy_seconds=0.05)) as kd:
         with pytest.raises(StoreBusy):
             kd.run(blocked, id="a")
         blocker.execute("ROLLBACK")
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.run(blocked, id="a") == 3
         assert rows(path) == [("ann", 1), ("ann", 2)]
     blocker.close()
@@ -560,7 +562,7 @@ class _Failing:
 def test_a_commit_whose_answer_is_lost_counts_as_made(path: Path) -> None:
     store = Failing(path)
     store.made = True
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         assert kd.run(payer, "ann", id="a") == 3
         assert rows(path) == [("ann", 1), ("ann", 2)]
         assert kd.verify().holds
@@ -568,11 +570,11 @@ def test_a_commit_whose_answer_is_lost_counts_as_made(path: Path) -> None:
 
 def test_a_commit_that_was_not_made_interrupts_the_run_which_goes_on_later(path: Path) -> None:
     store = Failing(path)
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         with pytest.raises(StoreFull):
             kd.run(payer, "ann", id="a")
         assert rows(path) == []
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.run(payer, "ann", id="a") == 3
         assert rows(path) == [("ann", 1), ("ann", 2)]
         assert [event.event.attempt for event in kd.events("a") if isinstance(event.event, e.AttemptStarted)] == [
@@ -584,18 +586,18 @@ def test_a_commit_that_was_not_made_interrupts_the_run_which_goes_on_later(path:
 
 
 def test_a_holder_whose_lease_was_taken_commits_nothing(path: Path) -> None:
-    @kedge.tool(effect="transaction")
-    def robbed(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def robbed(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
         # Another holder, as it would be found: on SQLite nobody can write while this is open, so it is written here.
         tx.execute("UPDATE heads SET epoch = epoch + 1 WHERE run = 'a'")
         return 1
 
-    @kedge.agent
-    async def victim(run: kedge.Run) -> int:
+    @killick.agent
+    async def victim(run: killick.Run) -> int:
         return await run.call(robbed)
 
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         with pytest.raises((EpochStale, LeaseLost)):
             kd.run(victim, id="a")
         assert rows(path) == []
@@ -605,13 +607,15 @@ def _ended_by_another(path: Path, agent: Any) -> Any:
     """What a run comes to when another process goes on with it, without anybody's help."""
 
     async def whole() -> Any:
-        async with kedge.open(str(path)) as other:
+        async with killick.open(str(path)) as other:
             return await asyncio.wait_for(other.run.soon(agent, id="a"), 300)
 
     return asyncio.run(whole())
 
 
-def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_first(kd: kedge.Client, path: Path) -> None:
+def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_first(
+    kd: killick.Client, path: Path
+) -> None:
     left: list[bool] = []
 
     async def leaves() -> str:
@@ -619,15 +623,15 @@ def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_firs
             left.append(kd.executor().leave("a"))
         return "link"
 
-    link: Any = kedge.Resource(leaves)
+    link: Any = killick.Resource(leaves)
 
-    @kedge.tool(effect="transaction")
-    def enters(who: str, link: str = link.inject(), tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def enters(who: str, link: str = link.inject(), tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
         return 1
 
-    @kedge.agent
-    async def entering(run: kedge.Run) -> int:
+    @killick.agent
+    async def entering(run: killick.Run) -> int:
         return await run.call(enters, "ann") + await run.call(enters, "bob")
 
     async def whole() -> None:
@@ -643,19 +647,19 @@ def test_a_transaction_that_is_about_to_begin_when_its_run_is_to_leave_ends_firs
 
 
 def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_once(
-    kd: kedge.Client, path: Path
+    kd: killick.Client, path: Path
 ) -> None:
     in_tool, told = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def enters(who: str, tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def enters(who: str, tx: killick.Tx = killick.TX) -> int:
         in_tool.set()
         assert told.wait(300)
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
         return 1
 
-    @kedge.agent
-    async def entering(run: kedge.Run) -> list[int]:
+    @killick.agent
+    async def entering(run: killick.Run) -> list[int]:
         return list(await run.gather(*(run.call(enters, who) for who in ("ann", "bob", "cid"))))
 
     async def whole() -> None:
@@ -674,19 +678,19 @@ def test_a_transaction_that_waits_for_its_turn_when_its_run_is_to_leave_is_made_
 
 
 def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_another_time(
-    kd: kedge.Client, path: Path
+    kd: killick.Client, path: Path
 ) -> None:
     in_tool, told = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def enters(who: str, tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction")
+    def enters(who: str, tx: killick.Tx = killick.TX) -> int:
         in_tool.set()
         assert told.wait(10)  # it comes when the loop is gone, or not at all
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
         return 1
 
-    @kedge.agent
-    async def entering(run: kedge.Run) -> list[int]:
+    @killick.agent
+    async def entering(run: killick.Run) -> list[int]:
         return list(await run.gather(*(run.call(enters, who) for who in ("ann", "bob", "cid"))))
 
     async def whole() -> None:
@@ -706,32 +710,32 @@ def test_a_transaction_that_waits_for_its_turn_when_its_loop_ends_is_made_anothe
 
 
 def test_a_store_that_has_no_transactions_says_so() -> None:
-    with kedge.Client(MemoryStore()) as kd, pytest.raises(StoreError, match="no transactions"):
+    with killick.Client(MemoryStore()) as kd, pytest.raises(StoreError, match="no transactions"):
         kd.run(payer, "ann")
 
 
 def test_an_attempt_that_a_dead_process_left_open_is_made_again_without_asking_anybody(path: Path) -> None:
     made: list[int] = []
 
-    @kedge.tool(effect="transaction", retry=SLOWLY)
-    def once(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+    @killick.tool(effect="transaction", retry=SLOWLY)
+    def once(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', ?, '')", (step.attempt,))
         made.append(step.attempt)
         return step.attempt
 
-    @kedge.agent
-    async def dying(run: kedge.Run) -> int:
+    @killick.agent
+    async def dying(run: killick.Run) -> int:
         return await run.call(once)
 
     class Dying(SqliteStore):
         def transaction(self) -> Any:
             raise StoreUnavailable(self.place, "its process is dead")
 
-    dead = kedge.Client(Dying(path))
+    dead = killick.Client(Dying(path))
     with pytest.raises(StoreUnavailable):
         dead.run(dying, id="a")
     dead.close()
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         assert kd.run(dying, id="a") == 2
         assert (made, rows(path)) == ([2], [("ann", 2)])
         [effect] = kd.log.ledger("a").effects
@@ -744,55 +748,55 @@ def test_an_attempt_that_a_dead_process_left_open_is_made_again_without_asking_a
 def test_declarations_that_cannot_work_are_refused_with_a_line() -> None:
     with pytest.raises(DeclarationRefused, match="plain def tools"):
 
-        @kedge.tool(effect="transaction")
-        async def one(tx: kedge.Tx = kedge.TX) -> None: ...
+        @killick.tool(effect="transaction")
+        async def one(tx: killick.Tx = killick.TX) -> None: ...
 
-    with pytest.raises(DeclarationRefused, match=r"needs a parameter `tx: kedge\.Tx"):
+    with pytest.raises(DeclarationRefused, match=r"needs a parameter `tx: killick\.Tx"):
 
-        @kedge.tool(effect="transaction")
+        @killick.tool(effect="transaction")
         def two(who: str) -> None: ...
 
     with pytest.raises(DeclarationRefused, match="say effect='transaction'"):
 
-        @kedge.tool
-        def three(tx: kedge.Tx = kedge.TX) -> None: ...
+        @killick.tool
+        def three(tx: killick.Tx = killick.TX) -> None: ...
 
     with pytest.raises(DeclarationRefused, match="another process"):
 
-        @kedge.tool(effect="transaction", isolate="process")
-        def four(tx: kedge.Tx = kedge.TX) -> None: ...
+        @killick.tool(effect="transaction", isolate="process")
+        def four(tx: killick.Tx = killick.TX) -> None: ...
 
 
-def test_an_effect_that_is_a_function_says_transaction_for_those_that_take_one(kd: kedge.Client, path: Path) -> None:
-    @kedge.tool(effect=lambda who: "transaction" if who == "ann" else "reads")
-    def chosen(who: str, tx: kedge.Tx = kedge.TX) -> str:
+def test_an_effect_that_is_a_function_says_transaction_for_those_that_take_one(kd: killick.Client, path: Path) -> None:
+    @killick.tool(effect=lambda who: "transaction" if who == "ann" else "reads")
+    def chosen(who: str, tx: killick.Tx = killick.TX) -> str:
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
         return who
 
-    @kedge.agent
-    async def choosing(run: kedge.Run, who: str) -> str:
+    @killick.agent
+    async def choosing(run: killick.Run, who: str) -> str:
         return await run.call(chosen, who)
 
     assert kd.run(choosing, "ann") == "ann"
-    with pytest.raises(kedge.RunFailed, match="say effect='transaction'"):
+    with pytest.raises(killick.RunFailed, match="say effect='transaction'"):
         kd.run(choosing, "bob")
 
 
-def test_a_compensation_may_be_a_transaction(kd: kedge.Client, path: Path) -> None:
-    @kedge.tool(effect="transaction")
-    def take_back(effect: kedge.Effect, tx: kedge.Tx = kedge.TX) -> None:
+def test_a_compensation_may_be_a_transaction(kd: killick.Client, path: Path) -> None:
+    @killick.tool(effect="transaction")
+    def take_back(effect: killick.Effect, tx: killick.Tx = killick.TX) -> None:
         tx.execute("DELETE FROM paid WHERE who = ?", (effect.arguments["who"],))
 
-    @kedge.tool(effect="transaction", compensate=take_back)
-    def lend(who: str, tx: kedge.Tx = kedge.TX) -> None:
+    @killick.tool(effect="transaction", compensate=take_back)
+    def lend(who: str, tx: killick.Tx = killick.TX) -> None:
         tx.execute("INSERT INTO paid VALUES (?, 1, '')", (who,))
 
-    @kedge.agent(on_failure="compensate")
-    async def lender(run: kedge.Run) -> None:
+    @killick.agent(on_failure="compensate")
+    async def lender(run: killick.Run) -> None:
         await run.call(lend, "ann")
         raise ZeroDivisionError
 
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(lender, id="a")
     assert (failed.value.not_undone, rows(path)) == ((), [])
 
@@ -811,23 +815,23 @@ def test_a_fake_is_given_no_transaction() -> None:
 def test_what_a_dead_process_left_open_is_neither_undone_nor_listed_when_the_run_is_cancelled(path: Path) -> None:
     undone: list[str] = []
 
-    @kedge.tool(effect="transaction", compensate=lambda effect: undone.append(effect.key))
-    def lend(tx: kedge.Tx = kedge.TX) -> None:
+    @killick.tool(effect="transaction", compensate=lambda effect: undone.append(effect.key))
+    def lend(tx: killick.Tx = killick.TX) -> None:
         tx.execute("INSERT INTO paid VALUES ('ann', 1, '')")
 
-    @kedge.agent
-    async def lender(run: kedge.Run) -> None:
+    @killick.agent
+    async def lender(run: killick.Run) -> None:
         await run.call(lend)
 
     class Dying(SqliteStore):
         def transaction(self) -> Any:
             raise StoreUnavailable(self.place, "its process is dead")
 
-    with kedge.Client(Dying(path)) as dead, pytest.raises(StoreUnavailable):
+    with killick.Client(Dying(path)) as dead, pytest.raises(StoreUnavailable):
         dead.run(lender, id="a")
-    with kedge.open(str(path)) as kd:
+    with killick.open(str(path)) as kd:
         kd.cancel("a", compensate=True)
-        with pytest.raises(kedge.RunCancelled) as cancelled:
+        with pytest.raises(killick.RunCancelled) as cancelled:
             kd.run(lender, id="a")
         assert (undone, cancelled.value.not_undone, rows(path)) == ([], (), [])
         assert kd.log.ledger("a").in_doubt() == []

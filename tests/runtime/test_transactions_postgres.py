@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.errors import AlreadyAnswered, StoreError, StoreUnavailable
-from kedge.model import events as e
+from killick.errors import AlreadyAnswered, StoreError, StoreUnavailable
+from killick.model import events as e
 
 pytestmark = pytest.mark.slow
 
-SLOWLY = kedge.Retry(attempts=3, first=0.001, max=0.001)
+SLOWLY = killick.Retry(attempts=3, first=0.001, max=0.001)
 Own = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -41,8 +41,8 @@ def own() -> Iterator[Own]:
 
 
 @pytest.fixture
-def kd(url: str, own: Own) -> Iterator[kedge.Client]:
-    with kedge.open(url) as kd:
+def kd(url: str, own: Own) -> Iterator[killick.Client]:
+    with killick.open(url) as kd:
         yield kd
 
 
@@ -50,38 +50,38 @@ def paid(own: Own) -> list[Any]:
     return own.execute("SELECT who, amount FROM paid ORDER BY who, amount").fetchall()
 
 
-def outcomes(kd: kedge.Client, run: str) -> list[str]:
+def outcomes(kd: killick.Client, run: str) -> list[str]:
     ended = [recorded.event for recorded in kd.events(run) if isinstance(recorded.event, e.AttemptEnded)]
     return [event.outcome for event in ended]
 
 
-@kedge.tool(effect="transaction", retry=SLOWLY)
-def pay(who: str, amount: int, tx: kedge.Tx = kedge.TX) -> int:
+@killick.tool(effect="transaction", retry=SLOWLY)
+def pay(who: str, amount: int, tx: killick.Tx = killick.TX) -> int:
     tx.execute("INSERT INTO paid VALUES (%s, %s)", (who, amount))
     return amount
 
 
-@kedge.tool
+@killick.tool
 async def mail(who: str) -> str:
     await asyncio.sleep(0.001)
     return who
 
 
-@kedge.agent
-async def payer(run: kedge.Run, who: str) -> int:
+@killick.agent
+async def payer(run: killick.Run, who: str) -> int:
     first = await run.call(pay, who, 1)
     others = await run.gather(run.call(pay, who, 2), run.call(mail, who), run.call(pay, who, 3))
     return first + others[0] + others[2]
 
 
-def test_rows_and_outcomes_commit_together(kd: kedge.Client, own: Own) -> None:
+def test_rows_and_outcomes_commit_together(kd: killick.Client, own: Own) -> None:
     assert kd.run(payer, "ann", id="a") == 6
     assert kd.run(payer, "ann", id="a") == 6
     assert paid(own) == [("ann", 1), ("ann", 2), ("ann", 3)]
     assert kd.verify().holds
 
 
-def test_many_runs_at_once_each_have_theirs(kd: kedge.Client, own: Own) -> None:
+def test_many_runs_at_once_each_have_theirs(kd: killick.Client, own: Own) -> None:
     async def all_of_them() -> list[int]:
         return await asyncio.gather(*(kd.run.soon(payer, f"p{number}", id=f"r{number}") for number in range(8)))
 
@@ -90,17 +90,17 @@ def test_many_runs_at_once_each_have_theirs(kd: kedge.Client, own: Own) -> None:
     assert kd.verify().holds
 
 
-def test_other_runs_go_on_while_a_transaction_is_open(kd: kedge.Client, own: Own) -> None:
+def test_other_runs_go_on_while_a_transaction_is_open(kd: killick.Client, own: Own) -> None:
     go = threading.Event()
 
-    @kedge.tool(effect="transaction")
-    def holds(tx: kedge.Tx = kedge.TX) -> str:
+    @killick.tool(effect="transaction")
+    def holds(tx: killick.Tx = killick.TX) -> str:
         tx.execute("INSERT INTO paid VALUES ('held', 0)")
         assert go.wait(300)
         return "held"
 
-    @kedge.agent
-    async def holding(run: kedge.Run) -> str:
+    @killick.agent
+    async def holding(run: killick.Run) -> str:
         return await run.call(holds)
 
     async def both() -> str:
@@ -114,9 +114,9 @@ def test_other_runs_go_on_while_a_transaction_is_open(kd: kedge.Client, own: Own
 
 
 @pytest.mark.parametrize("end", ["raises", "refused", "swallowed", "deferred"])
-def test_what_a_tool_or_its_database_refuses_takes_everything_back(kd: kedge.Client, own: Own, end: str) -> None:
-    @kedge.tool(effect="transaction")
-    def fails(tx: kedge.Tx = kedge.TX) -> int:
+def test_what_a_tool_or_its_database_refuses_takes_everything_back(kd: killick.Client, own: Own, end: str) -> None:
+    @killick.tool(effect="transaction")
+    def fails(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1)")
         if end == "raises":
             raise ZeroDivisionError
@@ -130,21 +130,21 @@ def test_what_a_tool_or_its_database_refuses_takes_everything_back(kd: kedge.Cli
                 raise
         return 1
 
-    @kedge.agent
-    async def failing(run: kedge.Run) -> int:
+    @killick.agent
+    async def failing(run: killick.Run) -> int:
         return await run.call(fails)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(failing, id="a")
     assert (paid(own), outcomes(kd, "a")) == ([], ["refused"])
     assert kd.verify().holds
 
 
-def test_a_conflict_with_another_transaction_is_tried_again(kd: kedge.Client, own: Own) -> None:
+def test_a_conflict_with_another_transaction_is_tried_again(kd: killick.Client, own: Own) -> None:
     own.execute("INSERT INTO paid VALUES ('ann', 0)")
 
-    @kedge.tool(effect="transaction", retry=SLOWLY)
-    def adds(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+    @killick.tool(effect="transaction", retry=SLOWLY)
+    def adds(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
         tx.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         found = tx.execute("SELECT amount FROM paid").fetchone()[0]
         if step.attempt == 1:
@@ -152,8 +152,8 @@ def test_a_conflict_with_another_transaction_is_tried_again(kd: kedge.Client, ow
         tx.execute("UPDATE paid SET amount = %s", (found + 1,))
         return step.attempt
 
-    @kedge.agent
-    async def adding(run: kedge.Run) -> int:
+    @killick.agent
+    async def adding(run: killick.Run) -> int:
         return await run.call(adds)
 
     assert kd.run(adding, id="a") == 2
@@ -161,20 +161,20 @@ def test_a_conflict_with_another_transaction_is_tried_again(kd: kedge.Client, ow
 
 
 def test_a_connection_that_is_lost_within_a_tool_leaves_nothing_and_nobody_is_asked(
-    kd: kedge.Client, url: str, own: Own
+    kd: killick.Client, url: str, own: Own
 ) -> None:
     dies = [True]
 
-    @kedge.tool(effect="transaction", retry=SLOWLY)
-    def cut_off(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction", retry=SLOWLY)
+    def cut_off(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1)")
         if dies.pop() if dies else False:
             own.execute("SELECT pg_terminate_backend(%s)", (tx.connection.info.backend_pid,))
             tx.execute("INSERT INTO paid VALUES ('ann', 2)")
         return 1
 
-    @kedge.agent
-    async def cut(run: kedge.Run) -> int:
+    @killick.agent
+    async def cut(run: killick.Run) -> int:
         return await run.call(cut_off)
 
     assert kd.run(cut, id="a") == 1
@@ -182,19 +182,19 @@ def test_a_connection_that_is_lost_within_a_tool_leaves_nothing_and_nobody_is_as
 
 
 def test_a_connection_that_is_lost_before_the_commit_interrupts_the_run_which_goes_on_later(
-    kd: kedge.Client, own: Own
+    kd: killick.Client, own: Own
 ) -> None:
     dies = [True]
 
-    @kedge.tool(effect="transaction", retry=SLOWLY)
-    def cut_off(tx: kedge.Tx = kedge.TX) -> int:
+    @killick.tool(effect="transaction", retry=SLOWLY)
+    def cut_off(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1)")
         if dies.pop() if dies else False:
             own.execute("SELECT pg_terminate_backend(%s)", (tx.connection.info.backend_pid,))
         return 1
 
-    @kedge.agent
-    async def cut(run: kedge.Run) -> int:
+    @killick.agent
+    async def cut(run: killick.Run) -> int:
         return await run.call(cut_off)
 
     with pytest.raises(StoreUnavailable):
@@ -205,18 +205,18 @@ def test_a_connection_that_is_lost_before_the_commit_interrupts_the_run_which_go
     assert kd.verify().holds
 
 
-def test_a_tool_that_ends_its_transaction_is_in_doubt_and_a_person_is_asked(kd: kedge.Client, own: Own) -> None:
-    @kedge.tool(effect="transaction")
-    def breaks_out(tx: kedge.Tx = kedge.TX) -> int:
+def test_a_tool_that_ends_its_transaction_is_in_doubt_and_a_person_is_asked(kd: killick.Client, own: Own) -> None:
+    @killick.tool(effect="transaction")
+    def breaks_out(tx: killick.Tx = killick.TX) -> int:
         tx.execute("INSERT INTO paid VALUES ('ann', 1)")
         tx.execute("COMMIT")
         return 1
 
-    @kedge.agent
-    async def breaking(run: kedge.Run) -> int:
+    @killick.agent
+    async def breaking(run: killick.Run) -> int:
         return await run.call(breaks_out)
 
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(breaking, id="a")
     assert "ended its transaction itself" in str(waiting.value.waits[0].prompt)
     kd.answer("a", "happened", value=1)
@@ -227,19 +227,19 @@ def test_a_tool_that_ends_its_transaction_is_in_doubt_and_a_person_is_asked(kd: 
 # tx= ----------------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def asks(run: kedge.Run, who: str) -> str:
+@killick.agent
+async def asks(run: killick.Run, who: str) -> str:
     news: str = await run.wait("news", returns=str)
     answer = await run.ask(f"Pay {who}?")
     return f"{news} {answer.kind}"
 
 
-def parked(kd: kedge.Client, run: str) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def parked(kd: killick.Client, run: str) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(asks, "ann", id=run)
 
 
-def test_start_send_and_answer_happen_with_the_callers_own_rows(kd: kedge.Client, own: Own) -> None:
+def test_start_send_and_answer_happen_with_the_callers_own_rows(kd: killick.Client, own: Own) -> None:
     with own.transaction():
         own.execute("INSERT INTO paid VALUES ('ann', 1)")
         handle = kd.start(asks, "ann", id="a", tx=own)
@@ -255,7 +255,7 @@ def test_start_send_and_answer_happen_with_the_callers_own_rows(kd: kedge.Client
     assert kd.verify().holds
 
 
-def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: kedge.Client, own: Own) -> None:
+def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: killick.Client, own: Own) -> None:
     kd.start(asks, "ann", id="a")
     kd.send("a", "news", "good")
     parked(kd, "a")
@@ -268,7 +268,7 @@ def test_what_was_started_sent_and_answered_goes_with_a_rollback(kd: kedge.Clien
     assert kd.run(asks, "ann", id="a") == "good reject"
 
 
-def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(kd: kedge.Client, own: Own) -> None:
+def test_a_connection_that_cannot_be_joined_is_refused_with_a_line(kd: killick.Client, own: Own) -> None:
     kd.start(asks, "ann", id="a")
     own.execute("DROP DATABASE IF EXISTS elsewhere")
     own.execute("CREATE DATABASE elsewhere")
@@ -287,19 +287,19 @@ def test_a_server_that_goes_down_within_a_tool_leaves_nothing_and_nobody_is_aske
         own.execute("CREATE TABLE paid (who text, amount int)")
         dies = [True]
 
-        @kedge.tool(effect="transaction", retry=SLOWLY)
-        def cut_off(tx: kedge.Tx = kedge.TX) -> int:
+        @killick.tool(effect="transaction", retry=SLOWLY)
+        def cut_off(tx: killick.Tx = killick.TX) -> int:
             tx.execute("INSERT INTO paid VALUES ('ann', 1)")
             if dies.pop() if dies else False:
                 server.restart(immediate=True)
                 tx.execute("INSERT INTO paid VALUES ('ann', 2)")
             return 1
 
-        @kedge.agent
-        async def cut(run: kedge.Run) -> int:
+        @killick.agent
+        async def cut(run: killick.Run) -> int:
             return await run.call(cut_off)
 
-        with kedge.open(server.url) as kd:
+        with killick.open(server.url) as kd:
             assert kd.run(cut, id="a") == 1
             assert outcomes(kd, "a") == ["refused", "returned"]
         with psycopg.connect(server.url) as later:

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-import kedge
-from kedge.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
-from kedge.log.committer import Committer
-from kedge.model import events as e
-from kedge.runtime import waits
-from kedge.runtime.steps import delivery
-from kedge.store import SqliteStore, Store
+import killick
+from killick.errors import BoundaryUnknown, RunExists, StoreUnavailable, TimeRefused, ValueRefused
+from killick.log.committer import Committer
+from killick.model import events as e
+from killick.runtime import waits
+from killick.runtime.steps import delivery
+from killick.store import SqliteStore, Store
 
 from .conftest import World
 
@@ -30,19 +30,19 @@ def _clean() -> None:
     WORDS.clear()
 
 
-def refund(effect: kedge.Effect) -> str:
+def refund(effect: killick.Effect) -> str:
     BOOKS.append(f"refund {effect.arguments['to']}")
     if WORDS.get("refund") == "breaks":
         raise OSError("the line is dead")
     return "refunded"
 
 
-@kedge.tool(effect="reads", name="travel_rate")
+@killick.tool(effect="reads", name="travel_rate")
 async def rate(of: str) -> int:
     return int(WORDS.get("rate", 3))
 
 
-@kedge.tool(name="travel_pay", identity=("to",), compensate=refund)
+@killick.tool(name="travel_pay", identity=("to",), compensate=refund)
 async def pay(to: str, note: str = "") -> str:
     if (block := WORDS.get("block")) is not None:
         block(to)
@@ -50,7 +50,7 @@ async def pay(to: str, note: str = "") -> str:
     return f"{to} was paid"
 
 
-@kedge.tool(name="travel_ship")
+@killick.tool(name="travel_ship")
 async def ship(to: str) -> str:
     BOOKS.append(f"ship {to}")
     return "shipped"
@@ -61,8 +61,8 @@ async def think(model: str, prompt: str) -> str:
     return f"{model} says {prompt}"
 
 
-@kedge.agent(name="travelling")
-async def travelling(run: kedge.Run, to: str) -> list[Any]:
+@killick.agent(name="travelling")
+async def travelling(run: killick.Run, to: str) -> list[Any]:
     found = await run.call(rate, to)
     said = await run.model(think, model="small", prompt="well?")
     paid = await run.call(pay, to, note=WORDS.get("note", ""))
@@ -71,7 +71,7 @@ async def travelling(run: kedge.Run, to: str) -> list[Any]:
     return [found, said, paid, route, run.context.get("colour") if run.context else None, shipped]
 
 
-def worldly(kd: kedge.Client, run: str = "r") -> list[Any]:
+def worldly(kd: killick.Client, run: str = "r") -> list[Any]:
     return cast("list[Any]", kd.advance(run).result)
 
 
@@ -148,8 +148,8 @@ def test_another_input_another_model_and_another_context(world: World) -> None:
 
 
 def test_what_a_fork_is_made_with_is_there_from_its_first_step_on(world: World) -> None:
-    @kedge.agent(name="reads_its_context")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="reads_its_context")
+    async def agent(run: killick.Run) -> list[Any]:
         seen = [run.context.get("colour")]
         for number in range(3):
             await run.call(rate, str(number))
@@ -204,14 +204,14 @@ def test_a_person_may_say_no_to_what_a_fork_wants(world: World) -> None:
 def test_a_parent_that_is_running_learns_of_its_fork_before_the_fork_acts(world: World) -> None:
     at_it, go_on = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="reads", name="travel_long")
+    @killick.tool(effect="reads", name="travel_long")
     def long() -> int:
         at_it.set()
         go_on.wait(300)
         return 1
 
-    @kedge.agent(name="goes_slowly")
-    async def slowly(run: kedge.Run) -> str:
+    @killick.agent(name="goes_slowly")
+    async def slowly(run: killick.Run) -> str:
         await run.call(rate, "x")
         if run.id == "r":
             await run.call(long)
@@ -238,8 +238,8 @@ def test_a_parent_that_is_running_learns_of_its_fork_before_the_fork_acts(world:
 
 
 def test_a_fork_pays_first_and_its_parent_adopts_that(world: World) -> None:
-    @kedge.agent(name="waits_before_it_pays")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="waits_before_it_pays")
+    async def agent(run: killick.Run) -> str:
         await run.call(rate, "x")
         await run.wait("go")
         return await run.call(pay, "ann", note=WORDS.get("note", ""))
@@ -258,8 +258,8 @@ def test_a_fork_pays_first_and_its_parent_adopts_that(world: World) -> None:
 
 
 def test_a_fork_gets_the_messages_that_its_parent_had_not_taken_at_the_cut(world: World) -> None:
-    @kedge.agent(name="listens_twice")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="listens_twice")
+    async def agent(run: killick.Run) -> list[Any]:
         return [await run.wait("news"), await run.wait("news")]
 
     world.kd.start(agent, id="r")
@@ -274,8 +274,8 @@ def test_a_fork_gets_the_messages_that_its_parent_had_not_taken_at_the_cut(world
 
 
 def test_a_fork_asks_anew_what_its_parent_was_answered(world: World) -> None:
-    @kedge.agent(name="asks_once")
-    async def agent(run: kedge.Run) -> bool:
+    @killick.agent(name="asks_once")
+    async def agent(run: killick.Run) -> bool:
         answer = await run.ask("Really?")
         return answer.approved
 
@@ -305,8 +305,8 @@ def test_a_fork_of_a_fork_and_a_fork_of_a_rewound_run(world: World) -> None:
 
 
 def test_what_a_fork_shares_with_its_parent_is_not_its_own_to_undo(world: World) -> None:
-    @kedge.agent(name="fails_and_undoes", on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="fails_and_undoes", on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         await run.call(pay, "ann")
         await run.call(pay, "bob")
         if WORDS.get("fails"):
@@ -344,8 +344,8 @@ def test_what_names_no_place_changes_nothing(world: World) -> None:
 
 
 def test_r33_messages_go_back_to_the_inbox_and_answers_do_not(world: World) -> None:
-    @kedge.agent(name="hears_and_asks")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="hears_and_asks")
+    async def agent(run: killick.Run) -> list[Any]:
         news = await run.wait("news")
         answer = await run.ask("Well?")
         return [news, answer.kind]
@@ -363,12 +363,12 @@ def test_r33_messages_go_back_to_the_inbox_and_answers_do_not(world: World) -> N
 
 
 def test_r33_a_child_that_was_spawned_before_is_the_one_that_is_waited_for(world: World) -> None:
-    @kedge.agent(name="travelling_child")
-    async def child(run: kedge.Run, to: str) -> str:
+    @killick.agent(name="travelling_child")
+    async def child(run: killick.Run, to: str) -> str:
         return await run.call(pay, to)
 
-    @kedge.agent(name="travelling_parent")
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="travelling_parent")
+    async def parent(run: killick.Run) -> list[str]:
         one = await run.spawn(child, "ann")
         two = await run.spawn(child, "ann")
         return [await one.result(), await two.result()]
@@ -384,12 +384,12 @@ def test_r33_a_child_that_was_spawned_before_is_the_one_that_is_waited_for(world
 
 
 def test_two_equal_children_that_are_new_after_a_rewind_are_two(world: World) -> None:
-    @kedge.agent(name="late_child")
-    async def child(run: kedge.Run, to: str) -> str:
+    @killick.agent(name="late_child")
+    async def child(run: killick.Run, to: str) -> str:
         return await run.call(pay, to)
 
-    @kedge.agent(name="late_parent")
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent(name="late_parent")
+    async def parent(run: killick.Run) -> list[str]:
         await run.call(rate, "x")
         made = [await run.spawn(child, "ann") for _ in range(WORDS.get("children", 0))]
         return [await one.result() for one in made]
@@ -402,12 +402,12 @@ def test_two_equal_children_that_are_new_after_a_rewind_are_two(world: World) ->
 
 
 def test_a_child_that_is_asked_for_in_other_words_is_asked_about(world: World) -> None:
-    @kedge.agent(name="reworded_child")
-    async def child(run: kedge.Run, words: str) -> str:
+    @killick.agent(name="reworded_child")
+    async def child(run: killick.Run, words: str) -> str:
         return await run.call(pay, "ann", note=words)
 
-    @kedge.agent(name="rewording_parent")
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(name="rewording_parent")
+    async def parent(run: killick.Run) -> str:
         return await (await run.spawn(child, WORDS["note"])).result()
 
     WORDS["note"] = "please"
@@ -424,12 +424,12 @@ def test_a_child_that_is_asked_for_in_other_words_is_asked_about(world: World) -
 
 
 def test_a_message_to_another_run_is_sent_once_whatever_is_rewound(world: World) -> None:
-    @kedge.agent(name="hears_all")
-    async def listener(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="hears_all")
+    async def listener(run: killick.Run) -> list[Any]:
         return [await run.wait("news"), await run.wait("news")]
 
-    @kedge.agent(name="tells_twice")
-    async def teller(run: kedge.Run) -> None:
+    @killick.agent(name="tells_twice")
+    async def teller(run: killick.Run) -> None:
         await run.send("ears", "news", "the same")
         await run.send("ears", "news", "the same")
 
@@ -445,14 +445,14 @@ def test_a_message_to_another_run_is_sent_once_whatever_is_rewound(world: World)
 def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     at_it, go_on = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="reads", name="travel_slow")
+    @killick.tool(effect="reads", name="travel_slow")
     def slow() -> int:
         at_it.set()
         go_on.wait(300)
         return len(BOOKS)
 
-    @kedge.agent(name="is_held")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="is_held")
+    async def agent(run: killick.Run) -> list[Any]:
         await run.call(pay, "ann")
         return [await run.call(slow), await run.call(rate, "x")]
 
@@ -469,7 +469,7 @@ def test_a_run_that_somebody_is_at_is_taken_back_by_them(world: World) -> None:
     go_on.set()
     rewinding.join(300)
     thread.join(300)
-    assert told[0].startswith(("taken back to 1:before", "rewound to 1:before"))
+    assert told[0].startswith(("taken back to 1:before", "rewound to 1:before", "will be taken back to 1:before"))
     if world.kd.info("r").status == "queued":
         outcome[:] = [worldly(world.kd)]
     assert outcome == [[1, 3]]
@@ -490,12 +490,12 @@ def test_a_fork_is_not_taken_back_to_before_it_was_forked(world: World) -> None:
     assert world.kd.state(fork.id).fold.facts.fork_effects == "none"
 
 
-def test_kedges_own_logs_are_not_taken_back(world: World) -> None:
-    log = world.kd.log.create(e.RunStarted(at=1, run="trigger:x", agent="kedge.trigger:x"), {"input": None})
+def test_killicks_own_logs_are_not_taken_back(world: World) -> None:
+    log = world.kd.log.create(e.RunStarted(at=1, run="trigger:x", agent="killick.trigger:x"), {"input": None})
     world.store.release("trigger:x", epoch=log.epoch)
-    with pytest.raises(TimeRefused, match="a log of Kedge's own"):
+    with pytest.raises(TimeRefused, match="a log of Killick's own"):
         world.kd.rewind("trigger:x", "start")
-    with pytest.raises(TimeRefused, match="a log of Kedge's own"):
+    with pytest.raises(TimeRefused, match="a log of Killick's own"):
         world.kd.fork("trigger:x", "start")
 
 
@@ -519,13 +519,13 @@ def test_one_effect_is_undone_and_nothing_else(world: World) -> None:
 def test_after_an_undo_the_run_goes_on_and_a_rewind_does_it_again_with_a_fresh_key(world: World) -> None:
     keys: list[str] = []
 
-    @kedge.tool(name="travel_keyed", identity=("to",), compensate=refund)
-    async def keyed(to: str, key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(name="travel_keyed", identity=("to",), compensate=refund)
+    async def keyed(to: str, key: killick.Key = killick.KEY) -> str:
         keys.append(str(key))
         return to
 
-    @kedge.agent(name="undone_midway")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="undone_midway")
+    async def agent(run: killick.Run) -> str:
         await run.call(keyed, "ann")
         await run.wait("go")
         await run.call(rate, "x")
@@ -613,18 +613,18 @@ def test_what_was_undone_stays_so_after_a_rewind_that_keeps_it(world: World) -> 
 
 
 def test_what_was_undone_stays_so_when_a_failed_run_is_resumed(world: World) -> None:
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1), name="travel_fails")
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1), name="travel_fails")
     async def fails() -> str:
         if not WORDS.get("mended"):
             raise LookupError("no")
         return "well"
 
-    @kedge.agent(name="fails_after_it_paid")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="fails_after_it_paid")
+    async def agent(run: killick.Run) -> str:
         await run.call(pay, "ann")
         return await run.call(fails)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         world.kd.run(agent, id="r")
     world.kd.undo("r", "1")
     WORDS["mended"] = True
@@ -637,18 +637,18 @@ def test_what_was_undone_stays_so_when_a_failed_run_is_resumed(world: World) -> 
 # every point of death -----------------------------------------------------------------------------
 
 
-Act = Callable[[kedge.Client], Any]
+Act = Callable[[killick.Client], Any]
 
 
-def _paid_once_more(kd: kedge.Client) -> None:
+def _paid_once_more(kd: killick.Client) -> None:
     kd.rewind("r", "2:before")
 
 
-def _forked(kd: kedge.Client) -> None:
+def _forked(kd: killick.Client) -> None:
     kd.fork("r", "2:after", id="f", effects="live", output={"2": "other"}, set={"colour": "red"})
 
 
-def _undone(kd: kedge.Client) -> None:
+def _undone(kd: killick.Client) -> None:
     kd.undo("r", "3")
 
 
@@ -691,7 +691,7 @@ def test_killed_at_any_write_it_is_there_as_a_whole_or_not_at_all(world: World, 
     raise AssertionError("it never came to its end")
 
 
-def _renamed(act: Act, kd: kedge.Client, run: str) -> None:
+def _renamed(act: Act, kd: killick.Client, run: str) -> None:
     number = run[1:]
     if act is _paid_once_more:
         kd.rewind(run, "2:before")
@@ -733,22 +733,22 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
     monkeypatch.setattr(Committer, "_is_slow", True)
     here: list[Any] = []
     holders: list[str | None] = []
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
 
-    @kedge.tool(effect="reads", name="looks_who_holds")
+    @killick.tool(effect="reads", name="looks_who_holds")
     def looks_who_holds() -> int:
         holders.append(other.log.head("r").holder)
         return len(holders)
 
-    @kedge.agent(name="ends_as_it_is_rewound")
-    async def agent(run: kedge.Run) -> int:
+    @killick.agent(name="ends_as_it_is_rewound")
+    async def agent(run: killick.Run) -> int:
         here.append(kd.executor())
         return await run.call(looks_who_holds)
 
     def rewinds() -> None:
         command = {"command": "rewind", "to": "1:before", "because": None}
         [sent] = other.store.deliver([delivery("r", waits.COMMAND, command, id="c", by="ann", at_us=1)])
-        assert not isinstance(sent, kedge.KedgeError)
+        assert not isinstance(sent, killick.KillickError)
 
     def takes() -> None:
         """The process of the run sees that it is to be rewound; and maybe another has taken it, which is over."""
@@ -758,6 +758,6 @@ def test_a_rewind_that_comes_as_its_run_ends_interrupts_nobody(
             other.store.lease("r", "ann", seconds=300)
 
     store = cast("Store", Ending(SqliteStore(path), rewinds, takes))
-    with kedge.open(path) as other, kedge.Client(store) as kd:
+    with killick.open(path) as other, killick.Client(store) as kd:
         assert kd.run(agent, id="r") == (1 if taken else 2)
         assert None not in holders, "whoever runs it holds it"

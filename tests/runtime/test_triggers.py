@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import kedge
-from kedge.errors import (
+import killick
+from killick.errors import (
     AnswerRefused,
     DeclarationRefused,
     EpochStale,
@@ -24,13 +24,13 @@ from kedge.errors import (
     RunUnknown,
     StoreUnavailable,
 )
-from kedge.model import events as e
-from kedge.runtime import firing
-from kedge.runtime.registry import AGENTS
-from kedge.runtime.schedules import Cron, in_us, moment, stamp
-from kedge.runtime.triggers import TRIGGERS
-from kedge.store import SqliteStore
-from kedge.store.base import ENDED
+from killick.model import events as e
+from killick.runtime import firing
+from killick.runtime.registry import AGENTS
+from killick.runtime.schedules import Cron, in_us, moment, stamp
+from killick.runtime.triggers import TRIGGERS
+from killick.store import SqliteStore
+from killick.store.base import ENDED
 
 World = Any
 HOUR = 3_600.0
@@ -38,24 +38,24 @@ NINE = in_us(datetime(2026, 11, 16, 9, tzinfo=UTC))
 """A Monday."""
 
 
-@kedge.agent
-async def report(run: kedge.Run, day: str) -> str:
+@killick.agent
+async def report(run: killick.Run, day: str) -> str:
     return f"report of {day}"
 
 
-@kedge.agent
-async def poll(run: kedge.Run) -> str:
+@killick.agent
+async def poll(run: killick.Run) -> str:
     return "polled"
 
 
-@kedge.agent
-async def asking(run: kedge.Run, what: str | None = None) -> str:
+@killick.agent
+async def asking(run: killick.Run, what: str | None = None) -> str:
     await run.ask(f"{what}?")
     return "asked"
 
 
-@kedge.agent
-async def fulfil(run: kedge.Run, order: dict[str, int]) -> int:
+@killick.agent
+async def fulfil(run: killick.Run, order: dict[str, int]) -> int:
     return order["number"]
 
 
@@ -70,8 +70,8 @@ def declarations() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> kedge.LeapingClock:
-    return kedge.LeapingClock(NINE - 3_600_000_000)
+def clock() -> killick.LeapingClock:
+    return killick.LeapingClock(NINE - 3_600_000_000)
 
 
 class Duty:
@@ -95,7 +95,7 @@ class Duty:
             await asyncio.to_thread(self.then, len(self.rested))
 
 
-def attend(kd: kedge.Client, duty: Duty | Callable[[], Duty] | None = None) -> list[str]:
+def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) -> list[str]:
     """What a worker does about triggers: see to their logs, and attend to each that is due. Says which those were."""
     agents = firing.ensure(kd)
     attended: list[str] = []
@@ -116,24 +116,24 @@ def attend(kd: kedge.Client, duty: Duty | Callable[[], Duty] | None = None) -> l
     raise AssertionError(f"{attended} stay due")
 
 
-def runs(kd: kedge.Client, agent: str | None = None) -> list[str]:
+def runs(kd: killick.Client, agent: str | None = None) -> list[str]:
     return [listed.run for listed in reversed(kd.list(agent=agent))]
 
 
-def told(kd: kedge.Client, name: str) -> list[e.Event]:
+def told(kd: killick.Client, name: str) -> list[e.Event]:
     """What a trigger's log says, without how it began."""
     return [recorded.event for recorded in kd.events(f"trigger:{name}")][2:]
 
 
-def input_of(kd: kedge.Client, run: str) -> Any:
+def input_of(kd: killick.Client, run: str) -> Any:
     return kd.state(run).input
 
 
 # schedules ----------------------------------------------------------------------------------------
 
 
-def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * mon-fri", report, input="monday", priority=3, tags=["daily"])
+def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 9 * * mon-fri", report, input="monday", priority=3, tags=["daily"])
     assert attend(world.kd) == []
     clock.advance(HOUR - 1)
     assert attend(world.kd) == []
@@ -151,16 +151,16 @@ def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clo
 
 
 def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> None:
-    kedge.every("10m", poll)
+    killick.every("10m", poll)
     firing.ensure(world.kd)
     assert world.kd.list() == []
-    [listed] = world.kd.list(agent="kedge.trigger:poll")
+    [listed] = world.kd.list(agent="killick.trigger:poll")
     assert (listed.run, listed.status) == ("trigger:poll", "waiting")
     assert world.kd.verify().problems == []
 
 
-def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.every("10m", poll, overlap="allow")
+def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: killick.LeapingClock) -> None:
+    killick.every("10m", poll, overlap="allow")
     attend(world.kd)
     for _ in range(4):
         clock.advance(400)
@@ -173,9 +173,9 @@ def test_an_interval_goes_on_from_when_it_was_declared(world: World, clock: kedg
     [("skip", [], 4), ("once", ["12:00"], 3), ("all", ["09:00", "10:00", "11:00", "12:00"], 0)],
 )
 def test_what_nobody_was_there_for_is_passed_or_made_up_for(
-    world: World, clock: kedge.LeapingClock, missed: Any, fired: list[str], passed: int
+    world: World, clock: killick.LeapingClock, missed: Any, fired: list[str], passed: int
 ) -> None:
-    kedge.cron("0 * * * *", poll, missed=missed, overlap="allow")
+    killick.cron("0 * * * *", poll, missed=missed, overlap="allow")
     attend(world.kd)
     clock.advance(4 * HOUR + 600)
     attend(world.kd)
@@ -188,8 +188,8 @@ def test_what_nobody_was_there_for_is_passed_or_made_up_for(
     assert info.next_us == NINE + 4 * 3_600_000_000
 
 
-def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 * * * *", poll, overlap="allow")
+def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 * * * *", poll, overlap="allow")
     attend(world.kd)
     clock.advance(2 * HOUR)
     attend(world.kd)
@@ -207,14 +207,14 @@ def test_a_clock_that_goes_back_fires_nothing_twice(world: World, clock: kedge.L
     assert runs(world.kd) == [*before, "poll@2026-11-16T11:00Z"]
 
 
-def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(world: World, clock: kedge.LeapingClock) -> None:
-    seen: list[kedge.Firing] = []
+def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(world: World, clock: killick.LeapingClock) -> None:
+    seen: list[killick.Firing] = []
 
-    def day(firing: kedge.Firing) -> str:
+    def day(firing: killick.Firing) -> str:
         seen.append(firing)
         return firing.due.date().isoformat()
 
-    kedge.cron("30 2 * * *", report, tz="Europe/Berlin", input=day, overlap="allow")
+    killick.cron("30 2 * * *", report, tz="Europe/Berlin", input=day, overlap="allow")
     clock.set_wall(in_us(datetime(2026, 10, 24, 12, tzinfo=UTC)))
     attend(world.kd)
     for _ in range(20):
@@ -228,9 +228,9 @@ def test_a_schedule_in_a_time_zone_keeps_its_local_time_and_tells_it(world: Worl
 # overlap ------------------------------------------------------------------------------------------
 
 
-def overlapping(world: World, clock: kedge.LeapingClock, overlap: Any) -> list[str]:
+def overlapping(world: World, clock: killick.LeapingClock, overlap: Any) -> list[str]:
     """Two firings of an agent whose first run waits for a person."""
-    kedge.cron("0 * * * *", asking, overlap=overlap)
+    killick.cron("0 * * * *", asking, overlap=overlap)
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
@@ -243,7 +243,7 @@ def overlapping(world: World, clock: kedge.LeapingClock, overlap: Any) -> list[s
 FIRST, SECOND, THIRD = (f"asking@2026-11-16T{hour}:00Z" for hour in ("09", "10", "11"))
 
 
-def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
     assert overlapping(world, clock, "skip") == [FIRST]
     passed = told(world.kd, "asking")[-1]
     assert isinstance(passed, e.TriggerPassed)
@@ -255,18 +255,18 @@ def test_a_firing_is_passed_while_the_run_before_has_not_ended(world: World, clo
     assert runs(world.kd) == [FIRST, THIRD]
 
 
-def test_a_firing_can_be_allowed_beside_the_run_before(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_firing_can_be_allowed_beside_the_run_before(world: World, clock: killick.LeapingClock) -> None:
     assert overlapping(world, clock, "allow") == [FIRST, SECOND]
 
 
-def test_a_firing_can_cancel_the_run_before(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_firing_can_cancel_the_run_before(world: World, clock: killick.LeapingClock) -> None:
     assert overlapping(world, clock, "cancel") == [FIRST, SECOND]
     assert world.kd.advance(FIRST).status == "cancelled"
     assert world.kd.info(SECOND).status == "queued"
 
 
-def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 * * * *", asking, overlap="cancel")
+def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 * * * *", asking, overlap="cancel")
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
@@ -277,7 +277,7 @@ def test_a_paused_run_is_cancelled_all_the_same(world: World, clock: kedge.Leapi
 
 
 def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_ended(
-    world: World, clock: kedge.LeapingClock
+    world: World, clock: killick.LeapingClock
 ) -> None:
     assert overlapping(world, clock, "queue") == [FIRST]
     queued = told(world.kd, "asking")[-1]
@@ -294,7 +294,7 @@ def test_a_firing_that_waits_is_on_record_and_goes_on_when_the_run_before_has_en
     assert attend(world.kd) == []
 
 
-def test_who_waits_for_a_run_sees_it_end(world: World, clock: kedge.LeapingClock) -> None:
+def test_who_waits_for_a_run_sees_it_end(world: World, clock: killick.LeapingClock) -> None:
     assert overlapping(world, clock, "queue") == [FIRST]
 
     def end(rested: int) -> None:
@@ -309,10 +309,10 @@ def test_who_waits_for_a_run_sees_it_end(world: World, clock: kedge.LeapingClock
 
 
 def test_firings_wait_in_their_order_and_not_without_end(
-    world: World, clock: kedge.LeapingClock, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: killick.LeapingClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(firing, "QUEUED_MAX", 2)
-    kedge.cron("0 * * * *", asking, overlap="queue", missed="all")
+    killick.cron("0 * * * *", asking, overlap="queue", missed="all")
     attend(world.kd)
     clock.advance(4 * HOUR)
     attend(world.kd, Duty())
@@ -333,14 +333,14 @@ def test_firings_wait_in_their_order_and_not_without_end(
 # inputs -------------------------------------------------------------------------------------------
 
 
-def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock: kedge.LeapingClock) -> None:
-    seen: list[tuple[kedge.Firing, kedge.Previous | None]] = []
+def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock: killick.LeapingClock) -> None:
+    seen: list[tuple[killick.Firing, killick.Previous | None]] = []
 
-    async def make(firing: kedge.Firing, previous: kedge.Previous | None) -> str:
+    async def make(firing: killick.Firing, previous: killick.Previous | None) -> str:
         seen.append((firing, previous))
         return f"{firing.number} after {previous.result if previous else None}"
 
-    kedge.cron("0 9 * * *", report, input=make, overlap="allow")
+    killick.cron("0 9 * * *", report, input=make, overlap="allow")
     attend(world.kd)
     clock.advance(HOUR + 5)
     attend(world.kd)
@@ -353,19 +353,19 @@ def test_an_input_is_made_from_the_firing_and_the_run_before(world: World, clock
     assert nobody is None
     assert (one.trigger, one.number, one.run, in_us(one.due)) == ("report", 1, first, NINE)
     assert in_us(one.at) == NINE + 5_000_000
-    assert previous == kedge.Previous(id=first, status="completed", result="report of 1 after None")
+    assert previous == killick.Previous(id=first, status="completed", result="report of 1 after None")
     assert two.number == 2
 
 
 def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
-    world: World, clock: kedge.LeapingClock
+    world: World, clock: killick.LeapingClock
 ) -> None:
-    def make(firing: kedge.Firing) -> Any:
+    def make(firing: killick.Firing) -> Any:
         if firing.due.hour == 9:
             raise LookupError("the calendar is down")
         return {"no": "text"} if firing.due.hour == 10 else "fine"
 
-    kedge.cron("0 * * * *", report, input=make)
+    killick.cron("0 * * * *", report, input=make)
     attend(world.kd)
     for _ in range(3):
         clock.advance(HOUR)
@@ -382,7 +382,7 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
 
 
 def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World) -> None:
-    kedge.on_event("order.created", fulfil)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     assert world.kd.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
     assert world.kd.publish("order.created", {"number": 1}, id="o1") == 1
@@ -400,8 +400,8 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
 
 
 def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
-    kedge.on_event("order.created", fulfil)
-    kedge.on_event("order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}")
+    killick.on_event("order.created", fulfil)
+    killick.on_event("order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}")
     firing.ensure(world.kd)
     assert world.kd.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
@@ -410,7 +410,7 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
 
 
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
-    kedge.on_event("order.created", fulfil)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     world.kd.publish("order.created", "nonsense")
     world.kd.publish("order.created", {"number": 2})
@@ -421,8 +421,8 @@ def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) ->
     assert world.kd.store.inbox("trigger:fulfil") == []
 
 
-def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.on_event("ask", asking, overlap="queue")
+def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
+    killick.on_event("ask", asking, overlap="queue")
     firing.ensure(world.kd)
     for what in ("a", "b", "c"):
         world.kd.publish("ask", what)
@@ -438,7 +438,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: ked
 
 
 def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(world: World) -> None:
-    kedge.every("10m", poll)
+    killick.every("10m", poll)
     firing.ensure(world.kd)
     world.kd.send("trigger:poll", "hello", "there")
     assert attend(world.kd) == ["trigger:poll"]
@@ -447,7 +447,7 @@ def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(wor
 
 
 def test_an_event_has_a_name_of_its_own(world: World) -> None:
-    for name in ("", "kedge.answer"):
+    for name in ("", "killick.answer"):
         with pytest.raises(AnswerRefused, match="is no name for an event"):
             world.kd.publish(name)
 
@@ -455,9 +455,9 @@ def test_an_event_has_a_name_of_its_own(world: World) -> None:
 # conditions ---------------------------------------------------------------------------------------
 
 
-def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, clock: killick.LeapingClock) -> None:
     answers = [0, 0, 5, 6, 0, 7, 7]
-    kedge.when(
+    killick.when(
         lambda: answers.pop(0) if answers else 7,
         asking,
         every="30s",
@@ -474,20 +474,20 @@ def test_a_condition_fires_when_it_begins_to_hold_and_only_then(world: World, cl
     assert max(duty.rested) <= firing.HEAR_SECONDS
 
 
-def test_a_condition_is_asked_no_more_often_than_it_says(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_condition_is_asked_no_more_often_than_it_says(world: World, clock: killick.LeapingClock) -> None:
     asked: list[float] = []
 
     async def low() -> bool:
         asked.append(clock.monotonic())
         return False
 
-    kedge.when(low, poll, every="1m")
+    killick.when(low, poll, every="1m")
     attend(world.kd, Duty(clock, rests=30))
     assert asked == [60.0 * n for n in range(len(asked))]
     assert len(asked) > 3
 
 
-def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock: killick.LeapingClock) -> None:
     answers: list[Any] = [OSError("down"), OSError("down"), True, OSError("down"), True, object()]
 
     def low() -> Any:
@@ -496,7 +496,7 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
             raise answer
         return answer
 
-    kedge.when(low, poll, every="10s")
+    killick.when(low, poll, every="10s")
     attend(world.kd, Duty(clock, rests=8))
     assert runs(world.kd) == ["poll#1"]
     kinds = [type(event).__name__ for event in told(world.kd, "poll")]
@@ -504,17 +504,17 @@ def test_a_condition_that_fails_is_no_answer_and_noted_once(world: World, clock:
     assert "down" in world.kd.log.data("trigger:poll", 3)["note"]
 
 
-def test_whether_it_held_outlives_who_looked(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.when(lambda: True, poll, every="10s")
+def test_whether_it_held_outlives_who_looked(world: World, clock: killick.LeapingClock) -> None:
+    killick.when(lambda: True, poll, every="10s")
     attend(world.kd, Duty(clock, rests=3))
     world.process()
     attend(world.kd, Duty(clock, rests=3))
     assert runs(world.kd) == ["poll#1"]
 
 
-def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: kedge.LeapingClock) -> None:
+def test_a_condition_that_is_looked_at_can_be_paused(world: World, clock: killick.LeapingClock) -> None:
     looked: list[int] = []
-    kedge.when(lambda: looked.append(1), poll, every="1s")
+    killick.when(lambda: looked.append(1), poll, every="1s")
 
     def pause(rested: int) -> None:
         if rested == 2:
@@ -539,26 +539,26 @@ def low() -> bool:
 @pytest.mark.parametrize(
     ("declare", "says"),
     [
-        (lambda: kedge.cron("0 9 * *", poll), "poll: cron '0 9 * *': wrong number of fields; write it as"),
-        (lambda: kedge.cron("0 25 * * *", poll), "bad hour"),
-        (lambda: kedge.cron("0 0 30 2 *", poll), "bad day-of-month"),
-        (lambda: kedge.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
-        (lambda: kedge.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
-        (lambda: kedge.cron("* * * * *", poll, tz="Europe/Atlantis"), "tz='Europe/Atlantis' is no time zone"),
-        (lambda: kedge.cron("* * * * *", poll, tz="Europe"), "is no time zone"),
-        (lambda: kedge.cron("* * * * *", poll, missed="never"), "missed='never' is not one of skip, once, all"),  # type: ignore[arg-type]
-        (lambda: kedge.every("10m", poll, overlap="wait"), "overlap='wait' is not one of"),  # type: ignore[arg-type]
-        (lambda: kedge.every("soon", poll), "poll: 'soon'"),
-        (lambda: kedge.every("10ms", poll), "too often"),
-        (lambda: kedge.every("10m", low), "low is no agent; declare it with @kedge.agent"),  # type: ignore[arg-type]
-        (lambda: kedge.every("10m", poll, name="a b"), "letters, digits"),
-        (lambda: kedge.every("10m", poll, input=3), "input=3, but poll takes none"),
-        (lambda: kedge.every("10m", report), "give an input that report takes"),
-        (lambda: kedge.every("10m", report, input=17), "give an input that report takes"),
-        (lambda: kedge.every("10m", report, input=lambda: "x"), "takes neither (firing) nor (firing, previous)"),
-        (lambda: kedge.when(lambda x: x, poll), "is no function without arguments"),  # type: ignore[arg-type,misc]
-        (lambda: kedge.when("low", poll), "is no function without arguments"),  # type: ignore[arg-type]
-        (lambda: kedge.on_event("kedge.own", poll), "is no name for an event"),
+        (lambda: killick.cron("0 9 * *", poll), "poll: cron '0 9 * *': wrong number of fields; write it as"),
+        (lambda: killick.cron("0 25 * * *", poll), "bad hour"),
+        (lambda: killick.cron("0 0 30 2 *", poll), "bad day-of-month"),
+        (lambda: killick.cron("0 0 * 2 mon#5,tue#6", poll), "bad day-of-week"),
+        (lambda: killick.cron(None, poll), "poll: cron None"),  # type: ignore[arg-type]
+        (lambda: killick.cron("* * * * *", poll, tz="Europe/Atlantis"), "tz='Europe/Atlantis' is no time zone"),
+        (lambda: killick.cron("* * * * *", poll, tz="Europe"), "is no time zone"),
+        (lambda: killick.cron("* * * * *", poll, missed="never"), "missed='never' is not one of skip, once, all"),  # type: ignore[arg-type]
+        (lambda: killick.every("10m", poll, overlap="wait"), "overlap='wait' is not one of"),  # type: ignore[arg-type]
+        (lambda: killick.every("soon", poll), "poll: 'soon'"),
+        (lambda: killick.every("10ms", poll), "too often"),
+        (lambda: killick.every("10m", low), "low is no agent; declare it with @killick.agent"),  # type: ignore[arg-type]
+        (lambda: killick.every("10m", poll, name="a b"), "letters, digits"),
+        (lambda: killick.every("10m", poll, input=3), "input=3, but poll takes none"),
+        (lambda: killick.every("10m", report), "give an input that report takes"),
+        (lambda: killick.every("10m", report, input=17), "give an input that report takes"),
+        (lambda: killick.every("10m", report, input=lambda: "x"), "takes neither (firing) nor (firing, previous)"),
+        (lambda: killick.when(lambda x: x, poll), "is no function without arguments"),  # type: ignore[arg-type,misc]
+        (lambda: killick.when("low", poll), "is no function without arguments"),  # type: ignore[arg-type]
+        (lambda: killick.on_event("killick.own", poll), "is no name for an event"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_declared(declare: Callable[[], Any], says: str) -> None:
@@ -570,12 +570,12 @@ def test_what_cannot_work_is_refused_where_it_is_declared(declare: Callable[[], 
 
 
 MODULE = """
-import kedge
+import killick
 
-@kedge.agent
-async def tidy(run: kedge.Run) -> None: ...
+@killick.agent
+async def tidy(run: killick.Run) -> None: ...
 
-kedge.every("10m", tidy)
+killick.every("10m", tidy)
 """
 
 
@@ -584,26 +584,26 @@ def test_a_module_that_is_loaded_again_declares_again_but_no_module_declares_a_n
     exec(compile(MODULE.replace("10m", "20m"), "tidy.py", "exec"), {})
     assert [str(trigger.spec) for trigger in TRIGGERS] == ["every 20m"]
     with pytest.raises(DeclarationRefused, match="tidy: two triggers of this module have this name; give one name="):
-        exec(compile(MODULE + 'kedge.cron("0 9 * * *", tidy)\n', "tidy.py", "exec"), {})
+        exec(compile(MODULE + 'killick.cron("0 9 * * *", tidy)\n', "tidy.py", "exec"), {})
 
 
 # the log says what is declared --------------------------------------------------------------------
 
 
 def test_who_declares_the_same_again_writes_nothing(world: World) -> None:
-    kedge.every("10m", poll)
-    assert firing.ensure(world.kd) == ["kedge.trigger:poll"]
+    killick.every("10m", poll)
+    assert firing.ensure(world.kd) == ["killick.trigger:poll"]
     firing.ensure(world.process())
     assert told(world.kd, "poll") == []
 
 
-def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * *", poll)
+def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 9 * * *", poll)
     attend(world.kd)
     clock.advance(HOUR)
     attend(world.kd)
     clock.set_wall(NINE - 1_800_000_000)
-    kedge.cron("*/30 * * * *", poll, overlap="allow")
+    killick.cron("*/30 * * * *", poll, overlap="allow")
     firing.ensure(world.kd)
     assert world.kd.triggers()[0].next_us == NINE + 1_800_000_000
     clock.advance(HOUR)
@@ -612,9 +612,9 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
 
 
 def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) -> None:
-    kedge.on_event("order.created", fulfil)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
-    kedge.on_event("order.paid", fulfil)
+    killick.on_event("order.paid", fulfil)
     firing.ensure(world.kd)
     assert world.kd.publish("order.created", {"number": 1}) == 0
     assert world.kd.publish("order.paid", {"number": 1}) == 1
@@ -622,16 +622,16 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
     assert runs(world.kd) == ["fulfil#1"]
 
 
-def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * *", poll, overlap="allow")
+def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 9 * * *", poll, overlap="allow")
     old = TRIGGERS.copy()
     firing.ensure(world.kd)
-    kedge.cron("30 8 * * *", poll, overlap="allow")
+    killick.cron("30 8 * * *", poll, overlap="allow")
     firing.ensure(world.kd)
     TRIGGERS.restore(old)
     clock.advance(HOUR / 2)
     for claimed in world.kd.store.claim(
-        "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["kedge.trigger:poll"]
+        "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
     ):
         world.kd.blocking(firing.attend(world.kd, world.kd.log.open(claimed.head.run, head=claimed.head), Duty()))
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
@@ -639,12 +639,12 @@ def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clo
 
 
 def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise(
-    world: World, clock: kedge.LeapingClock
+    world: World, clock: killick.LeapingClock
 ) -> None:
-    kedge.when(low, poll, every="1s")
+    killick.when(low, poll, every="1s")
 
     def redeclare(rested: int) -> None:
-        kedge.when(low, poll, every="2s")
+        killick.when(low, poll, every="2s")
         firing.ensure(world.kd)
 
     duty = Duty(clock, rests=9, then=redeclare)
@@ -652,14 +652,16 @@ def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise
     assert len(duty.rested) == 1
 
 
-def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.on_event("order.created", fulfil)
+def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
+    world: World, clock: killick.LeapingClock
+) -> None:
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     TRIGGERS.restore({})
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
     assert world.kd.publish("order.created", {"number": 1}) == 0
-    kedge.on_event("order.created", fulfil)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     assert world.kd.info("trigger:fulfil").status == "waiting"
     assert world.kd.publish("order.created", {"number": 1}) == 1
@@ -668,19 +670,19 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(world: Wor
 
 
 def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    kedge.every("10m", poll)
-    kedge.on_event("order.created", fulfil)
+    killick.every("10m", poll)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     world.store.quarantine("trigger:poll", "somebody looked at it")
-    assert firing.ensure(world.kd) == ["kedge.trigger:fulfil"]
+    assert firing.ensure(world.kd) == ["killick.trigger:fulfil"]
     assert "poll: this trigger is out of order" in caplog.text
 
 
 # pausing ------------------------------------------------------------------------------------------
 
 
-def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 * * * *", poll, missed="skip")
+def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 * * * *", poll, missed="skip")
     attend(world.kd)
     world.kd.pause("trigger:poll")
     clock.advance(3 * HOUR + 600)
@@ -694,7 +696,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: kedge.L
 
 
 def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
-    kedge.on_event("order.created", fulfil)
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
     world.kd.pause("trigger:fulfil")
     for number in (1, 2):
@@ -710,8 +712,8 @@ def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
 # by hand ------------------------------------------------------------------------------------------
 
 
-def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * *", asking, input="what")
+def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 9 * * *", asking, input="what")
     run = world.kd.fire("asking", by="ada")
     other = world.kd.fire("asking", input="else")
     assert run.startswith("asking#hand_")
@@ -724,8 +726,8 @@ def test_a_trigger_can_be_fired_by_hand_whatever_it_waits_for(world: World, cloc
     assert runs(world.kd) == [run, other], "the run before has not ended"
 
 
-def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.when(low, report, name="low", every="1s")
+def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killick.LeapingClock) -> None:
+    killick.when(low, report, name="low", every="1s")
     asked: list[str] = []
 
     def fire(rested: int) -> None:
@@ -738,7 +740,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: kedge.
 
 
 def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
-    kedge.every("10m", report, input="tuesday")
+    killick.every("10m", report, input="tuesday")
     firing.ensure(world.kd)
     declared = TRIGGERS.copy()
     TRIGGERS.restore({})
@@ -751,18 +753,20 @@ def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
 
 
 def test_who_fires_by_hand_is_told_what_is_wrong(world: World) -> None:
-    kedge.on_event("x", fulfil)
+    killick.on_event("x", fulfil)
     with pytest.raises(RunUnknown):
         world.kd.fire("nothing")
-    with pytest.raises(kedge.KedgeError, match="input"):
+    with pytest.raises(killick.KillickError, match="input"):
         world.kd.fire("fulfil", input="nonsense")
     with pytest.raises(AnswerRefused, match="no input could be made"):
         world.kd.fire("fulfil")
     assert runs(world.kd) == []
 
 
-def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * *", report, input="monday")
+def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(
+    world: World, clock: killick.LeapingClock
+) -> None:
+    killick.cron("0 9 * * *", report, input="monday")
     attend(world.kd)
     world.kd.start(report, "ahead", id="report@2026-11-16T09:00Z")
     clock.advance(HOUR)
@@ -774,14 +778,14 @@ def test_a_run_that_is_there_under_the_name_of_a_firing_is_that_firing(world: Wo
 # deaths -------------------------------------------------------------------------------------------
 
 
-def everything(world: World, clock: kedge.LeapingClock, *, dies: tuple[int, str] | None) -> tuple[list[str], int]:
+def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, str] | None) -> tuple[list[str], int]:
     """Hours with triggers of every sort, attended to by processes of which one dies at some commit: the runs that
     were started, and how many commits the first process made."""
     holding = {"low": False}
-    kedge.cron("0 * * * *", poll, missed="all", overlap="allow")
-    kedge.on_event("order.created", fulfil)
-    kedge.on_event("ask", asking, overlap="queue")
-    kedge.when(lambda: holding["low"], report, name="low", input="low", every="10s")
+    killick.cron("0 * * * *", poll, missed="all", overlap="allow")
+    killick.on_event("order.created", fulfil)
+    killick.on_event("ask", asking, overlap="queue")
+    killick.when(lambda: holding["low"], report, name="low", input="low", every="10s")
     people = world.kd
     firing.ensure(people)
     world.process()
@@ -817,11 +821,11 @@ def everything(world: World, clock: kedge.LeapingClock, *, dies: tuple[int, str]
 
 
 def test_whoever_dies_wherever_loses_and_doubles_nothing(
-    make_world: Callable[[kedge.ManualClock], World],
+    make_world: Callable[[killick.ManualClock], World],
 ) -> None:
     def hours(dies: tuple[int, str] | None) -> tuple[list[str], int]:
         TRIGGERS.restore({})
-        clock = kedge.LeapingClock(NINE - 3_600_000_000)
+        clock = killick.LeapingClock(NINE - 3_600_000_000)
         return everything(make_world(clock), clock, dies=dies)
 
     undisturbed, commits = hours(None)
@@ -839,7 +843,7 @@ BEFORE_SPRING = in_us(datetime(2026, 3, 28, 20, tzinfo=UTC))
 BEFORE_AUTUMN = in_us(datetime(2026, 10, 24, 20, tzinfo=UTC))
 
 
-def sit_out_leases(clock: kedge.ManualClock) -> None:
+def sit_out_leases(clock: killick.ManualClock) -> None:
     """Let time pass by which leases end, which is not the time on the wall."""
     wall = clock.now_us()
     clock.advance(3_600)
@@ -861,16 +865,16 @@ HAPPENING = st.one_of(
     st.sampled_from(["skip", "once", "all"]),
 )
 def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
-    make_world: Callable[[kedge.ManualClock], World],
+    make_world: Callable[[killick.ManualClock], World],
     happenings: list[tuple[str, Any]],
     begin: int,
     expression: str,
     missed: Any,
 ) -> None:
     TRIGGERS.restore({})
-    clock = kedge.ManualClock(begin)
+    clock = killick.ManualClock(begin)
     world = make_world(clock)
-    kedge.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
+    killick.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
     firing.ensure(world.kd)
     furthest = begin
     for what, how in happenings:
@@ -900,17 +904,17 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
 
 
 def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> None:
-    clock = kedge.LeapingClock(NINE - 3_600_000_000)
-    kedge.cron("* * * * *", poll, missed="all", overlap="allow")
-    kedge.on_event("order.created", fulfil)
+    clock = killick.LeapingClock(NINE - 3_600_000_000)
+    killick.cron("* * * * *", poll, missed="all", overlap="allow")
+    killick.on_event("order.created", fulfil)
     with (
-        kedge.Client(SqliteStore(tmp_path / "kedge.db", clock=clock), clock=clock) as one,
-        kedge.Client(SqliteStore(tmp_path / "kedge.db", clock=clock), clock=clock) as other,
+        killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as one,
+        killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as other,
     ):
         firing.ensure(one)
         failed: list[BaseException] = []
 
-        def work(kd: kedge.Client) -> None:
+        def work(kd: killick.Client) -> None:
             try:
                 for number in range(20):
                     kd.publish("order.created", {"number": number}, id=f"order {number}")
@@ -933,12 +937,12 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
         assert sorted(input_of(one, run)["number"] for run in runs(one, "fulfil")) == list(range(20))
 
 
-def test_a_look_at_all_triggers(world: World, clock: kedge.LeapingClock) -> None:
-    kedge.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
-    kedge.on_event("order.created", fulfil)
+def test_a_look_at_all_triggers(world: World, clock: killick.LeapingClock) -> None:
+    killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
+    killick.on_event("order.created", fulfil)
     firing.ensure(world.kd)
-    kedge.every("10m", poll)
-    kedge.when(low, poll, name="low", every="90s")
+    killick.every("10m", poll)
+    killick.when(low, poll, name="low", every="90s")
     world.kd.fire("fulfil", input={"number": 1})
     fulfilled, lowered, polled, reported = world.kd.triggers()
     assert (fulfilled.what, fulfilled.fired, fulfilled.status) == ("on order.created", 1, "queued")

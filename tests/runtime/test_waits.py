@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import AlreadyAnswered, AnswerRefused, DurationRefused, RunBusy, RunUnknown, ValueRefused
-from kedge.model import events as e
-from kedge.runtime import executor
-from kedge.runtime.signals import Signal
+import killick
+from killick.errors import AlreadyAnswered, AnswerRefused, DurationRefused, RunBusy, RunUnknown, ValueRefused
+from killick.model import events as e
+from killick.runtime import executor
+from killick.runtime.signals import Signal
 from processes import Processes, kinds, record, steps, told
 
 
@@ -33,9 +33,9 @@ def processes() -> Iterator[Processes]:
         yield made
 
 
-def park(kd: kedge.Client, agent: kedge.Agent[None, Any], run: str = "r") -> kedge.RunWaiting:
+def park(kd: killick.Client, agent: killick.Agent[None, Any], run: str = "r") -> killick.RunWaiting:
     """Run until the agent waits for somebody."""
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, id=run)
     return waiting.value
 
@@ -48,7 +48,7 @@ def nothing_done() -> None:
     DONE.clear()
 
 
-@kedge.tool(effect="at_most_once", name="waits_do")
+@killick.tool(effect="at_most_once", name="waits_do")
 async def do(what: Any) -> Any:
     DONE.append(what)
     return what
@@ -71,7 +71,7 @@ def test_r25_signals_are_no_exceptions() -> None:
 class Cleaning:
     """Does a step when its block is left."""
 
-    def __init__(self, run: kedge.Run) -> None:
+    def __init__(self, run: killick.Run) -> None:
         self.run = run
 
     async def __aenter__(self) -> None: ...
@@ -81,14 +81,14 @@ class Cleaning:
 
 
 @contextlib.asynccontextmanager
-async def cleaning(run: kedge.Run) -> AsyncGenerator[None]:
+async def cleaning(run: killick.Run) -> AsyncGenerator[None]:
     try:
         yield
     finally:
         await run.call(do, "asynccontextmanager")
 
 
-async def goes_on_after_except_exception(run: kedge.Run) -> str:
+async def goes_on_after_except_exception(run: killick.Run) -> str:
     try:
         await run.ask("well?")
     except Exception:
@@ -96,7 +96,7 @@ async def goes_on_after_except_exception(run: kedge.Run) -> str:
     return "over"
 
 
-async def goes_on_after_everything(run: kedge.Run) -> str:
+async def goes_on_after_everything(run: killick.Run) -> str:
     try:
         await run.ask("well?")
     except BaseException:
@@ -114,7 +114,7 @@ async def goes_on_after_everything(run: kedge.Run) -> str:
     return "over"
 
 
-async def cleans_in_finally(run: kedge.Run) -> str:
+async def cleans_in_finally(run: killick.Run) -> str:
     try:
         await run.ask("well?")
     finally:
@@ -122,20 +122,20 @@ async def cleans_in_finally(run: kedge.Run) -> str:
     return "over"
 
 
-async def cleans_in_async_with(run: kedge.Run) -> str:
+async def cleans_in_async_with(run: killick.Run) -> str:
     async with Cleaning(run), cleaning(run):
         await run.ask("well?")
     return "over"
 
 
-async def returns_in_finally(run: kedge.Run) -> str:
+async def returns_in_finally(run: killick.Run) -> str:
     try:
         await run.ask("well?")
     finally:
         return "over"  # noqa: B012
 
 
-async def tries_again_and_again(run: kedge.Run) -> str:
+async def tries_again_and_again(run: killick.Run) -> str:
     for _ in range(100):
         try:
             await run.ask("well?")
@@ -155,7 +155,7 @@ CLEANERS = [
 def blocking(cleaner: Any) -> Any:
     """The same as blocking code."""
 
-    def goes_on_after_everything(run: kedge.SyncRun) -> str:
+    def goes_on_after_everything(run: killick.SyncRun) -> str:
         try:
             run.ask("well?")
         except BaseException:
@@ -173,8 +173,8 @@ def blocking(cleaner: Any) -> Any:
 def test_r25_nothing_is_recorded_or_applied_while_code_unwinds(
     monkeypatch: pytest.MonkeyPatch, processes: Processes, cleaner: Any, how: str
 ) -> None:
-    monkeypatch.setattr("kedge.runtime.execution.UNWIND_SECONDS", 0.1)
-    agent = kedge.agent(blocking(cleaner) if cleaner is blocking else cleaner)
+    monkeypatch.setattr("killick.runtime.execution.UNWIND_SECONDS", 0.1)
+    agent = killick.agent(blocking(cleaner) if cleaner is blocking else cleaner)
     kd = processes.new()
     park(kd, agent)
     before = record(kd, "r")
@@ -187,7 +187,7 @@ def test_r25_nothing_is_recorded_or_applied_while_code_unwinds(
         before += ["run.paused"]
     elif how == "cancelled":
         kd.cancel("r")
-        with pytest.raises(kedge.RunCancelled):
+        with pytest.raises(killick.RunCancelled):
             kd.run(agent, id="r")
         before += ["cancel.requested", "run.cancelled"]
     else:
@@ -201,14 +201,14 @@ def test_r25_nothing_is_recorded_or_applied_while_code_unwinds(
 
 
 def test_r25_a_run_parks_only_when_every_live_branch_waits(processes: Processes) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def slow(n: int) -> int:
         await asyncio.sleep(0.01)
         DONE.append(n)
         return n
 
-    @kedge.agent(name="half_waits")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="half_waits")
+    async def agent(run: killick.Run) -> list[Any]:
         async def works() -> int:
             for n in range(5):
                 await run.call(slow, n)
@@ -226,14 +226,14 @@ def test_r25_a_run_parks_only_when_every_live_branch_waits(processes: Processes)
 
 
 def test_r25_blocking_branches_park_only_when_every_one_waits(processes: Processes) -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def slow_in_thread(n: int) -> int:
         threading.Event().wait(0.01)
         DONE.append(n)
         return n
 
-    @kedge.agent(name="half_waits_in_threads")
-    def agent(run: kedge.SyncRun) -> list[Any]:
+    @killick.agent(name="half_waits_in_threads")
+    def agent(run: killick.SyncRun) -> list[Any]:
         def works() -> Any:
             for n in range(5):
                 run.call(slow_in_thread, n)
@@ -251,8 +251,8 @@ def test_r25_blocking_branches_park_only_when_every_one_waits(processes: Process
 
 
 def test_r25_blocking_branches_without_steps_do_not_park_a_run(processes: Processes) -> None:
-    @kedge.agent(name="only_computes")
-    def agent(run: kedge.SyncRun) -> list[int]:
+    @killick.agent(name="only_computes")
+    def agent(run: killick.SyncRun) -> list[int]:
         return list(run.gather(*[lambda: 1] * 5))
 
     assert processes.new().run(agent, id="r") == [1] * 5
@@ -261,8 +261,8 @@ def test_r25_blocking_branches_without_steps_do_not_park_a_run(processes: Proces
 def test_r25_woken_soon_it_goes_on_without_replay_and_after_eviction_it_replays(processes: Processes) -> None:
     entered: list[str] = []
 
-    @kedge.agent(name="warm")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="warm")
+    async def agent(run: killick.Run) -> str:
         entered.append("top")
         await run.call(do, 1)
         await run.ask("well?")
@@ -285,8 +285,8 @@ def test_r25_only_so_many_runs_stay_warm(processes: Processes, monkeypatch: pyte
     entered: list[str] = []
     monkeypatch.setattr(executor.Executor.__init__, "__kwdefaults__", {"warm_max": 2})
 
-    @kedge.agent(name="evicted")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="evicted")
+    async def agent(run: killick.Run) -> str:
         entered.append(run.id)
         await run.ask("well?")
         return run.id
@@ -302,8 +302,8 @@ def test_r25_only_so_many_runs_stay_warm(processes: Processes, monkeypatch: pyte
 
 
 def test_r25_a_warm_run_that_another_process_went_on_with_is_dropped(processes: Processes) -> None:
-    @kedge.agent(name="taken_elsewhere")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="taken_elsewhere")
+    async def agent(run: killick.Run) -> str:
         first = await run.ask("well?")
         second = await run.ask("sure?")
         return f"{first.by} {second.by}"
@@ -320,13 +320,13 @@ def test_r25_a_warm_run_that_another_process_went_on_with_is_dropped(processes: 
 def test_r25_what_an_agent_returns_after_a_pause_is_discarded(processes: Processes) -> None:
     kd = processes.new()
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def pauses() -> None:
         kd.pause("r", by="ann", because="lunch")
         await taken(processes)
 
-    @kedge.agent(name="pauses_itself")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="pauses_itself")
+    async def agent(run: killick.Run) -> str:
         try:
             await run.call(pauses)
             await run.call(do, "after")
@@ -334,7 +334,7 @@ def test_r25_what_an_agent_returns_after_a_pause_is_discarded(processes: Process
             return "caught"
         return "over"
 
-    with pytest.raises(kedge.RunPaused):
+    with pytest.raises(killick.RunPaused):
         kd.run(agent, id="r")
     assert (DONE, kd.info("r").status) == ([], "paused")
     [paused] = told(kd, "r", e.RunPaused)
@@ -348,8 +348,8 @@ def test_r25_what_an_agent_returns_after_a_pause_is_discarded(processes: Process
 
 
 def test_r25_a_question_is_told_to_those_who_are_asked(processes: Processes) -> None:
-    @kedge.agent(name="asks")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="asks")
+    async def agent(run: killick.Run) -> Any:
         answer = await run.ask("Pay 1250?", to=["managers", "cfo"], timeout="72h", options=["now", "later"])
         return [answer.kind, answer.value, answer.by, answer.comment, answer.approved, answer.expired]
 
@@ -368,8 +368,8 @@ def test_r25_a_question_is_told_to_those_who_are_asked(processes: Processes) -> 
 
 
 def test_r25_run_waiting_says_what_for(processes: Processes) -> None:
-    @kedge.agent(name="asks_managers")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="asks_managers")
+    async def agent(run: killick.Run) -> None:
         await run.ask("Pay 1250?", to="managers")
 
     waiting = park(processes.new(), agent)
@@ -382,15 +382,15 @@ def test_r25_run_waiting_says_what_for(processes: Processes) -> None:
 def test_r25_a_question_with_a_deadline_still_parks_kd_run(processes: Processes, blocks: bool) -> None:
     """Whoever calls kd.run learns that a person is asked, instead of hanging for three days."""
 
-    @kedge.agent(name="asks_for_days")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="asks_for_days")
+    async def agent(run: killick.Run) -> str:
         return (await run.ask("Pay?", timeout="72h", default="reject")).kind
 
-    @kedge.agent(name="waits_for_days")
-    async def waits(run: kedge.Run) -> Any:
+    @killick.agent(name="waits_for_days")
+    async def waits(run: killick.Run) -> Any:
         return await run.wait("paid", timeout="72h", default="no")
 
-    chosen: kedge.Agent[None, Any] = agent if blocks else waits
+    chosen: killick.Agent[None, Any] = agent if blocks else waits
     kd = processes.new()
     park(kd, chosen)
     assert kd.info("r").wake_at_us is not None
@@ -405,8 +405,8 @@ DEFAULTS: list[tuple[Any, tuple[str, Any]]] = [
 def test_r25_when_nobody_answers_in_time_the_default_counts_and_says_so(
     processes: Processes, default: Any, expected: tuple[str, Any]
 ) -> None:
-    @kedge.agent(name="asks_by_default")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="asks_by_default")
+    async def agent(run: killick.Run) -> list[Any]:
         answer = await run.ask("well?", timeout="72h", default=default)
         await run.ask("sure?")
         return [answer.kind, answer.value, answer.expired]
@@ -423,12 +423,12 @@ def test_r25_when_nobody_answers_in_time_the_default_counts_and_says_so(
 def test_r25_without_a_default_the_deadline_raises_and_so_it_does_on_replay(processes: Processes) -> None:
     seen: list[str] = []
 
-    @kedge.agent(name="expires")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="expires")
+    async def agent(run: killick.Run) -> str:
         for wait in (run.ask("well?", timeout="2h"), run.wait("paid", timeout=60)):
             try:
                 await wait
-            except kedge.WaitExpired as expired:
+            except killick.WaitExpired as expired:
                 seen.append(str(expired))
         await run.ask("sure?")
         return "over"
@@ -447,8 +447,8 @@ def test_r25_without_a_default_the_deadline_raises_and_so_it_does_on_replay(proc
 
 
 def test_r25_an_answer_at_the_deadline_counts_once(processes: Processes) -> None:
-    @kedge.agent(name="late")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="late")
+    async def agent(run: killick.Run) -> str:
         return (await run.ask("well?", timeout="1h", default="reject")).kind
 
     kd = processes.new()
@@ -463,8 +463,8 @@ def test_r25_an_answer_at_the_deadline_counts_once(processes: Processes) -> None
 def test_r25_sleep_takes_days_on_record_and_no_time_here(processes: Processes) -> None:
     seen: list[timedelta] = []
 
-    @kedge.agent(name="sleeps")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="sleeps")
+    async def agent(run: killick.Run) -> None:
         before = run.now()
         await run.sleep("3d 2h")
         await run.sleep(timedelta(hours=1).total_seconds())
@@ -480,8 +480,8 @@ def test_r25_sleep_takes_days_on_record_and_no_time_here(processes: Processes) -
 
 
 def test_r25_a_sleeping_run_is_due_when_its_time_has_come(processes: Processes) -> None:
-    @kedge.agent(name="sleeps_once")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="sleeps_once")
+    async def agent(run: killick.Run) -> str:
         await run.sleep("1h")
         return "over"
 
@@ -496,12 +496,12 @@ def test_r25_a_sleeping_run_is_due_when_its_time_has_come(processes: Processes) 
 
 @pytest.mark.parametrize("text", ["soon", "", "5 parsecs", "-3h", "3", None, float("nan"), -1, True])
 def test_r25_a_bad_duration_is_refused_and_no_step_is_taken(processes: Processes, text: Any) -> None:
-    @kedge.agent(name="bad_duration")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="bad_duration")
+    async def agent(run: killick.Run) -> None:
         await run.sleep(text)
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert failed.value.failure.is_a(DurationRefused)
     assert steps(kd, "r") == {}
@@ -509,12 +509,12 @@ def test_r25_a_bad_duration_is_refused_and_no_step_is_taken(processes: Processes
 
 @pytest.mark.parametrize("text", ["soon", "5 parsecs"])
 def test_r25_a_bad_timeout_is_refused_and_no_step_is_taken(processes: Processes, text: Any) -> None:
-    @kedge.agent(name="bad_timeout")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="bad_timeout")
+    async def agent(run: killick.Run) -> None:
         await run.ask("well?", timeout=text)
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert failed.value.failure.is_a(DurationRefused)
     assert steps(kd, "r") == {}
@@ -523,8 +523,8 @@ def test_r25_a_bad_timeout_is_refused_and_no_step_is_taken(processes: Processes,
 # R26: answers -------------------------------------------------------------------------------------
 
 
-@kedge.agent(name="asks_twice")
-async def asks_twice(run: kedge.Run) -> list[Any]:
+@killick.agent(name="asks_twice")
+async def asks_twice(run: killick.Run) -> list[Any]:
     first = await run.ask("well?")
     second = await run.ask("sure?")
     return [first.by, second.by]
@@ -547,7 +547,7 @@ def test_r26_the_first_answer_wins_and_the_second_is_told_who_and_when(processes
 
 
 def test_r26_of_many_who_answer_at_once_one_wins(tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "kedge.db"), durability="process") as kd:
+    with killick.open(str(tmp_path / "killick.db"), durability="process") as kd:
         park(kd, asks_twice)
         outcomes: list[str] = []
 
@@ -588,8 +588,8 @@ WRONG_ANSWERS: list[tuple[str, str, dict[str, Any], type[Exception]]] = [
 def test_r26_a_wrong_answer_is_refused_by_one_clear_error_and_changes_nothing(
     processes: Processes, wait: str, verb: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
-    @kedge.agent(name="asks_with_options")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="asks_with_options")
+    async def agent(run: killick.Run) -> Any:
         return (await run.ask("When?", options=["now", "later"])).value
 
     kd = processes.new()
@@ -603,8 +603,8 @@ def test_r26_a_wrong_answer_is_refused_by_one_clear_error_and_changes_nothing(
 
 
 def test_r26_a_run_is_enough_only_where_one_wait_is_open(processes: Processes) -> None:
-    @kedge.agent(name="asks_two_at_once")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="asks_two_at_once")
+    async def agent(run: killick.Run) -> list[Any]:
         answers = await run.gather(run.ask("one?"), run.ask("two?"))
         return [answer.by for answer in answers]
 
@@ -619,8 +619,8 @@ def test_r26_a_run_is_enough_only_where_one_wait_is_open(processes: Processes) -
 
 
 def test_r26_two_answers_that_came_while_nobody_looked_are_both_taken(processes: Processes) -> None:
-    @kedge.agent(name="asks_two")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="asks_two")
+    async def agent(run: killick.Run) -> list[Any]:
         answers = await run.gather(run.ask("one?"), run.ask("two?"))
         return [answer.by for answer in answers]
 
@@ -634,8 +634,8 @@ def test_r26_two_answers_that_came_while_nobody_looked_are_both_taken(processes:
 # R26: messages ------------------------------------------------------------------------------------
 
 
-@kedge.agent(name="listens")
-async def listens(run: kedge.Run) -> list[Any]:
+@killick.agent(name="listens")
+async def listens(run: killick.Run) -> list[Any]:
     first = [await run.wait("a") for _ in range(3)]
     return [*first, *[await run.wait("b") for _ in range(2)]]
 
@@ -673,8 +673,8 @@ def test_r26_a_message_counts_once_by_its_id(processes: Processes) -> None:
 
 
 def test_r26_two_branches_that_wait_for_the_same_name_get_one_message_each(processes: Processes) -> None:
-    @kedge.agent(name="listens_twice")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="listens_twice")
+    async def agent(run: killick.Run) -> list[Any]:
         return list(await run.gather(run.wait("a"), run.wait("a")))
 
     kd = processes.new()
@@ -686,13 +686,13 @@ def test_r26_two_branches_that_wait_for_the_same_name_get_one_message_each(proce
 
 
 def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes: Processes) -> None:
-    @kedge.agent(name="overrun")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="overrun")
+    async def agent(run: killick.Run) -> str:
         return (await run.ask("well?")).kind
 
     kd = processes.new()
     park(kd, agent)
-    from kedge.runtime.steps import delivery
+    from killick.runtime.steps import delivery
 
     at = processes.clock.now_us()
     noise = [delivery("r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
@@ -707,8 +707,8 @@ class Paid:
 
 
 def test_r26_a_message_comes_as_the_type_that_is_asked_for(processes: Processes) -> None:
-    @kedge.agent(name="typed_wait")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="typed_wait")
+    async def agent(run: killick.Run) -> list[Any]:
         paid = await run.wait("paid", returns=Paid)
         assert isinstance(paid, Paid)
         answer = await run.ask("how much?", returns=int)
@@ -723,8 +723,8 @@ def test_r26_a_message_comes_as_the_type_that_is_asked_for(processes: Processes)
 
 
 def test_r31_an_answer_that_does_not_fit_is_refused_to_whoever_gives_it(processes: Processes) -> None:
-    @kedge.agent(name="typed_ask")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="typed_ask")
+    async def agent(run: killick.Run) -> Any:
         return (await run.ask("how much?", returns=int)).value
 
     kd = processes.new()
@@ -740,8 +740,8 @@ def test_r31_an_answer_that_does_not_fit_is_refused_to_whoever_gives_it(processe
 def test_r26_a_message_that_does_not_fit_fails_the_step_and_strands_nobody(processes: Processes) -> None:
     seen: list[str] = []
 
-    @kedge.agent(name="misfit")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="misfit")
+    async def agent(run: killick.Run) -> str:
         try:
             await run.wait("paid", returns=Paid)
         except ValueRefused as refused:
@@ -760,7 +760,7 @@ def test_r26_a_message_that_does_not_fit_fails_the_step_and_strands_nobody(proce
 
 
 WRONG_MESSAGES: list[tuple[str, str, Any, type[Exception]]] = [
-    ("nobody", "a", 1, RunUnknown), ("r", "a", object(), ValueRefused), ("r", "kedge.command", {}, AnswerRefused),
+    ("nobody", "a", 1, RunUnknown), ("r", "a", object(), ValueRefused), ("r", "killick.command", {}, AnswerRefused),
 ]  # fmt: skip
 
 
@@ -778,8 +778,8 @@ def test_r26_a_wrong_message_is_refused_and_changes_nothing(
 def test_r26_what_people_say_is_heard_at_the_same_place_on_replay(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="hears")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(name="hears")
+    async def agent(run: killick.Run) -> None:
         heard = [await run.heard()]
         await run.ask("one?")
         heard.append(await run.heard())
@@ -803,13 +803,13 @@ def test_r26_what_people_say_is_heard_at_the_same_place_on_replay(processes: Pro
 
 
 def test_r26_an_agent_sends_to_another_run_once(processes: Processes) -> None:
-    @kedge.agent(name="sends")
-    async def sender(run: kedge.Run) -> str:
+    @killick.agent(name="sends")
+    async def sender(run: killick.Run) -> str:
         await run.send("r", "a", {"n": 1})
         await run.ask("well?")
         try:
             await run.send("nobody", "a")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             return str(failed.is_a(RunUnknown))
         return "no error"
 
@@ -826,8 +826,8 @@ def test_r26_an_agent_sends_to_another_run_once(processes: Processes) -> None:
 # R26: commands ------------------------------------------------------------------------------------
 
 
-@kedge.agent(name="commanded")
-async def commanded(run: kedge.Run) -> Any:
+@killick.agent(name="commanded")
+async def commanded(run: killick.Run) -> Any:
     answer = await run.ask("well?")
     return [answer.kind, dict(run.context)]
 
@@ -844,7 +844,7 @@ def test_r26_commands_on_a_run_that_nobody_holds_are_appended_at_once(processes:
     info = kd.info("r")
     assert (info.status, info.priority, info.holder) == ("paused", 7, None)
     kd.answer("r", "approve")
-    with pytest.raises(kedge.RunPaused):
+    with pytest.raises(killick.RunPaused):
         kd.run(commanded, id="r")
     assert kd.resume("r", by="bob") == "resumed"
     assert kd.run(commanded, id="r") == ["approve", {"x": 1}]
@@ -854,13 +854,13 @@ def test_r26_commands_on_a_run_that_nobody_holds_are_appended_at_once(processes:
 def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(processes: Processes, command: str) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="reads", name="held_tool")
+    @killick.tool(effect="reads", name="held_tool")
     def held() -> None:
         started.set()
         go.wait(300)
 
-    @kedge.agent(name="held")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="held")
+    async def agent(run: killick.Run) -> Any:
         await run.call(held)
         await run.decided("and then?", "on")
         return dict(run.context)
@@ -871,7 +871,7 @@ def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(proces
     def drive() -> None:
         try:
             outcome.append(kd.run(agent, id="r"))
-        except kedge.KedgeError as error:
+        except killick.KillickError as error:
             outcome.append(type(error).__name__)
 
     thread = threading.Thread(target=drive)
@@ -886,7 +886,7 @@ def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(proces
     expected = {"pause": "RunPaused", "cancel": "RunCancelled", "set": {"x": 1}, "prioritize": {}}
     assert outcome == [expected[command]]
     [message] = kd.store.messages("r")
-    assert (message.name, message.by) == ("kedge.command", "ann")
+    assert (message.name, message.by) == ("killick.command", "ann")
     if command == "prioritize":
         assert kd.info("r").priority == 7
 
@@ -895,8 +895,8 @@ def test_r26_commands_on_a_held_run_come_through_the_inbox_and_are_obeyed(proces
 def test_r26_commands_on_an_unknown_or_ended_run_are_refused_and_change_nothing(
     processes: Processes, command: str
 ) -> None:
-    @kedge.agent(name="over")
-    async def agent(run: kedge.Run) -> None: ...
+    @killick.agent(name="over")
+    async def agent(run: killick.Run) -> None: ...
 
     kd = processes.new()
     kd.run(agent, id="r")
@@ -924,18 +924,18 @@ def test_r26_resume_says_what_it_did_and_changes_nothing_where_nothing_holds_a_r
 def test_r26_resuming_a_failed_run_goes_on_at_the_step_that_failed(processes: Processes) -> None:
     broken = [True]
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1))
     async def fails_once() -> str:
         if broken.pop() if broken else False:
             raise LookupError("broken")
         return "mended"
 
-    @kedge.agent(name="fails_and_resumes")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="fails_and_resumes")
+    async def agent(run: killick.Run) -> list[Any]:
         return [await run.call(do, 1), await run.call(fails_once)]
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert failed.value.step == "2"
     assert "step 2" in kd.resume("r", by="ann")
@@ -947,12 +947,12 @@ def test_r26_a_cancelled_run_is_over_and_its_wait_is_not_to_be_answered(processe
     kd = processes.new()
     park(kd, commanded)
     kd.cancel("r", by="ann", because="obsolete")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         kd.run(commanded, id="r")
     assert kd.inbox() == []
     with pytest.raises(AnswerRefused):
         kd.answer("r", "approve")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         processes.new().run(commanded, id="r")
 
 
@@ -960,47 +960,47 @@ def test_r26_a_cancelled_run_is_over_and_its_wait_is_not_to_be_answered(processe
 
 HOLDER = """
     import sys, time
-    import kedge
+    import killick
 
-    @kedge.tool(effect="idempotent", name="hangs")
-    def hangs(n: int, key: kedge.Key = kedge.KEY) -> int:
+    @killick.tool(effect="idempotent", name="hangs")
+    def hangs(n: int, key: killick.Key = killick.KEY) -> int:
         print("in the tool", flush=True)
         if sys.argv[2] == "hang":
             time.sleep(60)
         return n
 
-    @kedge.agent(name="owned")
-    async def owned(run: kedge.Run) -> list[int]:
+    @killick.agent(name="owned")
+    async def owned(run: killick.Run) -> list[int]:
         return [await run.call(hangs, n) for n in range(2)]
 
     if __name__ == "__main__":
-        with kedge.open(sys.argv[1]) as kd:
+        with killick.open(sys.argv[1]) as kd:
             print(kd.run(owned, id="r"), flush=True)
 """
 
 
-def owned_agent() -> kedge.Agent[None, list[int]]:
-    @kedge.tool(effect="idempotent", name="hangs")
-    def hangs(n: int, key: kedge.Key = kedge.KEY) -> int:
+def owned_agent() -> killick.Agent[None, list[int]]:
+    @killick.tool(effect="idempotent", name="hangs")
+    def hangs(n: int, key: killick.Key = killick.KEY) -> int:
         DONE.append(n)
         return n
 
-    @kedge.agent(name="owned")
-    async def owned(run: kedge.Run) -> list[int]:
+    @killick.agent(name="owned")
+    async def owned(run: killick.Run) -> list[int]:
         return [await run.call(hangs, n) for n in range(2)]
 
     return owned
 
 
 def test_r27_a_run_is_busy_while_its_holder_lives_and_is_taken_over_at_once_when_it_was_killed(tmp_path: Path) -> None:
-    script, place = tmp_path / "holder.py", str(tmp_path / "kedge.db")
+    script, place = tmp_path / "holder.py", str(tmp_path / "killick.db")
     script.write_text(textwrap.dedent(HOLDER))
     holder = subprocess.Popen([sys.executable, str(script), place, "hang"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "in the tool\n"
         agent = owned_agent()
-        with kedge.open(place) as kd:
+        with killick.open(place) as kd:
             before = kinds(kd, "r")
             with pytest.raises(RunBusy):
                 kd.run(agent, id="r")
@@ -1017,18 +1017,18 @@ def test_r27_a_run_is_busy_while_its_holder_lives_and_is_taken_over_at_once_when
 def test_r27_two_clients_of_one_file_do_not_share_a_run(tmp_path: Path) -> None:
     started, go = threading.Event(), threading.Event()
 
-    @kedge.tool(effect="reads", name="holds_the_run")
+    @killick.tool(effect="reads", name="holds_the_run")
     def holds() -> None:
         started.set()
         go.wait(300)
 
-    @kedge.agent(name="held_by_one")
-    async def agent(run: kedge.Run) -> str:
+    @killick.agent(name="held_by_one")
+    async def agent(run: killick.Run) -> str:
         await run.call(holds)
         return "over"
 
-    place = str(tmp_path / "kedge.db")
-    with kedge.open(place) as one, kedge.open(place) as two:
+    place = str(tmp_path / "killick.db")
+    with killick.open(place) as one, killick.open(place) as two:
         results: list[str] = []
         thread = threading.Thread(target=lambda: results.append(one.run(agent, id="r")))
         thread.start()
@@ -1055,13 +1055,13 @@ class Claim:
 def test_r30_an_edit_becomes_visible_when_a_step_returns_and_there_again_on_replay(processes: Processes) -> None:
     seen: list[list[Any]] = []
 
-    @kedge.tool(effect="reads", name="edits_meanwhile")
+    @killick.tool(effect="reads", name="edits_meanwhile")
     async def edits() -> None:
         processes.new().set("r", by="ann", amount=7)
         await taken(processes)
 
-    @kedge.agent(name="edited_meanwhile", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> int:
+    @killick.agent(name="edited_meanwhile", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> int:
         path: list[Any] = [run.context.amount]
         seen.append(path)
         await run.update(amount=1)
@@ -1086,8 +1086,8 @@ def test_r30_an_edit_becomes_visible_when_a_step_returns_and_there_again_on_repl
 def test_r30_an_edit_of_a_run_that_waits_is_not_visible_before_the_wait_returns(processes: Processes) -> None:
     seen: list[Any] = []
 
-    @kedge.agent(name="edited_while_waiting")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="edited_while_waiting")
+    async def agent(run: killick.Run) -> Any:
         await run.update(a=1)
         seen.append(run.context.a)
         await run.ask("one?")
@@ -1107,8 +1107,8 @@ def test_r30_an_edit_of_a_run_that_waits_is_not_visible_before_the_wait_returns(
 
 
 def test_r30_update_names_the_version_it_saw(processes: Processes) -> None:
-    @kedge.agent(name="versions", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> None:
+    @killick.agent(name="versions", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> None:
         await run.update(amount=1)
         await run.ask("well?")
         await run.update(amount=run.context.amount + 1)
@@ -1127,15 +1127,15 @@ def test_r30_update_names_the_version_it_saw(processes: Processes) -> None:
 def test_r30_an_update_made_before_an_edit_was_seen_names_the_older_version(processes: Processes) -> None:
     edited = asyncio.Event()
 
-    @kedge.tool(effect="reads", name="edits_by_another")
+    @killick.tool(effect="reads", name="edits_by_another")
     async def edits() -> None:
         processes.new().set("r", by="ann", amount=10)
         await taken(processes)
         edited.set()
         await asyncio.sleep(0.02)
 
-    @kedge.agent(name="versions_at_once", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> None:
+    @killick.agent(name="versions_at_once", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> None:
         async def updates() -> None:
             await edited.wait()
             await run.update(note="in between")
@@ -1151,8 +1151,8 @@ def test_r30_an_update_made_before_an_edit_was_seen_names_the_older_version(proc
 
 
 def test_r30_a_context_has_its_declared_type_and_refuses_what_does_not_fit(processes: Processes) -> None:
-    @kedge.agent(name="typed_context", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> Any:
+    @killick.agent(name="typed_context", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> Any:
         assert isinstance(run.context, Claim)
         await run.update(amount=5, tags=["a"])
         for wrong in ({"amount": "many"}, {"colour": "red"}, {"amount": object()}):
@@ -1172,8 +1172,8 @@ def test_r30_a_context_has_its_declared_type_and_refuses_what_does_not_fit(proce
 def test_r30_an_edit_that_does_not_fit_is_refused_to_whoever_makes_it(
     processes: Processes, wrong: dict[str, Any]
 ) -> None:
-    @kedge.agent(name="edited_wrongly", context=Claim)
-    async def agent(run: kedge.Run[Claim]) -> Any:
+    @killick.agent(name="edited_wrongly", context=Claim)
+    async def agent(run: killick.Run[Claim]) -> Any:
         await run.ask("well?")
         return run.context.amount
 
@@ -1188,8 +1188,8 @@ def test_r30_an_edit_that_does_not_fit_is_refused_to_whoever_makes_it(
 
 
 def test_r30_an_untyped_context_is_a_document_with_attributes(processes: Processes) -> None:
-    @kedge.agent(name="untyped_context")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="untyped_context")
+    async def agent(run: killick.Run) -> Any:
         with pytest.raises(AttributeError, match=r"run\.update"):
             run.context.missing  # noqa: B018
         await run.update(a=1, b={"c": [1, 2]})
@@ -1200,7 +1200,7 @@ def test_r30_an_untyped_context_is_a_document_with_attributes(processes: Process
     park(kd, agent)
     kd.set("r", unset=["a"], z=26)
     kd.answer("r", "approve")
-    with pytest.raises(kedge.RunFailed, match="'a'"):
+    with pytest.raises(killick.RunFailed, match="'a'"):
         processes.new().run(agent, id="r")
 
 
@@ -1216,8 +1216,8 @@ def test_r30_an_older_context_is_migrated_before_code_sees_it(processes: Process
     def add_currency(document: dict[str, Any]) -> dict[str, Any]:
         return document | {"currency": "USD"}
 
-    @kedge.agent(name="migrated", context=Claim)
-    async def old(run: kedge.Run[Claim]) -> Any:
+    @killick.agent(name="migrated", context=Claim)
+    async def old(run: killick.Run[Claim]) -> Any:
         await run.ask("well?")
         return run.context.amount
 
@@ -1225,8 +1225,8 @@ def test_r30_an_older_context_is_migrated_before_code_sees_it(processes: Process
     park(kd, old)
     kd.answer("r", "approve")
 
-    @kedge.agent(name="migrated", context=Renamed, migrations=[rename, add_currency])
-    async def new(run: kedge.Run[Renamed]) -> Any:
+    @killick.agent(name="migrated", context=Renamed, migrations=[rename, add_currency])
+    async def new(run: killick.Run[Renamed]) -> Any:
         await run.ask("well?")
         return [run.context.sum, run.context.currency]
 
@@ -1238,8 +1238,8 @@ def test_r30_migrations_reach_what_old_code_and_people_changed(processes: Proces
     class Renamed:
         sum: int = 0
 
-    @kedge.agent(name="migrated_changes", context=Claim)
-    async def old(run: kedge.Run[Claim]) -> Any:
+    @killick.agent(name="migrated_changes", context=Claim)
+    async def old(run: killick.Run[Claim]) -> Any:
         await run.update(amount=5)
         await run.ask("well?")
         return run.context.amount
@@ -1252,8 +1252,8 @@ def test_r30_migrations_reach_what_old_code_and_people_changed(processes: Proces
     def rename(document: dict[str, Any]) -> dict[str, Any]:
         return {"sum": document["amount"]} if "amount" in document else document
 
-    @kedge.agent(name="migrated_changes", context=Renamed, migrations=[rename])
-    async def new(run: kedge.Run[Renamed]) -> Any:
+    @killick.agent(name="migrated_changes", context=Renamed, migrations=[rename])
+    async def new(run: killick.Run[Renamed]) -> Any:
         await run.update(sum=5)
         await run.ask("well?")
         return run.context.sum
@@ -1265,14 +1265,14 @@ def test_r30_migrations_reach_what_old_code_and_people_changed(processes: Proces
 
 
 def test_r31_an_answer_is_bound_to_what_was_asked(processes: Processes) -> None:
-    @kedge.agent(name="bound")
-    async def agent(run: kedge.Run, amount: int) -> str:
+    @killick.agent(name="bound")
+    async def agent(run: killick.Run, amount: int) -> str:
         return (await run.ask(f"Pay {amount}?")).kind
 
     kd = processes.new()
     digests: set[str | None] = set()
     for run, amount in (("a", 1), ("b", 1), ("c", 2)):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(agent, amount, id=run)
         [opened] = told(kd, run, e.WaitOpened)
         digests.add(opened.event.digest)
@@ -1281,14 +1281,14 @@ def test_r31_an_answer_is_bound_to_what_was_asked(processes: Processes) -> None:
 
 
 def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) -> None:
-    from kedge.runtime.steps import delivery
+    from killick.runtime.steps import delivery
 
     kd = processes.new()
     park(kd, asks_twice)
     [opened] = told(kd, "r", e.WaitOpened)
     forged = {"kind": "approve", "value": None, "comment": None, "digest": "AAAA"}
     where = f"answer:r:1@{opened.seq}"
-    kd.store.deliver([delivery("r", "kedge.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())])
+    kd.store.deliver([delivery("r", "killick.answer", forged, id=where, by="eve", at_us=processes.clock.now_us())])
     waiting = park(kd, asks_twice)
     assert [wait.step for wait in waiting.waits] == ["1"]
     kd.answer("r:1", "approve", by="ann")
@@ -1298,8 +1298,8 @@ def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) ->
 
 
 def test_r31_the_same_question_again_needs_an_answer_of_its_own(processes: Processes) -> None:
-    @kedge.agent(name="asks_the_same")
-    async def agent(run: kedge.Run) -> list[Any]:
+    @killick.agent(name="asks_the_same")
+    async def agent(run: killick.Run) -> list[Any]:
         return [(await run.ask("Pay?")).by for _ in range(2)]
 
     kd = processes.new()
@@ -1313,13 +1313,13 @@ def test_r31_the_same_question_again_needs_an_answer_of_its_own(processes: Proce
 def test_r31_after_a_rewind_old_answers_authorise_nothing(processes: Processes) -> None:
     broken = [True]
 
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=1), name="breaks_after_approval")
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=1), name="breaks_after_approval")
     async def breaks() -> None:
         if broken:
             raise LookupError("broken")
 
-    @kedge.agent(name="approved_then_rewound")
-    async def agent(run: kedge.Run) -> Any:
+    @killick.agent(name="approved_then_rewound")
+    async def agent(run: killick.Run) -> Any:
         async def approved() -> Any:
             answer = await run.ask("Pay?")
             return answer.by
@@ -1327,7 +1327,7 @@ def test_r31_after_a_rewind_old_answers_authorise_nothing(processes: Processes) 
         return (await run.gather(approved(), run.call(breaks)))[0]
 
     kd = processes.new()
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(agent, id="r")
     broken.clear()
     kd.resume("r")
@@ -1339,22 +1339,22 @@ def test_r31_after_a_rewind_old_answers_authorise_nothing(processes: Processes) 
 def test_an_answer_that_came_before_the_code_diverged_wakes_the_run_when_it_is_resumed(tmp_path: Path) -> None:
     wanted: list[str] = []
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def paid_meanwhile(amount: int) -> int:
         return amount
 
-    @kedge.agent
-    async def mended(run: kedge.Run) -> str:
+    @killick.agent
+    async def mended(run: killick.Run) -> str:
         if wanted:
             await run.call(paid_meanwhile, 1)
         return (await run.ask("ok?")).kind
 
-    path = str(tmp_path / "kedge.db")
-    with kedge.open(path) as kd:
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as kd:
         kd.start(mended, id="r")
         kd.advance("r")
     wanted.append("another step")
-    with kedge.open(path) as kd:
+    with killick.open(path) as kd:
         kd.answer("r", "approve")
         assert kd.advance("r").diverged is not None
         wanted.clear()
@@ -1364,28 +1364,28 @@ def test_an_answer_that_came_before_the_code_diverged_wakes_the_run_when_it_is_r
 
 
 def test_a_run_that_is_over_refuses_what_it_cannot_hear_and_takes_no_offence_at_a_message_it_had() -> None:
-    @kedge.agent
-    async def listens(run: kedge.Run) -> str:
+    @killick.agent
+    async def listens(run: killick.Run) -> str:
         return str(await run.wait("word"))
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.start(listens, id="r")
         kd.send("r", "word", "hi", id="m1")
         kd.advance("r")
         kd.send("r", "word", "hi", id="m1")
         for speak in (lambda: kd.send("r", "word", "again"), lambda: kd.say("r", "hello?")):
-            with pytest.raises(kedge.KedgeError, match=r"over .completed. and hears nothing"):
+            with pytest.raises(killick.KillickError, match=r"over .completed. and hears nothing"):
                 speak()
         assert kd.advance("r").result == "hi", "an ended run is told of, and not taken"
 
 
 def test_resuming_a_paused_run_does_not_take_back_the_wish_to_end_it() -> None:
-    @kedge.agent
-    async def patient(run: kedge.Run) -> str:
+    @killick.agent
+    async def patient(run: killick.Run) -> str:
         await run.wait("never")
         return "never"
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.start(patient, id="r")
         kd.advance("r")
         kd.pause("r")
@@ -1395,11 +1395,11 @@ def test_resuming_a_paused_run_does_not_take_back_the_wish_to_end_it() -> None:
 
 
 def test_a_wait_whose_words_were_erased_can_still_be_seen_and_answered() -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return (await run.ask("A secret?")).kind
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.start(asks, id="r")
         kd.advance("r")
         opened = kd.state("r").fold.facts.waits["1"].opened

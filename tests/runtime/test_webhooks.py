@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-import kedge
-from kedge.errors import DeclarationRefused, WebhookRefused
-from kedge.model import events as e
-from kedge.runtime.hooks import HOOKS, HookEvent, attend, ensure
-from kedge.runtime.webhooks import document
-from kedge.store import MemoryStore, SqliteStore
-from kedge.store.base import Told
+import killick
+from killick.errors import DeclarationRefused, WebhookRefused
+from killick.model import events as e
+from killick.runtime.hooks import HOOKS, HookEvent, attend, ensure
+from killick.runtime.webhooks import document
+from killick.store import MemoryStore, SqliteStore
+from killick.store.base import Told
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NOW_US = 1_750_000_000_000_000
@@ -93,11 +93,11 @@ def declared() -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[kedge.Client]:
-    clock = kedge.ManualClock(NOW_US)
-    path = tmp_path / "kedge.db"
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
+    clock = killick.ManualClock(NOW_US)
+    path = tmp_path / "killick.db"
     store = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(path, clock=clock)
-    with kedge.Client(store, clock=clock) as client:
+    with killick.Client(store, clock=clock) as client:
         yield client
 
 
@@ -116,13 +116,13 @@ class Rests:
         self.clock.advance(seconds)
 
 
-def attended(kd: kedge.Client, name: str = "ops", rests: int = 1) -> None:
+def attended(kd: killick.Client, name: str = "ops", rests: int = 1) -> None:
     head = kd.store.lease(f"hook:{name}", kd.engine.holder, seconds=3600 * 24)
     asyncio.run(attend(kd, kd.log.open(f"hook:{name}"), Rests(kd.clock, rests)))
     kd.store.release(f"hook:{name}", epoch=head.epoch)
 
 
-def recorded(kd: kedge.Client, name: str = "ops") -> list[tuple[str, dict[str, Any]]]:
+def recorded(kd: killick.Client, name: str = "ops") -> list[tuple[str, dict[str, Any]]]:
     """What is on record of a hook after its declaration."""
     found = kd.events(f"hook:{name}", after=2)
     return [
@@ -131,28 +131,28 @@ def recorded(kd: kedge.Client, name: str = "ops") -> list[tuple[str, dict[str, A
     ]
 
 
-@kedge.agent(name="webhooked")
-async def pays(run: kedge.Run, claim: dict[str, Any]) -> Any:
+@killick.agent(name="webhooked")
+async def pays(run: killick.Run, claim: dict[str, Any]) -> Any:
     return (await run.ask(f"Pay {claim['amount']}?", to="managers")).kind
 
 
-@kedge.tool(name="webhooked_charge")
-def charge(card: kedge.Secret) -> str:
+@killick.tool(name="webhooked_charge")
+def charge(card: killick.Secret) -> str:
     return "charged"
 
 
-@kedge.agent(name="webhooked_charges")
-async def charges(run: kedge.Run) -> None:
-    await run.call(charge, kedge.Secret("4242"))
+@killick.agent(name="webhooked_charges")
+async def charges(run: killick.Run) -> None:
+    await run.call(charge, killick.Secret("4242"))
 
 
-@kedge.agent(name="webhooked_long")
-async def long(run: kedge.Run) -> dict[str, str]:
+@killick.agent(name="webhooked_long")
+async def long(run: killick.Run) -> dict[str, str]:
     return {"short": "x", "long": "y" * 100_000}
 
 
-def open_wait(kd: kedge.Client, run: str = "claim-1") -> None:
-    with pytest.raises(kedge.RunWaiting):
+def open_wait(kd: killick.Client, run: str = "claim-1") -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(pays, {"amount": 1250}, id=run)
 
 
@@ -166,8 +166,8 @@ def hmac_by_hand(key: bytes, message: bytes) -> bytes:
 # what is sent -------------------------------------------------------------------------------------
 
 
-def test_the_far_side_is_told_in_a_signed_document(kd: kedge.Client, far: FarSide) -> None:
-    kedge.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
+def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
     ensure(kd)
     open_wait(kd)
     attended(kd)
@@ -195,21 +195,21 @@ def test_the_far_side_is_told_in_a_signed_document(kd: kedge.Client, far: FarSid
     signed = f"{document['id']}.1750000000.".encode() + taken.body
     by_hand = b64encode(hmac_by_hand(b64decode(SECRET.removeprefix("whsec_")), signed)).decode()
     assert headers["webhook-signature"] == f"v1,{by_hand}"
-    assert kedge.webhook_verify(SECRET, headers, taken.body, clock=kd.clock) == document
+    assert killick.webhook_verify(SECRET, headers, taken.body, clock=kd.clock) == document
 
 
-def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: kedge.Client, far: FarSide) -> None:
-    kedge.webhook(far.url, "wait.opened", secret="s", name="ops")
+def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
     ensure(kd)
     open_wait(kd, "Zürich 1. 2")
     attended(kd)
     [taken] = far.taken
-    document = kedge.webhook_verify("s", taken.headers, taken.body, clock=kd.clock)
+    document = killick.webhook_verify("s", taken.headers, taken.body, clock=kd.clock)
     assert (taken.headers["webhook-id"].isascii(), document["run"]) == (True, "Zürich 1. 2")
 
 
-def test_large_values_are_left_out_and_named(kd: kedge.Client, far: FarSide) -> None:
-    kedge.webhook(far.url, "run.completed", secret="s", name="ops")
+def test_large_values_are_left_out_and_named(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "run.completed", secret="s", name="ops")
     ensure(kd)
     kd.run(long, id="long")
     attended(kd)
@@ -217,7 +217,7 @@ def test_large_values_are_left_out_and_named(kd: kedge.Client, far: FarSide) -> 
     assert (document["data"], document["left_out"]) == ({}, ["result"])
 
 
-def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: kedge.Client) -> None:
+def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -> None:
     kd.run(charges, id="claim-1")
     seq = next(each.seq for each in kd.events("claim-1") if isinstance(each.event, e.StepIntended))
     told = Told(position=1, run="claim-1", seq=seq, kind="step.intended")
@@ -227,8 +227,8 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: kedge.Client) -> 
     assert b"4242" not in sent
 
 
-def test_what_was_erased_is_not_sent(kd: kedge.Client, far: FarSide) -> None:
-    kedge.webhook(far.url, "run.completed", secret="s", name="ops")
+def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "run.completed", secret="s", name="ops")
     ensure(kd)
     kd.run(long, id="long")
     log = kd.log.open("long")
@@ -239,10 +239,10 @@ def test_what_was_erased_is_not_sent(kd: kedge.Client, far: FarSide) -> None:
 
 
 def test_neither_secret_nor_address_is_on_record(
-    kd: kedge.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK_SECRET", "0ne-secret")
-    kedge.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
+    killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
     far.answers = [(500, {}, b"")]
     ensure(kd)
     open_wait(kd)
@@ -258,10 +258,10 @@ def test_neither_secret_nor_address_is_on_record(
 
 
 def test_a_secret_of_the_environment_is_read_when_it_is_needed(
-    kd: kedge.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOOK_SECRET", raising=False)
-    kedge.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=kedge.Retry(first=1))
+    killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=killick.Retry(first=1))
     ensure(kd)
     open_wait(kd)
     attended(kd)
@@ -270,28 +270,28 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
     assert "the environment has no HOOK_SECRET" in failure["message"]
     monkeypatch.setenv("HOOK_SECRET", SECRET)
     attended(kd, rests=2)
-    assert kedge.webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.clock)
+    assert killick.webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.clock)
 
 
-def test_while_secrets_are_changed_it_is_signed_with_each(kd: kedge.Client, far: FarSide) -> None:
-    kedge.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
+def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
     ensure(kd)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
     assert len(taken.headers["webhook-signature"].split()) == 2
     for secret in ("new", "old", ["other", "old"]):
-        assert kedge.webhook_verify(secret, taken.headers, taken.body, clock=kd.clock)
+        assert killick.webhook_verify(secret, taken.headers, taken.body, clock=kd.clock)
     with pytest.raises(WebhookRefused, match="no signature fits"):
-        kedge.webhook_verify("other", taken.headers, taken.body, clock=kd.clock)
+        killick.webhook_verify("other", taken.headers, taken.body, clock=kd.clock)
 
 
 # what is answered ---------------------------------------------------------------------------------
 
 
-def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: kedge.Client, far: FarSide) -> None:
+def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(500, {}, b"broken " * 200), (404, {}, b""), (200, {}, b"ok")]
-    kedge.webhook(far.url, "wait.opened", secret="s", name="ops", retry=kedge.Retry(first=20, jitter=0))
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=20, jitter=0))
     ensure(kd)
     open_wait(kd)
     attended(kd, rests=4)
@@ -304,16 +304,16 @@ def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: kedge.Cli
     assert [taken.headers["webhook-timestamp"] for taken in far.taken] == ["1750000000", "1750000020", "1750000060"]
 
 
-def test_who_is_gone_is_told_no_more_of_it(kd: kedge.Client, far: FarSide) -> None:
+def test_who_is_gone_is_told_no_more_of_it(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(410, {}, b"moved out"), (204, {}, b"")]
-    kedge.webhook(far.url, "wait.opened", secret="s", name="ops")
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
     ensure(kd)
     open_wait(kd)
     open_wait(kd, "claim-2")
     attended(kd)
     (dropped, failure), (called, _) = recorded(kd)
     assert (dropped, called, len(far.taken)) == ("hook.dropped", "hook.called", 2)
-    assert (failure["type"], failure["details"]["body"]) == ("kedge.errors.WebhookGone", "moved out")
+    assert (failure["type"], failure["details"]["body"]) == ("killick.errors.WebhookGone", "moved out")
 
 
 @pytest.mark.parametrize(
@@ -329,10 +329,10 @@ def test_who_is_gone_is_told_no_more_of_it(kd: kedge.Client, far: FarSide) -> No
     ],
 )
 def test_the_far_side_may_ask_for_patience(
-    kd: kedge.Client, far: FarSide, status: int, after: str | None, waits: int
+    kd: killick.Client, far: FarSide, status: int, after: str | None, waits: int
 ) -> None:
     far.answers = [(status, {} if after is None else {"retry-after": after}, b"")]
-    kedge.webhook(far.url, "wait.opened", secret="s", name="ops", retry=kedge.Retry(first=10, jitter=0))
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=10, jitter=0))
     ensure(kd)
     open_wait(kd)
     attended(kd)
@@ -342,11 +342,11 @@ def test_the_far_side_may_ask_for_patience(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_nobody_is_told_whom_a_redirect_names(kd: kedge.Client, far: FarSide, status: int) -> None:
+def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, status: int) -> None:
     other = FarSide()
     try:
         far.answers = [(status, {"location": f"{other.origin}/elsewhere"}, b"")]
-        kedge.webhook(far.url, "wait.opened", secret="s", name="ops")
+        killick.webhook(far.url, "wait.opened", secret="s", name="ops")
         ensure(kd)
         open_wait(kd)
         attended(kd)
@@ -356,9 +356,9 @@ def test_nobody_is_told_whom_a_redirect_names(kd: kedge.Client, far: FarSide, st
     assert f"answered {status} and points elsewhere, which is not followed" in recorded(kd)[0][1]["message"]
 
 
-def test_an_answer_that_does_not_come_in_time_is_none(kd: kedge.Client, far: FarSide) -> None:
+def test_an_answer_that_does_not_come_in_time_is_none(kd: killick.Client, far: FarSide) -> None:
     far.hangs = threading.Event()
-    kedge.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
     ensure(kd)
     open_wait(kd)
     attended(kd)
@@ -366,11 +366,11 @@ def test_an_answer_that_does_not_come_in_time_is_none(kd: kedge.Client, far: Far
     assert (kind, failure["message"]) == ("hook.failed", f"{far.origin}: no answer within 0.05 s")
 
 
-def test_who_cannot_be_reached_is_told_later(kd: kedge.Client) -> None:
+def test_who_cannot_be_reached_is_told_later(kd: killick.Client) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         origin = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        kedge.webhook(origin, "wait.opened", secret="s", name="ops")
+        killick.webhook(origin, "wait.opened", secret="s", name="ops")
         ensure(kd)
         open_wait(kd)
         attended(kd)
@@ -379,7 +379,7 @@ def test_who_cannot_be_reached_is_told_later(kd: kedge.Client) -> None:
     assert failure["message"].startswith(f"{origin}: could not be reached: ")
 
 
-def test_what_is_no_http_is_told_later(kd: kedge.Client) -> None:
+def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -390,7 +390,7 @@ def test_what_is_no_http_is_told_later(kd: kedge.Client) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        kedge.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
+        killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
         ensure(kd)
         open_wait(kd)
         attended(kd)
@@ -419,19 +419,19 @@ def test_what_is_no_http_is_told_later(kd: kedge.Client) -> None:
 def test_a_webhook_that_cannot_work_is_refused_in_one_line(url: str, options: dict[str, Any], told: str) -> None:
     options = {"secret": "s", "name": "ops", **options}
     with pytest.raises(DeclarationRefused) as refused:
-        kedge.webhook(url, "run.failed", **options)
+        killick.webhook(url, "run.failed", **options)
     assert told in str(refused.value)
     assert ("\n" in str(refused.value), "pw" in str(refused.value), HOOKS) == (False, False, {})
 
 
 def test_a_webhook_is_named_by_its_host_and_one_name_has_one_address() -> None:
-    assert kedge.webhook("https://example.org/hook", "run.failed", secret="s").name == "example.org"
-    kedge.webhook("https://example.org/hook", "run.failed", "wait.opened", secret="s")
+    assert killick.webhook("https://example.org/hook", "run.failed", secret="s").name == "example.org"
+    killick.webhook("https://example.org/hook", "run.failed", "wait.opened", secret="s")
     with pytest.raises(DeclarationRefused, match="give one of them another name="):
-        kedge.webhook("https://example.org/other", "run.failed", secret="s")
+        killick.webhook("https://example.org/other", "run.failed", secret="s")
     for fine in ("http://localhost:8000/x", "http://127.0.0.1/x", "http://[::1]:8000/x"):
-        kedge.webhook(fine, "run.failed", secret="s", name=f"at-{len(HOOKS)}")
-    kedge.webhook("http://10.0.0.7/hook", "run.failed", secret="s", name="inside", insecure=True)
+        killick.webhook(fine, "run.failed", secret="s", name=f"at-{len(HOOKS)}")
+    killick.webhook("http://10.0.0.7/hook", "run.failed", secret="s", name="inside", insecure=True)
 
 
 # receiving ----------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ HEADERS = {
     "Webhook-Timestamp": "1614265330",
     "Webhook-Signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
 }
-THEN = kedge.ManualClock(1_614_265_330_000_000)
+THEN = killick.ManualClock(1_614_265_330_000_000)
 
 
 def signed(key: bytes, body: bytes = BODY) -> dict[str, str]:
@@ -452,14 +452,14 @@ def signed(key: bytes, body: bytes = BODY) -> dict[str, str]:
 
 def test_a_signature_is_what_it_is_by_hand() -> None:
     assert signed(b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")) == HEADERS
-    assert kedge.webhook_verify(SECRET, HEADERS, BODY, clock=THEN) == {"test": 2432232314}
-    assert kedge.webhook_verify("plain text", signed(b"plain text"), BODY, clock=THEN)
+    assert killick.webhook_verify(SECRET, HEADERS, BODY, clock=THEN) == {"test": 2432232314}
+    assert killick.webhook_verify("plain text", signed(b"plain text"), BODY, clock=THEN)
 
 
 def test_one_of_several_signatures_of_several_versions_is_enough() -> None:
     headers = signed(b"s")
     headers["Webhook-Signature"] = f"v1a,x v1,AAAA {headers['Webhook-Signature']}"
-    assert kedge.webhook_verify(["other", "s"], headers, BODY, clock=THEN)
+    assert killick.webhook_verify(["other", "s"], headers, BODY, clock=THEN)
 
 
 @pytest.mark.parametrize(
@@ -485,26 +485,26 @@ def test_one_of_several_signatures_of_several_versions_is_enough() -> None:
 def test_what_does_not_hold_is_refused_by_its_reason(
     changed: dict[str, str], body: bytes, late: int, told: str
 ) -> None:
-    clock = kedge.ManualClock(THEN.now_us() + late * 1_000_000)
+    clock = killick.ManualClock(THEN.now_us() + late * 1_000_000)
     with pytest.raises(WebhookRefused) as refused:
-        kedge.webhook_verify("s", {**signed(b"s"), **changed}, body, clock=clock)
+        killick.webhook_verify("s", {**signed(b"s"), **changed}, body, clock=clock)
     assert told in str(refused.value)
 
 
 def test_how_old_it_may_be_is_for_the_receiver_to_say() -> None:
-    clock = kedge.ManualClock(THEN.now_us() + 3_600_000_000)
-    assert kedge.webhook_verify("s", signed(b"s"), BODY, tolerance="1h", clock=clock)
+    clock = killick.ManualClock(THEN.now_us() + 3_600_000_000)
+    assert killick.webhook_verify("s", signed(b"s"), BODY, tolerance="1h", clock=clock)
     with pytest.raises(WebhookRefused, match="3600 s ago, more than 60 s"):
-        kedge.webhook_verify("s", signed(b"s"), BODY, tolerance=60, clock=clock)
+        killick.webhook_verify("s", signed(b"s"), BODY, tolerance=60, clock=clock)
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff"])
 def test_what_is_no_document_is_refused(body: bytes) -> None:
     with pytest.raises(WebhookRefused, match="its body is not a JSON object"):
-        kedge.webhook_verify("s", signed(b"s", body), body, clock=THEN)
+        killick.webhook_verify("s", signed(b"s", body), body, clock=THEN)
 
 
 @pytest.mark.parametrize("secret", ["", "env:NOT_THERE_AT_ALL", ["", "s"]])
 def test_nobody_verifies_with_a_secret_that_everybody_knows(secret: Any) -> None:
     with pytest.raises(DeclarationRefused, match="secret: "):
-        kedge.webhook_verify(secret, signed(b""), BODY, clock=THEN)
+        killick.webhook_verify(secret, signed(b""), BODY, clock=THEN)

@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import AgentUnknown
-from kedge.model import events as e
-from kedge.runtime.execution import Branch
-from kedge.runtime.here import HERE
-from kedge.runtime.waits import until_time
+import killick
+from killick.errors import AgentUnknown
+from killick.model import events as e
+from killick.runtime.execution import Branch
+from killick.runtime.here import HERE
+from killick.runtime.waits import until_time
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[kedge.Client]:
-    url = "memory:" if request.param == "memory" else str(tmp_path / "kedge.db")
-    with kedge.open(url, durability="process") if request.param == "sqlite" else kedge.open(url) as client:
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
+    url = "memory:" if request.param == "memory" else str(tmp_path / "killick.db")
+    with killick.open(url, durability="process") if request.param == "sqlite" else killick.open(url) as client:
         yield client
 
 
@@ -49,7 +49,7 @@ async def until(holds: Callable[[], bool], seconds: float = 300) -> None:
             await asyncio.sleep(0.005)
 
 
-async def ended(kd: kedge.Client, *runs: str) -> None:
+async def ended(kd: killick.Client, *runs: str) -> None:
     await until(lambda: all(kd.store.index(run).status in ("completed", "failed", "cancelled") for run in runs))  # type: ignore[union-attr]
 
 
@@ -60,8 +60,8 @@ class Gate:
         self.calls: list[str] = []
         self.open = asyncio.Event()
 
-        @kedge.tool(name="worker_gated", effect="idempotent")
-        async def gated(what: str, key: kedge.Key = kedge.KEY) -> str:
+        @killick.tool(name="worker_gated", effect="idempotent")
+        async def gated(what: str, key: killick.Key = killick.KEY) -> str:
             self.calls.append(what)
             await self.open.wait()
             return what
@@ -69,8 +69,8 @@ class Gate:
         self.tool = gated
 
 
-@kedge.tool(name="worker_noted", effect="idempotent")
-async def noted(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="worker_noted", effect="idempotent")
+async def noted(what: str, key: killick.Key = killick.KEY) -> str:
     CALLS.append(what)
     return what
 
@@ -83,38 +83,38 @@ def _fresh() -> None:
     CALLS.clear()
 
 
-@kedge.agent(name="worker_steps")
-async def stepping(run: kedge.Run, names: list[str]) -> int:
+@killick.agent(name="worker_steps")
+async def stepping(run: killick.Run, names: list[str]) -> int:
     for name in names:
         await run.call(noted, name)
     return len(names)
 
 
-@kedge.agent(name="worker_asks")
-async def asking(run: kedge.Run) -> str:
+@killick.agent(name="worker_asks")
+async def asking(run: killick.Run) -> str:
     answer = await run.ask("Go on?", to="ann")
     return answer.kind
 
 
-@kedge.agent(name="worker_naps")
-async def napping(run: kedge.Run) -> str:
+@killick.agent(name="worker_naps")
+async def napping(run: killick.Run) -> str:
     await run.sleep(0.05)
     return "awake"
 
 
-@kedge.agent(name="worker_parent")
-async def parent(run: kedge.Run) -> int:
+@killick.agent(name="worker_parent")
+async def parent(run: killick.Run) -> int:
     child = await run.spawn(stepping, ["of a child"])
     return await child.result()
 
 
-@kedge.agent(name="worker_broken")
-async def broken(run: kedge.Run) -> None:
+@killick.agent(name="worker_broken")
+async def broken(run: killick.Run) -> None:
     raise ValueError("no use")
 
 
 @on_loop
-async def test_runs_that_are_started_are_driven_to_their_end(kd: kedge.Client) -> None:
+async def test_runs_that_are_started_are_driven_to_their_end(kd: killick.Client) -> None:
     handles = [kd.start(stepping, [f"{n}a", f"{n}b"], id=f"run_{n}") for n in range(5)]
     async with kd.worker(concurrency=2):
         await ended(kd, *(handle.id for handle in handles))
@@ -123,7 +123,7 @@ async def test_runs_that_are_started_are_driven_to_their_end(kd: kedge.Client) -
 
 
 @on_loop
-async def test_the_more_urgent_go_first_and_of_equals_the_older(kd: kedge.Client) -> None:
+async def test_the_more_urgent_go_first_and_of_equals_the_older(kd: killick.Client) -> None:
     for name, priority in (("low", 0), ("also low", 0), ("high", 5), ("middle", 2)):
         kd.start(stepping, [name], id=name, priority=priority)
     async with kd.worker(concurrency=1):
@@ -132,15 +132,15 @@ async def test_the_more_urgent_go_first_and_of_equals_the_older(kd: kedge.Client
 
 
 @on_loop
-async def test_never_more_run_at_once_than_there_are_slots_in_all_and_for_an_agent(kd: kedge.Client) -> None:
+async def test_never_more_run_at_once_than_there_are_slots_in_all_and_for_an_agent(kd: killick.Client) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_scarce")
-    async def scarce(run: kedge.Run, name: str) -> None:
+    @killick.agent(name="worker_scarce")
+    async def scarce(run: killick.Run, name: str) -> None:
         await run.call(gate.tool, name)
 
-    @kedge.agent(name="worker_plenty")
-    async def plenty(run: kedge.Run, name: str) -> None:
+    @killick.agent(name="worker_plenty")
+    async def plenty(run: killick.Run, name: str) -> None:
         await run.call(gate.tool, name)
 
     for n in range(4):
@@ -154,7 +154,7 @@ async def test_never_more_run_at_once_than_there_are_slots_in_all_and_for_an_age
 
 
 @on_loop
-async def test_only_runs_of_its_own_agents_are_taken(kd: kedge.Client) -> None:
+async def test_only_runs_of_its_own_agents_are_taken(kd: killick.Client) -> None:
     kd.start(stepping, ["mine"], id="mine")
     kd.start(napping, id="others")
     async with kd.worker(agents=["worker_steps"]):
@@ -163,7 +163,7 @@ async def test_only_runs_of_its_own_agents_are_taken(kd: kedge.Client) -> None:
 
 
 @on_loop
-async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: kedge.Client) -> None:
+async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: killick.Client) -> None:
     kd.start(asking, id="asks")
     kd.start(napping, id="naps")
     kd.start(parent, id="has a child")
@@ -175,7 +175,7 @@ async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: kedge.Client) 
 
 
 @on_loop
-async def test_a_run_that_waits_takes_no_slot(kd: kedge.Client) -> None:
+async def test_a_run_that_waits_takes_no_slot(kd: killick.Client) -> None:
     kd.start(asking, id="asks", priority=9)
     kd.start(stepping, ["after"], id="after")
     async with kd.worker(concurrency=1):
@@ -185,24 +185,24 @@ async def test_a_run_that_waits_takes_no_slot(kd: kedge.Client) -> None:
 
 
 @on_loop
-async def test_a_failed_run_is_failed_and_the_worker_goes_on(kd: kedge.Client, caplog: Any) -> None:
+async def test_a_failed_run_is_failed_and_the_worker_goes_on(kd: killick.Client, caplog: Any) -> None:
     kd.start(broken, id="broken")
     kd.start(stepping, ["fine"], id="fine")
-    with caplog.at_level("INFO", logger="kedge.worker"):
+    with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
             await ended(kd, "broken", "fine")
-    told = [record.kedge for record in caplog.records if getattr(record, "kedge", None)]
+    told = [record.killick for record in caplog.records if getattr(record, "killick", None)]
     assert [each["what"] for each in told if each.get("run") == "broken"] == ["claimed", "failed"]
     assert [each["what"] for each in told if each.get("run") == "fine"] == ["claimed", "completed"]
     assert (told[0]["what"], told[-1]["what"]) == ("started", "stopped")
 
 
 @on_loop
-async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: kedge.Client) -> None:
+async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: killick.Client) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_two_steps")
-    async def two_steps(run: kedge.Run) -> str:
+    @killick.agent(name="worker_two_steps")
+    async def two_steps(run: killick.Run) -> str:
         await run.call(gate.tool, "first")
         return await run.call(noted, "second")
 
@@ -225,11 +225,11 @@ async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: kedg
 
 
 @on_loop
-async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: kedge.Client) -> None:
+async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: killick.Client) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_one_step")
-    async def one_step(run: kedge.Run) -> str:
+    @killick.agent(name="worker_one_step")
+    async def one_step(run: killick.Run) -> str:
         return await run.call(gate.tool, "once")
 
     kd.start(one_step, id="one")
@@ -249,7 +249,7 @@ async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: kedge
 
 @on_loop
 async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kd.start(stepping, ["not here"], id="late")
     worker = kd.worker()
@@ -270,13 +270,13 @@ async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
 
 
 @on_loop
-async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task(kd: kedge.Client) -> None:
+async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task(kd: killick.Client) -> None:
     gate = Gate()
     leaving = asyncio.Event()
     left: list[str] = []
 
-    @kedge.agent(name="worker_slow_to_leave")
-    async def slow_to_leave(run: kedge.Run) -> None:
+    @killick.agent(name="worker_slow_to_leave")
+    async def slow_to_leave(run: killick.Run) -> None:
         async def branch() -> None:
             try:
                 await run.call(gate.tool, "it")
@@ -297,30 +297,30 @@ async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task
 
 
 @on_loop
-async def test_a_run_that_cannot_be_begun_does_not_come_back_at_once(kd: kedge.Client, caplog: Any) -> None:
-    @kedge.agent(name="worker_typed")
-    async def typed(run: kedge.Run, number: int) -> int:
+async def test_a_run_that_cannot_be_begun_does_not_come_back_at_once(kd: killick.Client, caplog: Any) -> None:
+    @killick.agent(name="worker_typed")
+    async def typed(run: killick.Run, number: int) -> int:
         return number
 
     kd.start(typed, 7, id="typed")
 
-    @kedge.agent(name="worker_typed")
-    async def retyped(run: kedge.Run, number: list[str]) -> int:
+    @killick.agent(name="worker_typed")
+    async def retyped(run: killick.Run, number: list[str]) -> int:
         return 0
 
-    with caplog.at_level("INFO", logger="kedge.worker"):
+    with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
             await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
             await asyncio.sleep(0.2)
-    tries = [record.kedge for record in caplog.records if getattr(record, "kedge", {}).get("what") == "claimed"]
+    tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
     assert len(tries) == 1
     assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["typed"]
 
 
 @on_loop
-async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: kedge.Client) -> None:
-    @kedge.agent(name="worker_rests")
-    async def rests(run: kedge.Run) -> None:
+async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.Client) -> None:
+    @killick.agent(name="worker_rests")
+    async def rests(run: killick.Run) -> None:
         branch = HERE.get()
         assert isinstance(branch, Branch)
         await until_time(branch.execution, branch, "1", kd.clock.now_us() + 3_600_000_000)
@@ -332,23 +332,23 @@ async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: kedge.Cl
 
 
 @on_loop
-async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: kedge.Client, caplog: Any) -> None:
+async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: killick.Client, caplog: Any) -> None:
     async def faulty(*_: object, **__: object) -> None:
         raise RuntimeError("a fault of our own")
 
     kd.start(asking, id="faulty")
-    with caplog.at_level("INFO", logger="kedge.worker"):
+    with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker():
             kd.executor()._conclude = faulty  # type: ignore[method-assign, assignment]
             await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
             await asyncio.sleep(0.2)
-    tries = [record.kedge for record in caplog.records if getattr(record, "kedge", {}).get("what") == "claimed"]
+    tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
     assert len(tries) == 1
     assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["faulty"]
 
 
 @on_loop
-async def test_what_another_process_left_is_taken_over(kd: kedge.Client) -> None:
+async def test_what_another_process_left_is_taken_over(kd: killick.Client) -> None:
     kd.start(stepping, ["left"], id="left")
     kd.store.release("left", epoch=kd.store.lease("left", "somebody", seconds=60).epoch, left=True)
     async with kd.worker():
@@ -356,16 +356,16 @@ async def test_what_another_process_left_is_taken_over(kd: kedge.Client) -> None
 
 
 @on_loop
-async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: kedge.Client, caplog: Any) -> None:
+async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: killick.Client, caplog: Any) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_frozen")
-    async def frozen(run: kedge.Run) -> None:
+    @killick.agent(name="worker_frozen")
+    async def frozen(run: killick.Run) -> None:
         await run.call(gate.tool, "first")
         await run.call(noted, "second")
 
     kd.start(frozen, id="frozen")
-    with caplog.at_level("INFO", logger="kedge.worker"):
+    with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker(lease_seconds=60):
             await until(lambda: gate.calls == ["first"])
             lease = kd.executor()._live["frozen"].lease  # type: ignore[union-attr]
@@ -382,19 +382,19 @@ async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: kedge.Client,
 
 @on_loop
 async def test_a_run_that_comes_back_before_its_loss_was_noticed_is_gone_on_with_after_that(
-    kd: kedge.Client, caplog: Any
+    kd: killick.Client, caplog: Any
 ) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_robbed")
-    async def robbed(run: kedge.Run) -> str:
+    @killick.agent(name="worker_robbed")
+    async def robbed(run: killick.Run) -> str:
         return await run.call(gate.tool, "it")
 
     def told() -> list[str]:
-        return [record.kedge["what"] for record in caplog.records if record.kedge.get("run") == "robbed"]
+        return [record.killick["what"] for record in caplog.records if record.killick.get("run") == "robbed"]
 
     kd.start(robbed, id="robbed")
-    with caplog.at_level("INFO", logger="kedge.worker"):
+    with caplog.at_level("INFO", logger="killick.worker"):
         async with kd.worker(lease_seconds=60):
             await until(lambda: gate.calls == ["it"])
             kd.store.release("robbed", epoch=kd.log.head("robbed").epoch, left=True)
@@ -408,11 +408,11 @@ async def test_a_run_that_comes_back_before_its_loss_was_noticed_is_gone_on_with
 
 
 @on_loop
-async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: kedge.Client) -> None:
+async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: killick.Client) -> None:
     gate = Gate()
 
-    @kedge.agent(name="worker_slow")
-    async def slow(run: kedge.Run) -> None:
+    @killick.agent(name="worker_slow")
+    async def slow(run: killick.Run) -> None:
         await run.call(gate.tool, "slow")
 
     kd.start(slow, id="slow")
@@ -427,9 +427,9 @@ async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: kedge.Clien
 
 
 @on_loop
-async def test_a_worker_is_refused_what_makes_no_sense(kd: kedge.Client) -> None:
+async def test_a_worker_is_refused_what_makes_no_sense(kd: killick.Client) -> None:
     for options in ({"concurrency": 0}, {"lease_seconds": float("inf")}, {"per_agent": {"worker_steps": -1}}):
-        with pytest.raises(kedge.KedgeError):
+        with pytest.raises(killick.KillickError):
             kd.worker(**options)
     with pytest.raises(AgentUnknown):
         kd.worker(agents=["nobody_declared_this"])
@@ -438,10 +438,10 @@ async def test_a_worker_is_refused_what_makes_no_sense(kd: kedge.Client) -> None
 # as a process -----------------------------------------------------------------------------------------
 
 APP = """
-import os, time, kedge
+import os, time, killick
 
-@kedge.tool(effect="idempotent")
-def mark(path: str, word: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+def mark(path: str, word: str, key: killick.Key = killick.KEY) -> str:
     with open(path, "a") as file:
         file.write(word + "\\n")
     time.sleep(float(os.environ.get("SLOW", "0")))
@@ -449,8 +449,8 @@ def mark(path: str, word: str, key: kedge.Key = kedge.KEY) -> str:
         time.sleep(1)
     return word
 
-@kedge.agent
-def marks(run: kedge.SyncRun, job: dict) -> int:
+@killick.agent
+def marks(run: killick.SyncRun, job: dict) -> int:
     for word in job["words"]:
         run.call(mark, job["path"], word)
     return len(job["words"])
@@ -466,7 +466,7 @@ def start_worker(folder: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*flags: str, slow: float = 0.0, stuck: str = "") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "kedge", "worker", "app.py", "--store", "kedge.db", "--json", *flags]
+        command = [sys.executable, "-m", "killick", "worker", "app.py", "--store", "killick.db", "--json", *flags]
         env = {**os.environ, "SLOW": str(slow), "STUCK": stuck}
         started.append(subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, bufsize=1))
         return started[-1]
@@ -496,8 +496,8 @@ def folder(tmp_path: Path) -> Path:
 
 def start_marks(folder: Path, *words: str, run: str = "job") -> None:
     job = json.dumps({"path": str(folder / "marks"), "words": words})
-    command = ["start", "app.py:marks", "--store", "kedge.db", "--id", run, "--input", job]
-    subprocess.run([sys.executable, "-m", "kedge", *command], cwd=folder, check=True, capture_output=True)
+    command = ["start", "app.py:marks", "--store", "killick.db", "--id", run, "--input", job]
+    subprocess.run([sys.executable, "-m", "killick", *command], cwd=folder, check=True, capture_output=True)
 
 
 def test_a_process_serves_until_idle_and_says_each_transition_on_a_line(folder: Path, start_worker: Start) -> None:

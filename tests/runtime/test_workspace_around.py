@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import kedge
+import killick
 import servers
-from kedge.errors import KedgeError, WorkspaceRefused
-from kedge.model import events as e
+from killick.errors import KillickError, WorkspaceRefused
+from killick.model import events as e
 from runtime.conftest import World
 from runtime.test_workspace_branches import QUICK, after, files_at, told, write
 from runtime.workspace_isolated import LINES
@@ -39,23 +39,23 @@ def test_a_tool_in_a_process_of_its_own_does_not_write_on_after_its_agent_died(f
     assert (folder / "log").read_text().split() == [str(number) for number in range(LINES)]
 
 
-def test_what_an_earlier_step_left_running_outlives_a_retry_and_is_told_of(kd: kedge.Client, folder: Path) -> None:
+def test_what_an_earlier_step_left_running_outlives_a_retry_and_is_told_of(kd: killick.Client, folder: Path) -> None:
     left: list[subprocess.Popen[bytes]] = []
     tries: list[int] = []
 
-    @kedge.tool(effect="workspace")
-    def serve(folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace")
+    def serve(folder: Path = killick.WORKSPACE) -> None:
         left.append(subprocess.Popen(["sleep", "100"], cwd=folder))
 
-    @kedge.tool(effect="workspace", retry=QUICK)
-    def flaky(folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace", retry=QUICK)
+    def flaky(folder: Path = killick.WORKSPACE) -> None:
         tries.append(1)
         time.sleep(0.05)
         if len(tries) < 2:
             raise ConnectionError("the far side hung up")
 
-    @kedge.agent(workspace=folder)
-    async def serving(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def serving(run: killick.Run) -> None:
         await run.call(serve)
         await run.call(flaky)
 
@@ -74,9 +74,9 @@ def test_what_an_earlier_step_left_running_outlives_a_retry_and_is_told_of(kd: k
 # other runs ---------------------------------------------------------------------------------------
 
 
-def test_runs_that_share_a_folder_get_along_while_nothing_is_in_doubt(kd: kedge.Client, folder: Path) -> None:
-    @kedge.agent(workspace=folder)
-    async def sharing(run: kedge.Run, name: str) -> str:
+def test_runs_that_share_a_folder_get_along_while_nothing_is_in_doubt(kd: killick.Client, folder: Path) -> None:
+    @killick.agent(workspace=folder)
+    async def sharing(run: killick.Run, name: str) -> str:
         for number in range(5):
             await run.call(write, f"{name}{number}", name)
         return name
@@ -89,9 +89,9 @@ def test_runs_that_share_a_folder_get_along_while_nothing_is_in_doubt(kd: kedge.
     assert after(kd, "a", "5").items() >= {"a0": "a", "a4": "a", "kept": "kept"}.items()
 
 
-def test_many_runs_in_folders_of_their_own_leave_nothing_open(kd: kedge.Client, tmp_path: Path) -> None:
-    @kedge.agent(workspace=tmp_path / "of" / "{run}")
-    async def one(run: kedge.Run) -> str:
+def test_many_runs_in_folders_of_their_own_leave_nothing_open(kd: killick.Client, tmp_path: Path) -> None:
+    @killick.agent(workspace=tmp_path / "of" / "{run}")
+    async def one(run: killick.Run) -> str:
         return await run.call(write, "a", "1")
 
     def held() -> tuple[int, int]:
@@ -106,13 +106,15 @@ def test_many_runs_in_folders_of_their_own_leave_nothing_open(kd: kedge.Client, 
     assert held()[1] <= files + 16
 
 
-def test_what_a_child_did_in_the_folder_of_its_parent_is_in_a_snapshot_of_both(kd: kedge.Client, folder: Path) -> None:
-    @kedge.agent(workspace=folder)
-    async def child(run: kedge.Run) -> str:
+def test_what_a_child_did_in_the_folder_of_its_parent_is_in_a_snapshot_of_both(
+    kd: killick.Client, folder: Path
+) -> None:
+    @killick.agent(workspace=folder)
+    async def child(run: killick.Run) -> str:
         return await run.call(write, "child", "x")
 
-    @kedge.agent(workspace=folder)
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def parent(run: killick.Run) -> str:
         await run.call(write, "a", "1")
         return str(await (await run.spawn(child)).result())
 
@@ -124,25 +126,25 @@ def test_what_a_child_did_in_the_folder_of_its_parent_is_in_a_snapshot_of_both(k
 
 
 def test_going_back_into_the_middle_of_a_tool_that_changes_the_workspace_does_it_again(
-    kd: kedge.Client, folder: Path
+    kd: killick.Client, folder: Path
 ) -> None:
     inside = threading.Event()
 
-    @kedge.tool(effect="workspace")
-    def long(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace")
+    def long(folder: Path = killick.WORKSPACE) -> str:
         inside.set()
         time.sleep(0.2)
         (folder / "long").write_text("x")
         return "long"
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def quick() -> str:
         while not inside.is_set():
             await asyncio.sleep(0.005)
         return "quick"
 
-    @kedge.agent(workspace=folder)
-    async def both(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def both(run: killick.Run) -> None:
         await run.gather(run.call(long), run.call(quick))
         await run.call(write, "last", "1")
 
@@ -154,19 +156,19 @@ def test_going_back_into_the_middle_of_a_tool_that_changes_the_workspace_does_it
 
 
 def test_a_fork_that_leaves_in_the_middle_of_a_tool_does_that_from_its_beginning(
-    kd: kedge.Client, folder: Path, tmp_path: Path
+    kd: killick.Client, folder: Path, tmp_path: Path
 ) -> None:
     forks: list[str] = []
 
-    @kedge.tool(effect="workspace")
-    def long(folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace")
+    def long(folder: Path = killick.WORKSPACE) -> None:
         (folder / "log").open("a").close()
         if not forks:
             forks.append(kd.fork("r", "now", workspace=tmp_path / "own").id)
         (folder / "log").write_text((folder / "log").read_text() + "x")
 
-    @kedge.agent(workspace=folder)
-    async def one(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def one(run: killick.Run) -> None:
         await run.call(long)
         await run.call(write, "last", "1")
 
@@ -178,20 +180,20 @@ def test_a_fork_that_leaves_in_the_middle_of_a_tool_does_that_from_its_beginning
 def test_what_a_person_settled_is_followed_by_a_snapshot(disk: World, folder: Path) -> None:
     tries: list[int] = []
 
-    @kedge.tool
-    def pay(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool
+    def pay(folder: Path = killick.WORKSPACE) -> str:
         tries.append(1)
         (folder / "paid").write_text("half")
         if len(tries) == 1:
             disk.die()
         return "never"
 
-    @kedge.agent(workspace=folder)
-    async def payer(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def payer(run: killick.Run) -> str:
         return await run.call(pay)
 
     disk.killed(payer, run="r")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         disk.kd.run(payer, id="r")
     assert told(folder) == {"kept": "kept", "paid": "half"}  # nothing goes back by itself
     disk.kd.answer("r", "happened", value="receipt")
@@ -202,9 +204,9 @@ def test_what_a_person_settled_is_followed_by_a_snapshot(disk: World, folder: Pa
 # places -------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_not_there_fails_no_run(kd: kedge.Client, tmp_path: Path) -> None:
-    @kedge.agent(workspace=tmp_path / "later")
-    async def one(run: kedge.Run) -> str:
+def test_a_folder_that_is_not_there_fails_no_run(kd: killick.Client, tmp_path: Path) -> None:
+    @killick.agent(workspace=tmp_path / "later")
+    async def one(run: killick.Run) -> str:
         return await run.call(write, "a", "1")
 
     with pytest.raises(WorkspaceRefused, match="make it"):
@@ -213,13 +215,13 @@ def test_a_folder_that_is_not_there_fails_no_run(kd: kedge.Client, tmp_path: Pat
     assert kd.run(one, id="r") == "1"
 
 
-def test_a_folder_that_a_tool_removed_is_brought_back_and_the_run_goes_on(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    def wipe(folder: Path = kedge.WORKSPACE) -> None:
+def test_a_folder_that_a_tool_removed_is_brought_back_and_the_run_goes_on(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    def wipe(folder: Path = killick.WORKSPACE) -> None:
         shutil.rmtree(folder)
 
-    @kedge.agent(workspace=folder)
-    async def wiping(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def wiping(run: killick.Run) -> str:
         await run.call(wipe)
         return await run.call(write, "a", "1")
 
@@ -230,19 +232,19 @@ def test_a_folder_that_a_tool_removed_is_brought_back_and_the_run_goes_on(kd: ke
     assert told(folder) == {"kept": "kept", "a": "1"}
 
 
-def test_a_tool_does_not_begin_before_its_before_is_kept(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+def test_a_tool_does_not_begin_before_its_before_is_kept(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "vault").write_text("in the way")
     began: list[int] = []
 
-    @kedge.tool(effect="workspace")
+    @killick.tool(effect="workspace")
     def begin() -> None:
         began.append(1)
 
-    @kedge.agent(workspace=kedge.Workspace(folder, vault=tmp_path / "vault"))
-    async def one(run: kedge.Run) -> None:
+    @killick.agent(workspace=killick.Workspace(folder, vault=tmp_path / "vault"))
+    async def one(run: killick.Run) -> None:
         await run.call(begin)
 
-    with pytest.raises(KedgeError, match="vault"):
+    with pytest.raises(KillickError, match="vault"):
         kd.run(one, id="r")
     assert not began
     (tmp_path / "vault").unlink()
@@ -251,13 +253,13 @@ def test_a_tool_does_not_begin_before_its_before_is_kept(kd: kedge.Client, folde
 
 
 def test_a_folder_may_be_named_by_a_link_or_from_where_one_is(
-    kd: kedge.Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
 
-    @kedge.agent(workspace="link")
-    async def one(run: kedge.Run) -> str:
+    @killick.agent(workspace="link")
+    async def one(run: killick.Run) -> str:
         await run.call(write, "a", "1")
         return str(run.workspace)
 
@@ -272,35 +274,35 @@ def test_the_store_may_be_a_server(folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     tries: list[int] = []
 
-    @kedge.tool(effect="workspace", retry=QUICK)
-    def flaky(folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace", retry=QUICK)
+    def flaky(folder: Path = killick.WORKSPACE) -> None:
         tries.append(1)
         with (folder / "log").open("a") as file:
             file.write("x")
         if len(tries) == 1:
             raise ConnectionError("the far side hung up")
 
-    @kedge.agent(workspace=folder)
-    async def one(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def one(run: killick.Run) -> None:
         await run.call(flaky)
         await run.call(write, "a", "1")
 
-    with kedge.open(servers.postgres_store()) as kd:
+    with killick.open(servers.postgres_store()) as kd:
         kd.run(one, id="r")
         assert told(folder) == {"kept": "kept", "log": "x", "a": "1"}
         kd.rewind("r", "2:before")
         assert told(folder) == {"kept": "kept", "log": "x"}
-        assert (tmp_path / "data" / "kedge" / "files" / "index.db").exists()
+        assert (tmp_path / "data" / "killick" / "files" / "index.db").exists()
 
 
 def test_a_store_in_memory_leaves_nothing_behind(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
-    @kedge.agent(workspace=folder)
-    async def one(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def one(run: killick.Run) -> None:
         await run.call(write, "a", "1")
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         kd.run(one, id="r")
         kd.rewind("r", "1:before")
         assert told(folder) == {"kept": "kept"}
@@ -308,21 +310,21 @@ def test_a_store_in_memory_leaves_nothing_behind(folder: Path, tmp_path: Path, m
 
 
 def test_folders_that_were_closed_meanwhile_are_opened_again_for_the_run_that_goes_on(
-    kd: kedge.Client, tmp_path: Path
+    kd: killick.Client, tmp_path: Path
 ) -> None:  # fmt: skip
-    @kedge.tool(effect="workspace")
-    def put(name: str, folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace")
+    def put(name: str, folder: Path = killick.WORKSPACE) -> None:
         (folder / name).write_text(name)
 
-    @kedge.agent(workspace=str(tmp_path / "{run}"))
-    async def waiting(run: kedge.Run) -> list[str]:
+    @killick.agent(workspace=str(tmp_path / "{run}"))
+    async def waiting(run: killick.Run) -> list[str]:
         await run.call(put, "before")
         await run.ask("Go on?")
         await run.call(put, "after")
         return sorted(each.name for each in run.workspace.iterdir())
 
     for number in range(20):
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(waiting, id=f"r{number}")
     for number in range(20):
         kd.answer(f"r{number}", "approve", by="ann")

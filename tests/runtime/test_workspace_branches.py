@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.workspace.workspace import Workspace
+import killick
+from killick.model import events as e
+from killick.workspace.workspace import Workspace
 from runtime.conftest import World
 
-QUICK = kedge.Retry(attempts=3, first=0.001)
+QUICK = killick.Retry(attempts=3, first=0.001)
 
 
-@kedge.tool(effect="workspace")
-def write(name: str, text: str, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+def write(name: str, text: str, folder: Path = killick.WORKSPACE) -> str:
     (folder / name).write_text(text)
     return text
 
@@ -31,11 +31,11 @@ def told(folder: Path) -> dict[str, str]:
     return {str(each.relative_to(folder)): each.read_text() for each in folder.rglob("*") if each.is_file()}
 
 
-def restored(kd: kedge.Client, run: str) -> list[e.WorkspaceRestored]:
+def restored(kd: killick.Client, run: str) -> list[e.WorkspaceRestored]:
     return [each.event for each in kd.events(run) if isinstance(each.event, e.WorkspaceRestored)]
 
 
-def files_at(kd: kedge.Client, run: str, seq: int) -> dict[str, str]:
+def files_at(kd: killick.Client, run: str, seq: int) -> dict[str, str]:
     """The files of a run at a place of its log, as its record has them."""
     ledger = kd.log.ledger(run)
     root, path, vault = ledger.files_at(seq), ledger.facts.workspace, ledger.facts.vault
@@ -50,7 +50,7 @@ def files_of(root: bytes, path: str, vault: str | None) -> dict[str, str]:
         return {name: workspace.read(root, name).decode() for name in files}
 
 
-def after(kd: kedge.Client, run: str, step: str) -> dict[str, str]:
+def after(kd: killick.Client, run: str, step: str) -> dict[str, str]:
     found = kd.state(run).fold.step(step)
     assert found is not None
     return files_at(kd, run, found.ended)
@@ -59,11 +59,11 @@ def after(kd: kedge.Client, run: str, step: str) -> dict[str, str]:
 # side by side -------------------------------------------------------------------------------------
 
 
-def test_what_a_branch_finished_stays_when_another_is_tried_again(kd: kedge.Client, folder: Path) -> None:
+def test_what_a_branch_finished_stays_when_another_is_tried_again(kd: killick.Client, folder: Path) -> None:
     others = threading.Event()
 
-    @kedge.tool(effect="workspace", retry=kedge.Retry(attempts=3, first=0.05))
-    def flaky(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", retry=killick.Retry(attempts=3, first=0.05))
+    def flaky(folder: Path = killick.WORKSPACE) -> str:
         with (folder / "flaky").open("a") as file:
             file.write("x")
         if not others.is_set():
@@ -71,8 +71,8 @@ def test_what_a_branch_finished_stays_when_another_is_tried_again(kd: kedge.Clie
             raise ConnectionError("the far side hung up")
         return (folder / "flaky").read_text()
 
-    @kedge.agent(workspace=folder)
-    async def two(run: kedge.Run) -> list[str]:
+    @killick.agent(workspace=folder)
+    async def two(run: killick.Run) -> list[str]:
         return await run.gather(run.call(flaky), run.call(write, "other", "done"))
 
     assert kd.run(two, id="r") == ["x", "done"]
@@ -85,8 +85,8 @@ def test_what_a_branch_finished_stays_when_the_process_dies_before_another_is_tr
     tried: list[str] = []
     deaths: list[int] = []
 
-    @kedge.tool(effect="workspace", retry=kedge.Retry(attempts=3, first=1.5, jitter=0))
-    def flaky(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", retry=killick.Retry(attempts=3, first=1.5, jitter=0))
+    def flaky(folder: Path = killick.WORKSPACE) -> str:
         with (folder / "flaky").open("a") as file:
             file.write("x")
         tried.append((folder / "flaky").read_text())
@@ -94,15 +94,15 @@ def test_what_a_branch_finished_stays_when_the_process_dies_before_another_is_tr
             raise ConnectionError("the far side hung up")
         return (folder / "flaky").read_text()
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def fatal() -> str:
         if not deaths:
             deaths.append(1)
             disk.die()
         return "lives"
 
-    @kedge.agent(workspace=folder)
-    async def two(run: kedge.Run) -> list[Any]:
+    @killick.agent(workspace=folder)
+    async def two(run: killick.Run) -> list[Any]:
         async def second() -> str:
             await run.call(write, "other", "done")
             return await run.call(fatal)
@@ -115,7 +115,7 @@ def test_what_a_branch_finished_stays_when_the_process_dies_before_another_is_tr
 
 
 def test_a_tool_that_changes_the_workspace_and_one_that_may_do_anything_wait_for_each_other(
-    kd: kedge.Client, folder: Path
+    kd: killick.Client, folder: Path
 ) -> None:
     at_it: set[str] = set()
     met: list[set[str]] = []
@@ -127,16 +127,16 @@ def test_a_tool_that_changes_the_workspace_and_one_that_may_do_anything_wait_for
             met.append(set(at_it))
         at_it.discard(name)
 
-    @kedge.tool(effect="workspace")
+    @killick.tool(effect="workspace")
     async def patch(name: str) -> None:
         await busy(f"patch {name}")
 
-    @kedge.tool(effect="idempotent")
+    @killick.tool(effect="idempotent")
     async def anything(name: str) -> None:
         await busy(name)
 
-    @kedge.agent(workspace=folder)
-    async def many(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def many(run: killick.Run) -> None:
         calls = [run.call(patch, "1"), run.call(anything, "a"), run.call(anything, "b"), run.call(patch, "2")]
         await run.gather(*calls)
 
@@ -152,15 +152,15 @@ def test_a_process_that_dies_between_two_tries_changes_nothing_of_that(disk: Wor
     tries: list[dict[str, str]] = []
     deaths: list[int] = []
 
-    @kedge.tool(effect="workspace", retry=kedge.Retry(attempts=3, first=1.5, jitter=0))
-    def half(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", retry=killick.Retry(attempts=3, first=1.5, jitter=0))
+    def half(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         if len(tries) == 1:
             raise ConnectionError("the far side hung up")
         return "done"
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def fatal() -> str:
         while not disk.told("r", e.AttemptEnded):
             time.sleep(0.01)
@@ -169,8 +169,8 @@ def test_a_process_that_dies_between_two_tries_changes_nothing_of_that(disk: Wor
             disk.die()
         return "lives"
 
-    @kedge.agent(workspace=folder)
-    async def halver(run: kedge.Run) -> list[str]:
+    @killick.agent(workspace=folder)
+    async def halver(run: killick.Run) -> list[str]:
         return await run.gather(run.call(half), run.call(fatal))
 
     disk.killed(halver, run="r")
@@ -178,11 +178,11 @@ def test_a_process_that_dies_between_two_tries_changes_nothing_of_that(disk: Wor
     assert tries == [{"kept": "kept"}] * 2
 
 
-def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: kedge.Client, folder: Path) -> None:
+def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
 
-    @kedge.tool(effect="workspace", retry=QUICK)
-    def half(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", retry=QUICK)
+    def half(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         (folder / "by_hand").write_text(f"precious {len(tries)}")  # stands for somebody else's hand
@@ -190,8 +190,8 @@ def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: kedge.Clie
             raise ConnectionError("the far side hung up")
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def halver(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def halver(run: killick.Run) -> str:
         return await run.call(half)
 
     kd.run(halver, id="r")
@@ -202,11 +202,11 @@ def test_what_a_person_changes_between_two_tries_is_in_a_snapshot(kd: kedge.Clie
     assert tries == [{"kept": "kept"}] * 2
 
 
-def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: kedge.Client, folder: Path) -> None:
+def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
 
-    @kedge.tool(effect="workspace", timeout=2, retry=QUICK)
-    async def slow(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", timeout=2, retry=QUICK)
+    async def slow(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         (folder / "kept").unlink()
@@ -214,8 +214,8 @@ def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: kedge
             await asyncio.sleep(60)
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def slowly(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def slowly(run: killick.Run) -> str:
         return await run.call(slow)
 
     assert kd.run(slowly, id="r") == "done"
@@ -223,12 +223,12 @@ def test_an_awaited_tool_whose_time_is_up_finds_the_files_as_they_were(kd: kedge
     assert told(folder) == {"half": "half"}
 
 
-def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: kedge.Client, folder: Path) -> None:
+def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
     go_on = threading.Event()
 
-    @kedge.tool(effect="workspace", timeout=1, retry=QUICK)
-    def slow(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", timeout=1, retry=QUICK)
+    def slow(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         if len(tries) == 1:
@@ -237,8 +237,8 @@ def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: kedge.C
             raise ConnectionError("too late")
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def slowly(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def slowly(run: killick.Run) -> str:
         threading.Timer(1.4, go_on.set).start()
         return await run.call(slow)
 
@@ -247,39 +247,39 @@ def test_a_blocking_tool_whose_time_is_up_is_not_tried_beside_itself(kd: kedge.C
     assert told(folder) == {"kept": "kept", "half": "half"}
 
 
-def test_a_step_that_failed_is_resumed_on_the_files_that_it_found_at_first(kd: kedge.Client, folder: Path) -> None:
+def test_a_step_that_failed_is_resumed_on_the_files_that_it_found_at_first(kd: killick.Client, folder: Path) -> None:
     tries: list[dict[str, str]] = []
 
-    @kedge.tool(effect="workspace")
-    def broken(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace")
+    def broken(folder: Path = killick.WORKSPACE) -> str:
         tries.append(told(folder))
         (folder / "half").write_text("half")
         if len(tries) == 1:
             raise RuntimeError("a mistake of the tool")
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def unlucky(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def unlucky(run: killick.Run) -> str:
         return await run.call(broken)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(unlucky, id="r")
     kd.resume("r")
     assert kd.run(unlucky, id="r") == "done"
     assert tries == [{"kept": "kept"}] * 2
 
 
-def test_a_tool_that_fails_for_good_leaves_what_it_did_and_that_can_be_seen(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    def broken(folder: Path = kedge.WORKSPACE) -> None:
+def test_a_tool_that_fails_for_good_leaves_what_it_did_and_that_can_be_seen(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    def broken(folder: Path = killick.WORKSPACE) -> None:
         (folder / "half").write_text("half")
         raise RuntimeError("a mistake of the tool")
 
-    @kedge.agent(workspace=folder)
-    async def careful(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def careful(run: killick.Run) -> str:
         try:
             await run.call(broken)
-        except kedge.StepFailed:
+        except killick.StepFailed:
             return await run.call(write, "note", "it failed")
         return "never"
 
@@ -288,19 +288,19 @@ def test_a_tool_that_fails_for_good_leaves_what_it_did_and_that_can_be_seen(kd: 
     assert told(folder) == {"kept": "kept", "half": "half", "note": "it failed"}
 
 
-def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd: kedge.Client, folder: Path) -> None:
+def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd: killick.Client, folder: Path) -> None:
     left: list[subprocess.Popen[bytes]] = []
 
-    @kedge.tool(effect="workspace", timeout=2, retry=QUICK)
-    async def leaves(folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect="workspace", timeout=2, retry=QUICK)
+    async def leaves(folder: Path = killick.WORKSPACE) -> str:
         if not left:
             script = "while true; do echo x >> spoilt; sleep 0.01; done"
             left.append(subprocess.Popen(["sh", "-c", script], cwd=folder))
             await asyncio.sleep(60)
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def slowly(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def slowly(run: killick.Run) -> str:
         return await run.call(leaves)
 
     assert kd.run(slowly, id="r") == "done"
@@ -311,28 +311,28 @@ def test_what_a_timed_out_tool_left_running_is_ended_before_it_is_tried_again(kd
 # other ways through a run -------------------------------------------------------------------------
 
 
-def test_what_a_tool_that_says_it_only_reads_changed_is_seen_all_the_same(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="reads")
-    def lies(folder: Path = kedge.WORKSPACE) -> str:
+def test_what_a_tool_that_says_it_only_reads_changed_is_seen_all_the_same(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="reads")
+    def lies(folder: Path = killick.WORKSPACE) -> str:
         (folder / "lie").write_text("x")
         return "read"
 
-    @kedge.agent(workspace=folder)
-    async def believer(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def believer(run: killick.Run) -> str:
         return await run.call(lies)
 
     kd.run(believer, id="r")
     assert after(kd, "r", "1") == {"kept": "kept", "lie": "x"}
 
 
-def test_the_effect_may_depend_on_the_arguments(kd: kedge.Client, folder: Path) -> None:
+def test_the_effect_may_depend_on_the_arguments(kd: killick.Client, folder: Path) -> None:
     tries: list[str] = []
 
     def effect_of(command: str) -> e.EffectClass:
         return "reads" if command == "ls" else "workspace"
 
-    @kedge.tool(effect=effect_of, retry=QUICK)
-    def shell(command: str, folder: Path = kedge.WORKSPACE) -> str:
+    @killick.tool(effect=effect_of, retry=QUICK)
+    def shell(command: str, folder: Path = killick.WORKSPACE) -> str:
         tries.append(command)
         with (folder / "log").open("a") as file:
             file.write(command)
@@ -340,16 +340,16 @@ def test_the_effect_may_depend_on_the_arguments(kd: kedge.Client, folder: Path) 
             raise ConnectionError("x")
         return (folder / "log").read_text()
 
-    @kedge.agent(workspace=folder)
-    async def asker(run: kedge.Run) -> list[str]:
+    @killick.agent(workspace=folder)
+    async def asker(run: killick.Run) -> list[str]:
         return [await run.call(shell, "ls"), await run.call(shell, "make")]
 
     assert kd.run(asker, id="r") == ["ls", "lsmake"]
 
 
-def test_a_blocking_agent_has_a_workspace_too(kd: kedge.Client, folder: Path) -> None:
-    @kedge.agent(workspace=folder)
-    def plain(run: kedge.SyncRun) -> str:
+def test_a_blocking_agent_has_a_workspace_too(kd: killick.Client, folder: Path) -> None:
+    @killick.agent(workspace=folder)
+    def plain(run: killick.SyncRun) -> str:
         run.call(write, "a", "1")
         run.call(write, "b", "2")
         return str(run.workspace)
@@ -359,19 +359,19 @@ def test_a_blocking_agent_has_a_workspace_too(kd: kedge.Client, folder: Path) ->
     assert after(kd, "r", "2") == {"kept": "kept", "a": "1", "b": "2"}
 
 
-def test_a_paused_run_has_finished_its_tool_and_its_files_are_on_record(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    def slow(folder: Path = kedge.WORKSPACE) -> str:
+def test_a_paused_run_has_finished_its_tool_and_its_files_are_on_record(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    def slow(folder: Path = killick.WORKSPACE) -> str:
         kd.pause("r", by="ada")
         (folder / "slow").write_text("done")
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def paused(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def paused(run: killick.Run) -> str:
         await run.call(slow)
         return await run.call(write, "more", "done")
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(paused, id="r")
     assert after(kd, "r", "1") == {"kept": "kept", "slow": "done"}
     kd.resume("r")
@@ -379,21 +379,21 @@ def test_a_paused_run_has_finished_its_tool_and_its_files_are_on_record(kd: kedg
     assert told(folder) == {"kept": "kept", "slow": "done", "more": "done"}
 
 
-def test_a_cancelled_run_can_be_undone_with_its_files(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    async def slow(folder: Path = kedge.WORKSPACE) -> str:
+def test_a_cancelled_run_can_be_undone_with_its_files(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    async def slow(folder: Path = killick.WORKSPACE) -> str:
         (folder / "half").write_text("half")
         await kd.cancel.soon("r", compensate=True, by="ada")
         await asyncio.sleep(0.05)
         return "done"
 
-    @kedge.agent(workspace=folder)
-    async def doomed(run: kedge.Run) -> str:
+    @killick.agent(workspace=folder)
+    async def doomed(run: killick.Run) -> str:
         await run.call(write, "first", "1")
         await run.call(slow)
         return await run.call(write, "never", "written")
 
-    with pytest.raises(kedge.RunCancelled) as cancelled:
+    with pytest.raises(killick.RunCancelled) as cancelled:
         kd.run(doomed, id="r")
     assert told(folder) == {"kept": "kept"}
     assert not cancelled.value.not_undone
@@ -403,31 +403,31 @@ def test_a_cancelled_run_can_be_undone_with_its_files(kd: kedge.Client, folder: 
 
 
 def test_a_run_that_was_parked_goes_on_with_its_files_in_another_process(tmp_path: Path, folder: Path) -> None:
-    @kedge.agent(name="parked", workspace=folder)
-    async def patient(run: kedge.Run) -> str:
+    @killick.agent(name="parked", workspace=folder)
+    async def patient(run: killick.Run) -> str:
         await run.call(write, "a", "1")
         await run.ask("Go on?")
         await run.call(write, "a", "2")
         return run.workspace.name
 
-    with kedge.open(tmp_path / "kedge.db") as first, pytest.raises(kedge.RunWaiting):
+    with killick.open(tmp_path / "killick.db") as first, pytest.raises(killick.RunWaiting):
         first.run(patient, id="r")
     (folder / "by_hand").write_text("x")
-    with kedge.open(tmp_path / "kedge.db") as second:
+    with killick.open(tmp_path / "killick.db") as second:
         second.answer("r", "approve")
         assert second.run(patient, id="r") == "work"
         assert after(second, "r", "1") == {"kept": "kept", "a": "1"}
         assert after(second, "r", "3") == {"kept": "kept", "a": "2", "by_hand": "x"}
 
 
-def test_a_child_works_in_the_folder_that_its_agent_declares(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
-    @kedge.agent(workspace=tmp_path / "child_{run}")
-    async def child(run: kedge.Run, text: str) -> str:
+def test_a_child_works_in_the_folder_that_its_agent_declares(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
+    @killick.agent(workspace=tmp_path / "child_{run}")
+    async def child(run: killick.Run, text: str) -> str:
         await run.call(write, "child", text)
         return run.workspace.name
 
-    @kedge.agent(workspace=folder)
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent(workspace=folder)
+    async def parent(run: killick.Run) -> list[str]:
         await run.call(write, "a", "1")
         first, second = await run.spawn(child, "x"), await run.spawn(child, "y")
         return [await first.result(), await second.result()]
@@ -438,9 +438,9 @@ def test_a_child_works_in_the_folder_that_its_agent_declares(kd: kedge.Client, f
     assert told(folder) == {"kept": "kept", "a": "1"}
 
 
-def test_a_renewed_run_stays_in_its_folder(kd: kedge.Client, tmp_path: Path) -> None:
-    @kedge.agent(workspace=tmp_path / "of_{run}")
-    async def renewing(run: kedge.Run, number: int) -> str:
+def test_a_renewed_run_stays_in_its_folder(kd: killick.Client, tmp_path: Path) -> None:
+    @killick.agent(workspace=tmp_path / "of_{run}")
+    async def renewing(run: killick.Run, number: int) -> str:
         await run.call(write, f"{number}", "x")
         if number < 3:
             await run.renew(number + 1)
@@ -449,11 +449,11 @@ def test_a_renewed_run_stays_in_its_folder(kd: kedge.Client, tmp_path: Path) -> 
     assert kd.run(renewing, 1, id="r") == "1 2 3"
 
 
-def test_a_machine_has_its_files_at_every_transition(kd: kedge.Client, folder: Path) -> None:
-    @kedge.machine(workspace=folder)
-    async def counter(run: kedge.Run, state: int) -> kedge.Next | kedge.Done:
+def test_a_machine_has_its_files_at_every_transition(kd: killick.Client, folder: Path) -> None:
+    @killick.machine(workspace=folder)
+    async def counter(run: killick.Run, state: int) -> killick.Next | killick.Done:
         await run.call(write, "state", str(state))
-        return kedge.Next(state + 1) if state < 3 else kedge.Done(state)
+        return killick.Next(state + 1) if state < 3 else killick.Done(state)
 
     assert kd.run(counter, 1, id="r") == 3
     assert told(folder) == {"kept": "kept", "state": "3"}
@@ -464,19 +464,19 @@ class TooManyRequests(Exception):
     response = SimpleNamespace(status_code=429, headers={"retry-after": "0.01"})
 
 
-def test_files_go_back_before_another_try_also_where_a_far_side_asks_to_wait(kd: kedge.Client, folder: Path) -> None:
+def test_files_go_back_before_another_try_also_where_a_far_side_asks_to_wait(kd: killick.Client, folder: Path) -> None:
     tries: list[list[str]] = []
 
-    @kedge.tool(effect="workspace")
-    def half(folder: Path = kedge.WORKSPACE) -> int:
+    @killick.tool(effect="workspace")
+    def half(folder: Path = killick.WORKSPACE) -> int:
         tries.append(sorted(told(folder)))
         (folder / f"half-{len(tries)}").write_text("half")
         if len(tries) == 1:
             raise TooManyRequests
         return len(tries)
 
-    @kedge.agent(workspace=folder)
-    async def halving(run: kedge.Run) -> int:
+    @killick.agent(workspace=folder)
+    async def halving(run: killick.Run) -> int:
         return await run.call(half)
 
     assert kd.run(halving, id="r") == 2

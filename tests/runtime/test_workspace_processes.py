@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.model import events as e
-from kedge.workspace import criu
+import killick
+from killick.model import events as e
+from killick.workspace import criu
 
 COUNTING = """
 import time
@@ -41,8 +41,8 @@ def test_a_process_goes_on_counting_from_where_the_run_went_back_to(tmp_path: Pa
     folder = tmp_path / "work"
     folder.mkdir()
 
-    @kedge.tool(effect="workspace")
-    def serve(folder: Path = kedge.WORKSPACE) -> int:
+    @killick.tool(effect="workspace")
+    def serve(folder: Path = killick.WORKSPACE) -> int:
         command = 'setsid "$0" -c "$1" < /dev/null > /dev/null 2>&1 & echo $!'
         told = subprocess.run(
             ["sh", "-c", command, sys.executable, COUNTING], cwd=folder, check=True, stdout=subprocess.PIPE
@@ -50,17 +50,17 @@ def test_a_process_goes_on_counting_from_where_the_run_went_back_to(tmp_path: Pa
         count_in(folder)
         return int(told.stdout)
 
-    @kedge.tool(effect="workspace")
-    def note(folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace")
+    def note(folder: Path = killick.WORKSPACE) -> None:
         (folder / "note").write_text("written")
 
-    @kedge.agent(workspace=kedge.Workspace(folder, processes="taken"))
-    async def serving(run: kedge.Run) -> int:
+    @killick.agent(workspace=killick.Workspace(folder, processes="taken"))
+    async def serving(run: killick.Run) -> int:
         pid = await run.call(serve)
         await run.call(note)
         return pid
 
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         pid = kd.run(serving, id="r")
         try:
             taken = [each.event for each in kd.events("r") if isinstance(each.event, e.WorkspaceCaptured)]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import StoreUnavailable
-from kedge.store import SqliteStore
+import killick
+from killick.errors import StoreUnavailable
+from killick.store import SqliteStore
 from runtime.conftest import World
 from seeds import draw_seed
 
@@ -43,8 +43,8 @@ class Fate:
 FATE: dict[str, Fate] = {}
 
 
-@kedge.tool(effect="workspace", retry=kedge.Retry(attempts=1000, first=0.001, max=0.002))
-def do(order: Order, folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace", retry=killick.Retry(attempts=1000, first=0.001, max=0.002))
+def do(order: Order, folder: Path = killick.WORKSPACE) -> None:
     """Half of an order, then whatever fate has, then the rest. Nothing of it may be done twice."""
     verb, name, *more = order
     path = folder / name
@@ -71,8 +71,8 @@ def do(order: Order, folder: Path = kedge.WORKSPACE) -> None:
     fate.strikes()
 
 
-@kedge.agent(workspace="work")
-async def doing(run: kedge.Run, orders: list[Any]) -> int:
+@killick.agent(workspace="work")
+async def doing(run: killick.Run, orders: list[Any]) -> int:
     for order in orders:
         if isinstance(order[0], list):
             await run.gather(*(one_by_one(run, branch) for branch in order))
@@ -81,7 +81,7 @@ async def doing(run: kedge.Run, orders: list[Any]) -> int:
     return len(orders)
 
 
-async def one_by_one(run: kedge.Run, orders: list[Order]) -> None:
+async def one_by_one(run: killick.Run, orders: list[Order]) -> None:
     for order in orders:
         await run.call(do, order)
 
@@ -168,8 +168,8 @@ def test_a_folder_is_as_it_must_be_at_every_boundary(
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
     orders, states = drawn_orders(chance, files, 6)
-    clock = kedge.LeapingClock()
-    world = World(SqliteStore(tmp_path / "kedge.db", clock=clock), clock)
+    clock = killick.LeapingClock()
+    world = World(SqliteStore(tmp_path / "killick.db", clock=clock), clock)
     with contextlib.closing(world):
         FATE["now"] = Fate(chance, world)
         outlived(world, orders, "r")

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import TimeRefused
-from kedge.model import events as e
-from kedge.workspace.workspace import Workspace
+import killick
+from killick.errors import TimeRefused
+from killick.model import events as e
+from killick.workspace.workspace import Workspace
 
 
-@kedge.tool(effect="workspace")
-def write(name: str, text: str, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace")
+def write(name: str, text: str, folder: Path = killick.WORKSPACE) -> str:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     return text
 
 
-@kedge.tool(effect="workspace")
-def move(old: str, new: str, folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+def move(old: str, new: str, folder: Path = killick.WORKSPACE) -> None:
     (folder / old).rename(folder / new)
 
 
-@kedge.tool(effect="workspace")
-def remove(name: str, folder: Path = kedge.WORKSPACE) -> None:
+@killick.tool(effect="workspace")
+def remove(name: str, folder: Path = killick.WORKSPACE) -> None:
     (folder / name).unlink()
 
 
@@ -39,8 +39,8 @@ def editing(folder: Path, **options: Any) -> Any:
     """Does what it is given: each item is a tool and its arguments."""
     tools = {"write": write, "move": move, "remove": remove}
 
-    @kedge.agent(name="editing", workspace=folder, **options)
-    async def agent(run: kedge.Run, orders: list[list[str]]) -> list[str]:
+    @killick.agent(name="editing", workspace=folder, **options)
+    async def agent(run: killick.Run, orders: list[list[str]]) -> list[str]:
         for name, *arguments in orders:
             if name == "ask":
                 await run.ask("Go on?")
@@ -67,7 +67,7 @@ STATES: list[dict[str, str]] = [
 # rewind -------------------------------------------------------------------------------------------
 
 
-def test_every_boundary_of_a_run_can_be_gone_back_to_in_any_order(kd: kedge.Client, folder: Path) -> None:
+def test_every_boundary_of_a_run_can_be_gone_back_to_in_any_order(kd: killick.Client, folder: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
     for step in (3, 1, 5, 2, 4):
@@ -79,7 +79,7 @@ def test_every_boundary_of_a_run_can_be_gone_back_to_in_any_order(kd: kedge.Clie
     assert told(folder) == STATES[2]
 
 
-def test_going_back_twice_without_going_on_is_going_back_to_the_second_place(kd: kedge.Client, folder: Path) -> None:
+def test_going_back_twice_without_going_on_is_going_back_to_the_second_place(kd: killick.Client, folder: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
     kd.rewind("r", "5:before")
@@ -88,7 +88,7 @@ def test_going_back_twice_without_going_on_is_going_back_to_the_second_place(kd:
     assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
 
 
-def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: kedge.Client, folder: Path) -> None:
+def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: killick.Client, folder: Path) -> None:
     kd.run(editing(folder), ORDERS, id="r")
     (folder / "c").write_text("by hand")
     (folder / "new").write_text("by hand too")
@@ -102,14 +102,14 @@ def test_what_somebody_changed_by_hand_is_kept_when_the_run_goes_back(kd: kedge.
         assert workspace.read(root, "new") == b"by hand too"
 
 
-def test_a_run_that_waits_goes_back_with_its_files_and_asks_again(kd: kedge.Client, folder: Path) -> None:
+def test_a_run_that_waits_goes_back_with_its_files_and_asks_again(kd: killick.Client, folder: Path) -> None:
     orders = [["write", "a", "1"], ["ask"], ["write", "a", "2"]]
     agent = editing(folder)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(agent, orders, id="r")
     kd.rewind("r", "1:before")
     assert told(folder) == {"kept": "kept"}
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(agent, orders, id="r")
     kd.answer("r", "approve")
     kd.run(agent, orders, id="r")
@@ -117,7 +117,7 @@ def test_a_run_that_waits_goes_back_with_its_files_and_asks_again(kd: kedge.Clie
 
 
 def test_files_that_cannot_go_back_at_once_go_back_when_the_run_goes_on(
-    kd: kedge.Client, folder: Path, tmp_path: Path
+    kd: killick.Client, folder: Path, tmp_path: Path
 ) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
@@ -130,7 +130,9 @@ def test_files_that_cannot_go_back_at_once_go_back_when_the_run_goes_on(
     assert [each.event.because for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)] == ["rewound"]
 
 
-def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(
+    kd: killick.Client, folder: Path, tmp_path: Path
+) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
     folder.rename(tmp_path / "elsewhere")
@@ -144,7 +146,7 @@ def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(kd: kedge.Client,
 
 
 def test_a_fork_at_any_boundary_goes_on_in_its_own_folder_and_leaves_the_first_alone(
-    kd: kedge.Client, folder: Path, tmp_path: Path
+    kd: killick.Client, folder: Path, tmp_path: Path
 ) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
@@ -157,7 +159,7 @@ def test_a_fork_at_any_boundary_goes_on_in_its_own_folder_and_leaves_the_first_a
     assert told(folder) == STATES[-1]
 
 
-def test_a_fork_of_a_fork_has_the_files_of_where_it_parted(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+def test_a_fork_of_a_fork_has_the_files_of_where_it_parted(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
     one = kd.fork("r", "3:before", workspace=tmp_path / "one", input=[*ORDERS[:2], ["write", "z", "9"]])
@@ -172,7 +174,7 @@ def test_a_fork_of_a_fork_has_the_files_of_where_it_parted(kd: kedge.Client, fol
     assert told(folder) == STATES[-1]
 
 
-def test_a_fork_and_its_parent_can_be_undone_apart(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+def test_a_fork_and_its_parent_can_be_undone_apart(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS[:3], id="r")
     fork = kd.fork("r", "3:before", workspace=tmp_path / "own")
@@ -182,7 +184,7 @@ def test_a_fork_and_its_parent_can_be_undone_apart(kd: kedge.Client, folder: Pat
     assert told(folder) == STATES[3]
 
 
-def test_a_fork_with_the_folder_in_the_way_says_so_and_makes_nothing(kd: kedge.Client, folder: Path) -> None:
+def test_a_fork_with_the_folder_in_the_way_says_so_and_makes_nothing(kd: killick.Client, folder: Path) -> None:
     kd.run(editing(folder), ORDERS, id="r")
     for wrong in (folder, folder / "inside", folder / "c"):
         with pytest.raises(TimeRefused):
@@ -203,7 +205,7 @@ def test_a_fork_with_the_folder_in_the_way_says_so_and_makes_nothing(kd: kedge.C
     ],
 )
 def test_one_step_is_undone_and_what_others_did_stays(
-    kd: kedge.Client, folder: Path, step: str, then: dict[str, str]
+    kd: killick.Client, folder: Path, step: str, then: dict[str, str]
 ) -> None:
     kd.run(editing(folder), ORDERS, id="r")
     kd.undo("r", step)
@@ -212,7 +214,7 @@ def test_one_step_is_undone_and_what_others_did_stays(
 
 @pytest.mark.parametrize(("step", "steps"), [("1", 2), ("1", 3), ("2", 5)])
 def test_a_step_that_a_later_one_built_on_is_not_undone_by_itself(
-    kd: kedge.Client, folder: Path, step: str, steps: int
+    kd: killick.Client, folder: Path, step: str, steps: int
 ) -> None:
     kd.run(editing(folder), ORDERS[:steps], id="r")
     with pytest.raises(TimeRefused, match="a: changed since"):
@@ -220,14 +222,14 @@ def test_a_step_that_a_later_one_built_on_is_not_undone_by_itself(
     assert told(folder) == STATES[steps]
 
 
-def test_undoing_says_how_files_are_undone(kd: kedge.Client, folder: Path) -> None:
+def test_undoing_says_how_files_are_undone(kd: killick.Client, folder: Path) -> None:
     kd.run(editing(folder), ORDERS, id="r")
     told = kd.undoing("r", "3")
     assert told.refuses is None
     assert told.compensated_by
 
 
-def test_an_undone_step_is_on_record_and_is_not_undone_twice(kd: kedge.Client, folder: Path) -> None:
+def test_an_undone_step_is_on_record_and_is_not_undone_twice(kd: killick.Client, folder: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS[:3], id="r")
     kd.undo("r", "3")
@@ -238,64 +240,64 @@ def test_an_undone_step_is_on_record_and_is_not_undone_twice(kd: kedge.Client, f
     assert told(folder) == STATES[3]
 
 
-def test_steps_are_undone_one_after_the_other_down_to_the_first(kd: kedge.Client, folder: Path) -> None:
+def test_steps_are_undone_one_after_the_other_down_to_the_first(kd: killick.Client, folder: Path) -> None:
     kd.run(editing(folder), ORDERS, id="r")
     for step in (5, 4, 3, 2, 1):
         kd.undo("r", str(step))
         assert told(folder) == STATES[step - 1]
 
 
-def test_a_run_that_fails_takes_its_files_back_where_its_agent_says_so(kd: kedge.Client, folder: Path) -> None:
-    with pytest.raises(kedge.RunFailed) as failed:
+def test_a_run_that_fails_takes_its_files_back_where_its_agent_says_so(kd: killick.Client, folder: Path) -> None:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(editing(folder, on_failure="compensate"), [*ORDERS, ["fail"]], id="r")
     assert told(folder) == STATES[0]
     assert not failed.value.not_undone
 
 
-def test_what_a_person_changed_since_is_not_taken_back_by_itself(kd: kedge.Client, folder: Path) -> None:
+def test_what_a_person_changed_since_is_not_taken_back_by_itself(kd: killick.Client, folder: Path) -> None:
     orders = [["write", "a", "1"], ["write", "b", "1"], ["ask"], ["fail"]]
     agent = editing(folder, on_failure="compensate")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(agent, orders, id="r")
     (folder / "a").write_text("by hand")
     kd.answer("r", "approve")
-    with pytest.raises(kedge.RunWaiting, match="a: changed since"):
+    with pytest.raises(killick.RunWaiting, match="a: changed since"):
         kd.run(agent, orders, id="r")
     assert told(folder) == {"kept": "kept", "a": "by hand"}
     kd.answer("r", "stop")
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, orders, id="r")
     assert failed.value.not_undone == ("write at step 1",)
     assert told(folder) == {"kept": "kept", "a": "by hand"}
 
 
-def test_what_a_tool_did_that_failed_half_way_is_taken_back_too(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    def half(folder: Path = kedge.WORKSPACE) -> None:
+def test_what_a_tool_did_that_failed_half_way_is_taken_back_too(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    def half(folder: Path = killick.WORKSPACE) -> None:
         (folder / "kept").write_text("spoilt")
         raise LookupError("half way")
 
-    @kedge.agent(workspace=folder, on_failure="compensate")
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder, on_failure="compensate")
+    async def agent(run: killick.Run) -> None:
         await run.call(write, "a", "1")
         await run.call(half)
 
-    with pytest.raises(kedge.RunFailed) as failed:
+    with pytest.raises(killick.RunFailed) as failed:
         kd.run(agent, id="r")
     assert told(folder) == STATES[0]
     assert not failed.value.not_undone
 
 
-def test_a_tool_with_a_compensation_of_its_own_is_undone_by_that(kd: kedge.Client, folder: Path) -> None:
-    def by_hand(effect: kedge.Effect) -> None:
+def test_a_tool_with_a_compensation_of_its_own_is_undone_by_that(kd: killick.Client, folder: Path) -> None:
+    def by_hand(effect: killick.Effect) -> None:
         (folder / "compensated").write_text(str(effect.arguments["name"]))
 
-    @kedge.tool(effect="workspace", compensate=by_hand)
-    def special(name: str, folder: Path = kedge.WORKSPACE) -> None:
+    @killick.tool(effect="workspace", compensate=by_hand)
+    def special(name: str, folder: Path = killick.WORKSPACE) -> None:
         (folder / name).write_text("x")
 
-    @kedge.agent(workspace=folder)
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def agent(run: killick.Run) -> None:
         await run.call(special, "s")
 
     kd.run(agent, id="r")
@@ -303,15 +305,15 @@ def test_a_tool_with_a_compensation_of_its_own_is_undone_by_that(kd: kedge.Clien
     assert told(folder) == {"kept": "kept", "s": "x", "compensated": "s"}
 
 
-def test_modes_and_links_are_undone_too(kd: kedge.Client, folder: Path) -> None:
-    @kedge.tool(effect="workspace")
-    def tangle(folder: Path = kedge.WORKSPACE) -> None:
+def test_modes_and_links_are_undone_too(kd: killick.Client, folder: Path) -> None:
+    @killick.tool(effect="workspace")
+    def tangle(folder: Path = killick.WORKSPACE) -> None:
         (folder / "kept").chmod(0o755)
         (folder / "link").symlink_to("kept")
         (folder / "empty").mkdir()
 
-    @kedge.agent(workspace=folder)
-    async def agent(run: kedge.Run) -> None:
+    @killick.agent(workspace=folder)
+    async def agent(run: killick.Run) -> None:
         await run.call(tangle)
 
     (folder / "kept").chmod(0o640)
@@ -324,7 +326,7 @@ def test_modes_and_links_are_undone_too(kd: kedge.Client, folder: Path) -> None:
 # what is on record of it -----------------------------------------------------------------------------
 
 
-def test_that_a_step_was_undone_says_which_paths_went_back(kd: kedge.Client, folder: Path) -> None:
+def test_that_a_step_was_undone_says_which_paths_went_back(kd: killick.Client, folder: Path) -> None:
     kd.run(editing(folder), [["write", "a", "1"], ["write", "b", "2"]], id="r")
     kd.undo("r", "1")
     [entry] = [each for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
@@ -333,7 +335,7 @@ def test_that_a_step_was_undone_says_which_paths_went_back(kd: kedge.Client, fol
     assert kd.log.data("r", entry.seq)["paths"] == ["a"]
 
 
-def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: kedge.Client, folder: Path, tmp_path: Path) -> None:
+def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: killick.Client, folder: Path, tmp_path: Path) -> None:
     first, later = tmp_path / "first", tmp_path / "later"
     kd.run(editing(Workspace(folder, vault=first)), [["write", "a", "1"]], id="r")
     kd.rewind("r", "1:before")
@@ -345,12 +347,12 @@ def test_a_vault_on_record_is_used_whatever_is_declared_later(kd: kedge.Client, 
 def test_a_vault_that_was_moved_with_its_store_is_found_beside_it(tmp_path: Path, folder: Path) -> None:
     (there := tmp_path / "there").mkdir()
     agent = editing(folder)
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         kd.run(agent, ORDERS, id="r")
-    for each in ("kedge.db", "kedge.files"):
+    for each in ("killick.db", "killick.files"):
         (tmp_path / each).rename(there / each)
-    with kedge.open(there / "kedge.db") as kd:
+    with killick.open(there / "killick.db") as kd:
         kd.rewind("r", "3:before")
         assert told(folder) == STATES[2]
         assert kd.run(agent, ORDERS, id="r") == ["c", "deep/b"]
-    assert not (tmp_path / "kedge.files").exists()
+    assert not (tmp_path / "killick.files").exists()

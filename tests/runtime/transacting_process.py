@@ -21,12 +21,12 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-import kedge
-from kedge.errors import RunBusy
-from kedge.model import events as e
+import killick
+from killick.errors import RunBusy
+from killick.model import events as e
 from runtime.killing import Life, live
 
-MANY: Final = kedge.Retry(attempts=200, first=0.002, max=0.01)
+MANY: Final = killick.Retry(attempts=200, first=0.002, max=0.01)
 PAID: Final = ("ann", "bob", "cleo", "dan")
 TOGETHER: Final = 10
 """Dead runs that one process goes on with."""
@@ -57,26 +57,26 @@ class Row(NamedTuple):
     who: str
 
 
-@kedge.tool(effect="transaction", retry=MANY)
-def pay(who: str, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> Row:
+@killick.tool(effect="transaction", retry=MANY)
+def pay(who: str, tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> Row:
     row = Row(step.run, step.id, step.attempt, who)
     tx.execute(statement("INSERT INTO paid VALUES (?, ?, ?, ?)"), row)
     tx.execute(statement("UPDATE total SET paid = paid + 1 WHERE run = ?"), (step.run,))
     return row
 
 
-@kedge.tool(effect="transaction", retry=MANY)
-def begin(tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> None:
+@killick.tool(effect="transaction", retry=MANY)
+def begin(tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> None:
     tx.execute(statement("INSERT INTO total VALUES (?, 0)"), (step.run,))
 
 
-@kedge.tool(effect="idempotent", retry=MANY)
+@killick.tool(effect="idempotent", retry=MANY)
 async def look(who: str) -> str:
     return who
 
 
-@kedge.agent(name="teller")
-async def teller(run: kedge.Run) -> list[Row]:
+@killick.agent(name="teller")
+async def teller(run: killick.Run) -> list[Row]:
     async def seen(who: str) -> Row:
         await run.call(look, who)
         return await run.call(pay, who)
@@ -123,7 +123,7 @@ POINTS: Final = Points()
 # lives --------------------------------------------------------------------------------------------
 
 
-def agrees(kd: kedge.Client, run: str) -> list[Row]:
+def agrees(kd: killick.Client, run: str) -> list[Row]:
     """The rows of a run, which are those that its log says were written."""
     with closing(connect()) as connection:
         found = connection.execute(statement("SELECT * FROM paid WHERE run = ?"), (run,)).fetchall()
@@ -153,7 +153,7 @@ def go_on(*runs: str, last: int = 0) -> Callable[[int], None]:
         logging.disable()
         if last >= 0:
             POINTS.begin(last)
-        with kedge.open(WHERE["url"], lease_seconds=0.4 if "://" in WHERE["url"] else float("inf")) as kd:
+        with killick.open(WHERE["url"], lease_seconds=0.4 if "://" in WHERE["url"] else float("inf")) as kd:
             for run in runs:
                 agrees(kd, run)
             for run in runs:
@@ -166,7 +166,7 @@ def go_on(*runs: str, last: int = 0) -> Callable[[int], None]:
     return task
 
 
-def ran(kd: kedge.Client, run: str) -> list[Row]:
+def ran(kd: killick.Client, run: str) -> list[Row]:
     """What a run comes to. Where its holder is dead and nobody can know, its lease runs out soon."""
     while True:
         try:
@@ -176,7 +176,7 @@ def ran(kd: kedge.Client, run: str) -> list[Row]:
 
 
 def verified(out: int) -> None:
-    with kedge.open(WHERE["url"]) as kd:
+    with killick.open(WHERE["url"]) as kd:
         os.write(out, f"{[str(problem) for problem in kd.verify().problems]}\n".encode())
 
 

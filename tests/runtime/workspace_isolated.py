@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import kedge
+import killick
 
 LINES = 40
 
 
-@kedge.tool(effect="workspace", isolate="process", retry=kedge.Retry(attempts=5))
-def write_slowly(folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace", isolate="process", retry=killick.Retry(attempts=5))
+def write_slowly(folder: Path = killick.WORKSPACE) -> str:
     for number in range(LINES):
         with (folder / "log").open("a") as file:
             file.write(f"{number}\n")
@@ -19,11 +19,11 @@ def write_slowly(folder: Path = kedge.WORKSPACE) -> str:
     return (folder / "log").read_text()
 
 
-@kedge.agent(workspace="work")
-async def isolating(run: kedge.Run) -> str:
+@killick.agent(workspace="work")
+async def isolating(run: killick.Run) -> str:
     return await run.call(write_slowly)
 
 
 def main() -> None:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         kd.run(isolating, id="r")

@@ -23,11 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-import kedge
-from kedge.model import events as e
-from kedge.store import SqliteStore, Store
-from kedge.workspace import tree
-from kedge.workspace.workspace import Workspace
+import killick
+from killick.model import events as e
+from killick.store import SqliteStore, Store
+from killick.workspace import tree
+from killick.workspace.workspace import Workspace
 from workspace.folders import told
 
 ROUNDS: Final = 2
@@ -71,15 +71,15 @@ def _tell(what: str) -> None:
     os.write(TELL, f"{what}\n".encode())
 
 
-@kedge.tool(effect="workspace", retry=kedge.Retry(attempts=1000))
-def patch_and_test(number: int, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(effect="workspace", retry=killick.Retry(attempts=1000))
+def patch_and_test(number: int, folder: Path = killick.WORKSPACE) -> str:
     subprocess.run(["sh", "-c", PATCH, "sh", str(number)], cwd=folder, check=True, pass_fds=(TELL,))
     _tell("ended")
     return (folder / "result").read_text()
 
 
-@kedge.tool(name="patch_and_test", effect="workspace", retry=kedge.Retry(attempts=1000))
-async def patch_and_test_soon(number: int, folder: Path = kedge.WORKSPACE) -> str:
+@killick.tool(name="patch_and_test", effect="workspace", retry=killick.Retry(attempts=1000))
+async def patch_and_test_soon(number: int, folder: Path = killick.WORKSPACE) -> str:
     shell = await asyncio.create_subprocess_exec("sh", "-c", PATCH, "sh", str(number), cwd=folder, pass_fds=(TELL,))
     if await shell.wait():
         raise LookupError("the patch does not fit")
@@ -94,8 +94,8 @@ def model(messages: list[str]) -> str:
     return "patch it"
 
 
-@kedge.agent(name="patching", workspace="work")
-async def patching(run: kedge.Run) -> str:
+@killick.agent(name="patching", workspace="work")
+async def patching(run: killick.Run) -> str:
     said = "Go."
     for number in range(1, ROUNDS + 1):
         await run.model(model, messages=[said])
@@ -103,8 +103,8 @@ async def patching(run: kedge.Run) -> str:
     return said
 
 
-@kedge.agent(name="patching_soon", workspace="work")
-def patching_soon(run: kedge.SyncRun) -> str:
+@killick.agent(name="patching_soon", workspace="work")
+def patching_soon(run: killick.SyncRun) -> str:
     said = "Go."
     for number in range(1, ROUNDS + 1):
         run.model(model, messages=[said])
@@ -112,7 +112,7 @@ def patching_soon(run: kedge.SyncRun) -> str:
     return said
 
 
-AGENTS: Final[list[kedge.Agent[Any, Any]]] = [patching, patching_soon]
+AGENTS: Final[list[killick.Agent[Any, Any]]] = [patching, patching_soon]
 
 
 def make_folder(folder: Path) -> None:
@@ -173,7 +173,7 @@ class Life(NamedTuple):
     killed: bool
 
 
-def live(place: Path, agent: kedge.Agent[Any, Any], aim: Aim | None) -> Life:
+def live(place: Path, agent: killick.Agent[Any, Any], aim: Aim | None) -> Life:
     """In a child, run the agent or go on with it."""
     reading, writing = _pipe()
     child = os.fork()
@@ -217,9 +217,9 @@ def _pipe() -> tuple[int, int]:
     return reading, writing
 
 
-def _work(agent: kedge.Agent[Any, Any], aim: Aim) -> None:
-    store = cast("Store", Deadly(SqliteStore("kedge.db"), aim.append))
-    with kedge.Client(store) as kd:
+def _work(agent: killick.Agent[Any, Any], aim: Aim) -> None:
+    store = cast("Store", Deadly(SqliteStore("killick.db"), aim.append))
+    with killick.Client(store) as kd:
         result = kd.run(agent, id="r")
         kinds = [recorded.event for recorded in kd.events("r")]
         back = [kd.log.data("r", each.seq) for each in kd.events("r") if isinstance(each.event, e.WorkspaceRestored)]
@@ -235,11 +235,11 @@ def _work(agent: kedge.Agent[Any, Any], aim: Aim) -> None:
     Path("story.json").write_text(json.dumps(found))
 
 
-def _boundaries(kd: kedge.Client) -> list[dict[str, list[Any]]]:
+def _boundaries(kd: killick.Client) -> list[dict[str, list[Any]]]:
     """The files before and after each of the tool's steps, by path, as the record has them."""
     fold, ledger = kd.state("r").fold, kd.log.ledger("r")
     found = []
-    with Workspace("work", vault="kedge.files") as workspace:
+    with Workspace("work", vault="killick.files") as workspace:
         for step in (step for step in fold.steps if step.name == "patch_and_test"):
             for seq in (step.attempts[0].started - 1, step.ended):
                 root = ledger.files_at(seq)
@@ -260,7 +260,7 @@ def _plain(entry: tree.Entry) -> list[Any]:
 # stories ------------------------------------------------------------------------------------------
 
 
-def story(place: Path, agent: kedge.Agent[Any, Any], aims: Callable[[int], Aim | None]) -> dict[str, Any]:
+def story(place: Path, agent: killick.Agent[Any, Any], aims: Callable[[int], Aim | None]) -> dict[str, Any]:
     """A run, in as many processes as it takes: what came of it, and of the folder."""
     (place / "work").mkdir(parents=True)
     make_folder(place / "work")

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kedge
-from kedge.testing import Scenario, tick
+import killick
+from killick.testing import Scenario, tick
 from simulation.around import (
     answering,
     book,
@@ -37,8 +37,8 @@ from simulation.around import (
 # one line -----------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def one_after_the_other(run: kedge.Run, name: str) -> list[Any]:
+@killick.agent
+async def one_after_the_other(run: killick.Run, name: str) -> list[Any]:
     cost = await run.call(price, name)
     tick()
     paid = await run.call(pay, name)
@@ -51,8 +51,8 @@ async def one_after_the_other(run: kedge.Run, name: str) -> list[Any]:
     return [cost, paid, booked, route, mailed, blocked]
 
 
-@kedge.agent
-def one_after_the_other_blocking(run: kedge.SyncRun, name: str) -> list[Any]:
+@killick.agent
+def one_after_the_other_blocking(run: killick.SyncRun, name: str) -> list[Any]:
     cost = run.call(price, name)
     tick()
     paid = run.call(pay_blocking, name)
@@ -63,28 +63,28 @@ def one_after_the_other_blocking(run: kedge.SyncRun, name: str) -> list[Any]:
     return [cost, paid, booked, route, run.call(mail, name)]
 
 
-@kedge.agent
-async def trying_again(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def trying_again(run: killick.Run) -> list[Any]:
     found = await run.call(flaky, "x")
     tick()
     return [found, await run.call(shaky, "x"), await run.call(pay, "x")]
 
 
-@kedge.agent
-async def another_way(run: kedge.Run) -> list[str]:
+@killick.agent
+async def another_way(run: killick.Run) -> list[str]:
     taken: list[str] = []
     for way in ("train", "boat"):
         try:
             taken.append(await run.call(refuse, way))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             tick()
             taken.append(f"{failed.name}: {failed.failure.message}")
             taken.append(await run.call(pay, f"taxi instead of {way}"))
     return taken
 
 
-@kedge.agent
-async def at_last(run: kedge.Run) -> str:
+@killick.agent
+async def at_last(run: killick.Run) -> str:
     try:
         await run.call(pay, "before")
         tick()
@@ -96,8 +96,8 @@ async def at_last(run: kedge.Run) -> str:
         await run.call(pay, "the bill")
 
 
-@kedge.agent
-def at_last_blocking(run: kedge.SyncRun) -> str:
+@killick.agent
+def at_last_blocking(run: killick.SyncRun) -> str:
     try:
         run.call(pay_blocking, "before")
         tick()
@@ -110,7 +110,7 @@ def at_last_blocking(run: kedge.SyncRun) -> str:
 
 
 @asynccontextmanager
-async def table(run: kedge.Run, name: str) -> AsyncGenerator[str]:
+async def table(run: killick.Run, name: str) -> AsyncGenerator[str]:
     held = await run.call(book, f"table {name}")
     try:
         yield held
@@ -119,8 +119,8 @@ async def table(run: kedge.Run, name: str) -> AsyncGenerator[str]:
         await run.call(mail, f"leave {name}")
 
 
-@kedge.agent
-async def in_a_block(run: kedge.Run) -> list[str]:
+@killick.agent
+async def in_a_block(run: killick.Run) -> list[str]:
     told: list[str] = []
     async with table(run, "1") as one:
         told.append(await run.call(pay, one))
@@ -128,13 +128,13 @@ async def in_a_block(run: kedge.Run) -> list[str]:
             async with table(run, "2"):
                 tick()
                 await run.call(refuse, "dessert")
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             told.append(failed.name)
     return told
 
 
-@kedge.agent
-async def beside_computation(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def beside_computation(run: killick.Run) -> list[Any]:
     async def computed(number: int) -> int:
         for _ in range(number):
             await asyncio.sleep(0)
@@ -148,8 +148,8 @@ async def beside_computation(run: kedge.Run) -> list[Any]:
     return [paid, mailed, await run.call(pay, str(sum(task.result() for task in tasks)))]
 
 
-@kedge.agent
-async def impatient(run: kedge.Run) -> list[str]:
+@killick.agent
+async def impatient(run: killick.Run) -> list[str]:
     told: list[str] = []
     try:
         async with asyncio.timeout(0.005):
@@ -160,8 +160,8 @@ async def impatient(run: kedge.Run) -> list[str]:
     return [*told[1:], await run.call(pay, "taxi")]
 
 
-@kedge.agent
-async def catching_everything(run: kedge.Run) -> list[str]:
+@killick.agent
+async def catching_everything(run: killick.Run) -> list[str]:
     told: list[str] = []
     for number in range(3):
         try:
@@ -177,8 +177,8 @@ async def catching_everything(run: kedge.Run) -> list[str]:
     return told
 
 
-@kedge.agent
-def catching_everything_blocking(run: kedge.SyncRun) -> list[str]:
+@killick.agent
+def catching_everything_blocking(run: killick.SyncRun) -> list[str]:
     told: list[str] = []
     for number in range(3):
         try:
@@ -190,27 +190,27 @@ def catching_everything_blocking(run: kedge.SyncRun) -> list[str]:
     return told
 
 
-@kedge.agent
-async def stalling(run: kedge.Run) -> list[str]:
+@killick.agent
+async def stalling(run: killick.Run) -> list[str]:
     late = await run.call(stall, "a")
     tick()
     return [late, await run.call(stall_with_key, "b"), await run.call(pay, "c")]
 
 
-@kedge.agent
-async def using_up(run: kedge.Run) -> list[str]:
+@killick.agent
+async def using_up(run: killick.Run) -> list[str]:
     told = [await run.call(redeem, "first", "token 1"), await run.call(redeem_at_the_second_try, "second", "token 2")]
     for token in ("token 1", "token 2"):
         try:
             told.append(await run.call(redeem, f"{token} again", token))
-        except kedge.StepFailed as failed:
+        except killick.StepFailed as failed:
             tick()
             told.append(failed.failure.type)
     return told
 
 
-@kedge.agent
-async def drawing(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def drawing(run: killick.Run) -> list[Any]:
     begun = run.now()
     mark, chance = run.uuid(), run.random()
     await run.update(stops=1)
@@ -226,8 +226,8 @@ async def drawing(run: kedge.Run) -> list[Any]:
     return [*marks, dict(run.context), await run.call(pay, "postage")]
 
 
-@kedge.agent
-async def repeating(run: kedge.Run) -> list[str]:
+@killick.agent
+async def repeating(run: killick.Run) -> list[str]:
     told: list[str] = []
     for wording in ("please", "quickly", "now"):
         told.append(await run.call(order, "book", wording))
@@ -238,8 +238,8 @@ async def repeating(run: kedge.Run) -> list[str]:
 # side by side -------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def side_by_side(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def side_by_side(run: killick.Run) -> list[Any]:
     async def branch(name: str) -> list[str]:
         paid = await run.call(pay, name)
         tick()
@@ -248,8 +248,8 @@ async def side_by_side(run: kedge.Run) -> list[Any]:
     return list(await run.gather(branch("a"), branch("b"), branch("c")))
 
 
-@kedge.agent
-def side_by_side_blocking(run: kedge.SyncRun) -> list[Any]:
+@killick.agent
+def side_by_side_blocking(run: killick.SyncRun) -> list[Any]:
     def branch(name: str) -> list[str]:
         paid = run.call(pay_blocking, name)
         tick()
@@ -259,8 +259,8 @@ def side_by_side_blocking(run: kedge.SyncRun) -> list[Any]:
     return [*both, run.call(book_blocking, "c")]
 
 
-@kedge.agent
-async def scopes_in_scopes(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def scopes_in_scopes(run: killick.Run) -> list[Any]:
     async def inner(name: str) -> list[Any]:
         both = await run.gather(run.call(book, f"{name}1"), run.call(book, f"{name}2"))
         tick()
@@ -270,8 +270,8 @@ async def scopes_in_scopes(run: kedge.Run) -> list[Any]:
     return [list(outer), await run.call(pay, "all")]
 
 
-@kedge.agent
-async def one_fails(run: kedge.Run) -> list[str]:
+@killick.agent
+async def one_fails(run: killick.Run) -> list[str]:
     async def fails() -> str:
         await run.call(mail, "first")
         tick()
@@ -279,14 +279,14 @@ async def one_fails(run: kedge.Run) -> list[str]:
 
     try:
         await run.gather(run.call(slowly, "a"), fails(), run.call(slowly, "b"))
-    except kedge.StepFailed as failed:
+    except killick.StepFailed as failed:
         tick()
         return [failed.name, await run.call(pay, "instead")]
     return ["never"]
 
 
-@kedge.agent
-async def the_first_of(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def the_first_of(run: killick.Run) -> list[Any]:
     async def told() -> str:
         heard = await run.wait("news")
         tick()
@@ -305,46 +305,46 @@ async def the_first_of(run: kedge.Run) -> list[Any]:
 # children and messages ----------------------------------------------------------------------------
 
 
-@kedge.agent
-async def grandchild(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def grandchild(run: killick.Run, name: str) -> str:
     await run.call(pay, f"{name} toys")
     tick()
     return await run.call(mail, name)
 
 
-@kedge.agent
-async def child(run: kedge.Run, name: str) -> list[str]:
+@killick.agent
+async def child(run: killick.Run, name: str) -> list[str]:
     paid = await run.call(pay, f"{name} school")
     below = await run.spawn(grandchild, f"{name} junior")
     tick()
     return [paid, await below.result()]
 
 
-@kedge.agent
-async def parent(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def parent(run: killick.Run) -> list[Any]:
     children = [await run.spawn(child, "one"), await run.spawn(child, "two")]
     paid = await run.call(pay, "rent")
     tick()
     return [paid, [await each.result() for each in children]]
 
 
-@kedge.agent
-def parent_blocking(run: kedge.SyncRun) -> list[Any]:
+@killick.agent
+def parent_blocking(run: killick.SyncRun) -> list[Any]:
     spawned = run.spawn(child, "one")
     paid = run.call(pay_blocking, "rent")
     tick()
     return [paid, run.result(spawned)]
 
 
-@kedge.agent
-async def listener(run: kedge.Run) -> list[str]:
+@killick.agent
+async def listener(run: killick.Run) -> list[str]:
     heard = [await run.wait("word"), await run.wait("word")]
     tick()
     return [*heard, await run.call(pay, " ".join(heard))]
 
 
-@kedge.agent
-async def talker(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def talker(run: killick.Run) -> list[Any]:
     spawned = await run.spawn(listener)
     await run.send(spawned.id, "word", "hello")
     tick()
@@ -352,8 +352,8 @@ async def talker(run: kedge.Run) -> list[Any]:
     return await spawned.result()
 
 
-@kedge.agent(on_failure="compensate")
-async def child_that_is_undone(run: kedge.Run) -> str:
+@killick.agent(on_failure="compensate")
+async def child_that_is_undone(run: killick.Run) -> str:
     await run.call(reserve, "cot")
     tick()
     heard: str = await run.wait("never")
@@ -363,8 +363,8 @@ async def child_that_is_undone(run: kedge.Run) -> str:
 # waits --------------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def waiting(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def waiting(run: killick.Run) -> list[Any]:
     paid = await run.call(pay, "deposit")
     answer = await run.ask("Which room?", to="clerk")
     tick()
@@ -375,8 +375,8 @@ async def waiting(run: kedge.Run) -> list[Any]:
     return [paid, answer.value, key, late.kind, late.expired, await run.call(pay, "rest")]
 
 
-@kedge.agent
-def waiting_blocking(run: kedge.SyncRun) -> list[Any]:
+@killick.agent
+def waiting_blocking(run: killick.SyncRun) -> list[Any]:
     paid = run.call(pay_blocking, "deposit")
     answer = run.ask("Which room?", to="clerk")
     tick()
@@ -385,8 +385,8 @@ def waiting_blocking(run: kedge.SyncRun) -> list[Any]:
     return [paid, answer.value, key, run.call(pay_blocking, "rest")]
 
 
-@kedge.agent
-async def waits_side_by_side(run: kedge.Run) -> list[Any]:
+@killick.agent
+async def waits_side_by_side(run: killick.Run) -> list[Any]:
     async def asked() -> str:
         answer = await run.ask("Which room?")
         tick()
@@ -401,8 +401,8 @@ async def waits_side_by_side(run: kedge.Run) -> list[Any]:
 # endings ------------------------------------------------------------------------------------------
 
 
-@kedge.agent(on_failure="compensate")
-async def undone(run: kedge.Run) -> str:
+@killick.agent(on_failure="compensate")
+async def undone(run: killick.Run) -> str:
     await run.call(reserve, "room")
     tick()
     await run.call(rent, "car")
@@ -411,8 +411,8 @@ async def undone(run: kedge.Run) -> str:
     return await run.call(refuse, "weather")
 
 
-@kedge.agent(on_failure="compensate")
-async def undone_with_children(run: kedge.Run) -> str:
+@killick.agent(on_failure="compensate")
+async def undone_with_children(run: killick.Run) -> str:
     await run.call(reserve, "room")
     await run.spawn(child_that_is_undone)
     await run.gather(run.call(rent, "car"), run.call(reserve, "table"))
@@ -420,8 +420,8 @@ async def undone_with_children(run: kedge.Run) -> str:
     return await run.call(refuse, "weather")
 
 
-@kedge.agent
-async def called_off(run: kedge.Run) -> str:
+@killick.agent
+async def called_off(run: killick.Run) -> str:
     await run.call(reserve, "room")
     tick()
     await run.call(rent, "car")
@@ -432,30 +432,30 @@ async def called_off(run: kedge.Run) -> str:
 # state machines -----------------------------------------------------------------------------------
 
 
-@kedge.machine
-async def stages(run: kedge.Run, state: dict[str, Any]) -> Any:
+@killick.machine
+async def stages(run: killick.Run, state: dict[str, Any]) -> Any:
     match state["at"]:
         case "start":
             paid = await run.call(pay, "entry")
             tick()
-            return kedge.Next({"at": "middle", "told": [paid]})
+            return killick.Next({"at": "middle", "told": [paid]})
         case "middle":
             both = await run.gather(run.call(book, "left"), run.call(mail, "right"))
             await run.update(middle=len(both))
             tick()
-            return kedge.WaitFor("gate", {"at": "end", "told": [*state["told"], *both]})
+            return killick.WaitFor("gate", {"at": "end", "told": [*state["told"], *both]})
         case _:
             tick()
-            return kedge.Done([*state["told"], run.received, await run.call(pay, "exit"), dict(run.context)])
+            return killick.Done([*state["told"], run.received, await run.call(pay, "exit"), dict(run.context)])
 
 
-@kedge.machine
-def stages_blocking(run: kedge.SyncRun, state: dict[str, Any]) -> Any:
+@killick.machine
+def stages_blocking(run: killick.SyncRun, state: dict[str, Any]) -> Any:
     if state["count"] < 3:
         paid = run.call(pay_blocking, f"stage {state['count']}")
         tick()
-        return kedge.Next({"count": state["count"] + 1, "told": [*state["told"], paid]})
-    return kedge.Done(state["told"])
+        return killick.Next({"count": state["count"] + 1, "told": [*state["told"], paid]})
+    return killick.Done(state["told"])
 
 
 SCENARIOS: dict[str, Scenario] = {

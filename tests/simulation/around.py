@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import kedge
-from kedge.check.crashes import RUN, Outside, World, world
+import killick
+from killick.check.crashes import RUN, Outside, World, world
 
 # tools --------------------------------------------------------------------------------------------
 
@@ -23,137 +23,141 @@ def act(tool: str, what: str, key: str | None = None) -> str:
     return done
 
 
-def seen(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def seen(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     """A reconciler that looks at the world."""
     name = effect_of(effect.tool, effect.arguments["what"])
     world().visit(f"reconciling {name}")
-    return kedge.Happened(world().results[name]) if world().happened(name) else kedge.DidNotHappen()
+    return killick.Happened(world().results[name]) if world().happened(name) else killick.DidNotHappen()
 
 
-async def seen_later(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+async def seen_later(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     await asyncio.sleep(0)
     return seen(effect)
 
 
-async def take_back(effect: kedge.Effect) -> str:
+async def take_back(effect: killick.Effect) -> str:
     return act("undo", effect.key)
 
 
-@kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=6))
-def take_back_at_the_second_try(effect: kedge.Effect, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", retry=killick.Retry(attempts=6))
+def take_back_at_the_second_try(effect: killick.Effect, key: killick.Key = killick.KEY) -> str:
     if world().visit(f"undoing {effect.key}") < 2:
-        raise kedge.NotDone("the far side is closed")
+        raise killick.NotDone("the far side is closed")
     return act("undo", effect.key, key)
 
 
-@kedge.tool
+@killick.tool
 async def pay(what: str) -> str:
     """At most once, and only a person can tell whether it happened."""
     await asyncio.sleep(0)
     return act("pay", what)
 
 
-@kedge.tool
+@killick.tool
 def pay_blocking(what: str) -> str:
     return act("pay_blocking", what)
 
 
-@kedge.tool(reconcile=seen_later)
+@killick.tool(reconcile=seen_later)
 async def book(what: str) -> str:
     return act("book", what)
 
 
-@kedge.tool(reconcile=seen)
+@killick.tool(reconcile=seen)
 def book_blocking(what: str) -> str:
     return act("book_blocking", what)
 
 
-@kedge.tool(effect="idempotent")
-async def mail(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent")
+async def mail(what: str, key: killick.Key = killick.KEY) -> str:
     return act("mail", what, key)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def price(what: str) -> int:
     world().visit(f"price {what}")
     return len(what)
 
 
-@kedge.tool
+@killick.tool
 async def refuse(what: str) -> str:
     world().visit(f"refuse {what}")
-    raise kedge.NotDone(f"no {what} here")
+    raise killick.NotDone(f"no {what} here")
 
 
-@kedge.tool(compensate=take_back)
+@killick.tool(compensate=take_back)
 async def reserve(what: str) -> str:
     return act("reserve", what)
 
 
-@kedge.tool(compensate=take_back_at_the_second_try, reconcile=seen)
+@killick.tool(compensate=take_back_at_the_second_try, reconcile=seen)
 def rent(what: str) -> str:
     return act("rent", what)
 
 
-@kedge.tool(retry=kedge.Retry(attempts=6, first="1s"), nothing_happened=ConnectionRefusedError)
+@killick.tool(retry=killick.Retry(attempts=6, first="1s"), nothing_happened=ConnectionRefusedError)
 async def shaky(what: str) -> str:
-    refusals = (kedge.NotDone("closed"), ConnectionRefusedError("nobody listens"), kedge.RateLimited(retry_after=30))
+    refusals = (
+        killick.NotDone("closed"),
+        ConnectionRefusedError("nobody listens"),
+        killick.RateLimited(retry_after=30),
+    )
     if (visit := world().visit(f"shaky {what}")) <= len(refusals):
         raise refusals[visit - 1]
     return act("shaky", what)
 
 
-@kedge.tool(effect="reads", retry=kedge.Retry(attempts=6, first="1s"))
+@killick.tool(effect="reads", retry=killick.Retry(attempts=6, first="1s"))
 def flaky(what: str) -> int:
     if world().visit(f"flaky {what}") < 3:
         raise ConnectionResetError("gone")
     return len(what)
 
 
-@kedge.tool
+@killick.tool
 async def crawl(what: str) -> str:
     done = act("crawl", what)
     await asyncio.sleep(0.02)
     return done
 
 
-@kedge.tool(timeout=0.005)
+@killick.tool(timeout=0.005)
 def stall(what: str) -> str:
     time.sleep(0.02)
     return act("stall", what)
 
 
-@kedge.tool(timeout=0.005, effect="idempotent", retry=kedge.Retry(attempts=6))
-def stall_with_key(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(timeout=0.005, effect="idempotent", retry=killick.Retry(attempts=6))
+def stall_with_key(what: str, key: killick.Key = killick.KEY) -> str:
     if world().visit(f"stall_with_key {what}") == 1:
         time.sleep(0.02)
     return act("stall_with_key", what, key)
 
 
-@kedge.tool(consumes=("token",))
+@killick.tool(consumes=("token",))
 async def redeem(what: str, token: str) -> str:
     return act("redeem", what)
 
 
-@kedge.tool(consumes=("token",), reconcile=seen, retry=kedge.Retry(attempts=6))
+@killick.tool(consumes=("token",), reconcile=seen, retry=killick.Retry(attempts=6))
 async def redeem_at_the_second_try(what: str, token: str) -> str:
     if world().visit(f"redeeming {what}") == 1:
-        raise kedge.NotDone("later")
+        raise killick.NotDone("later")
     return act("redeem_at_the_second_try", what)
 
 
-@kedge.tool
+@killick.tool
 async def stamp(what: str, mark: str) -> str:
     """The mark must be the same whoever asks: an effect with another mark would be another effect."""
     return str(world().do(effect_of("stamp", what), mark))
 
 
-@kedge.tool(repeat="recorded", identity=("what",))
+@killick.tool(repeat="recorded", identity=("what",))
 async def order(what: str, wording: str) -> str:
     return act("order", what)
 
 
-@kedge.tool
+@killick.tool
 async def slowly(what: str) -> str:
     for _ in range(4):
         await asyncio.sleep(0)
@@ -163,7 +167,7 @@ async def slowly(what: str) -> str:
 # people and other programs ------------------------------------------------------------------------
 
 
-def truthful(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -> bool:
+def truthful(client: killick.Client, waits: Sequence[killick.Wait], around: World) -> bool:
     """A person who looks at the world and says what happened."""
     doubts = [wait for wait in waits if wait.waits_for == "settlement"]
     for wait in doubts:
@@ -179,7 +183,7 @@ def truthful(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -
 def answering(**values: Any) -> Outside:
     """Besides telling the truth, answer questions and send the events that are waited for, by name."""
 
-    def outside(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -> bool:
+    def outside(client: killick.Client, waits: Sequence[killick.Wait], around: World) -> bool:
         acted = truthful(client, waits, around)
         for wait in (wait for wait in waits if wait.name in values):
             if wait.waits_for == "answer":
@@ -192,7 +196,7 @@ def answering(**values: Any) -> Outside:
     return outside
 
 
-def cancelling(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -> bool:
+def cancelling(client: killick.Client, waits: Sequence[killick.Wait], around: World) -> bool:
     """Somebody calls it off as soon as it waits for an event."""
     if truthful(client, waits, around):
         return True

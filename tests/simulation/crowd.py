@@ -13,12 +13,12 @@ from contextvars import ContextVar
 from random import Random
 from typing import Any, Final
 
-import kedge
-from kedge.errors import EpochStale, KedgeError, RunBusy
-from kedge.runtime.execution import Execution
-from kedge.runtime.signals import Signal
-from kedge.store import MemoryStore
-from kedge.store.base import ENDED, RunQuery
+import killick
+from killick.errors import EpochStale, KillickError, RunBusy
+from killick.runtime.execution import Execution
+from killick.runtime.signals import Signal
+from killick.store import MemoryStore
+from killick.store.base import ENDED, RunQuery
 from simulation.random_agents import FarSide, Program
 from simulation.travelling import HANG_SECONDS, Dead, Journey, Leap, Life, _advanced
 
@@ -109,7 +109,7 @@ class Crowd(Journey):
         self._turns = Turns(seed)
         self._wrong: list[BaseException] = []
         self._names = [f"worker {number}" for number in range(1, workers + 1)]
-        clock = kedge.LeapingClock()
+        clock = killick.LeapingClock()
         super().__init__(MemoryStore(clock=clock), clock, far, "walks", program, behind=False)
         far.point = self._met
 
@@ -121,7 +121,7 @@ class Crowd(Journey):
                 here.look(place)
             here.point(place)
 
-    def process(self, life: Life) -> kedge.Client:
+    def process(self, life: Life) -> killick.Client:
         before = self.kd if isinstance(life, _Mover) else None
         client = super().process(life)
         self.kd = before or client
@@ -149,7 +149,7 @@ class Crowd(Journey):
         self.process(Life())
         return happened
 
-    def _seated(self, name: str, kill_at: int = 0) -> tuple[kedge.Client, _Mover]:
+    def _seated(self, name: str, kill_at: int = 0) -> tuple[killick.Client, _Mover]:
         mover = _Mover(self._turns, name, kill_at)
         client = self.process(mover)
         mover.is_moving = True
@@ -164,7 +164,9 @@ class Crowd(Journey):
         finally:
             self._turns.leave(name)
 
-    def _leap(self, seat: tuple[kedge.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]) -> None:
+    def _leap(
+        self, seat: tuple[killick.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]
+    ) -> None:
         client, mover = seat
         try:
             for touches, leap in leaps:
@@ -177,23 +179,23 @@ class Crowd(Journey):
         finally:
             self._is_done = True
 
-    def _work(self, seat: tuple[kedge.Client, _Mover], kills: list[int]) -> None:
+    def _work(self, seat: tuple[killick.Client, _Mover], kills: list[int]) -> None:
         while True:
             client, mover = seat
             try:
                 self._served(client, mover)
                 return
-            except (KedgeError, Dead, Signal):
+            except (KillickError, Dead, Signal):
                 if not mover.dead:
                     raise
             finally:
                 mover.dead = True
-                with contextlib.suppress(KedgeError, Dead):
+                with contextlib.suppress(KillickError, Dead):
                     client.close()
                 self._buried(client)
             seat = self._seated(mover.name, kills.pop(0))
 
-    def _served(self, client: kedge.Client, mover: _Mover) -> None:
+    def _served(self, client: killick.Client, mover: _Mover) -> None:
         for _ in range(ROUNDS_MAX):
             mover.look("looks for work")
             rows = self.store.runs(RunQuery(), limit=1_000)
@@ -209,11 +211,11 @@ class Crowd(Journey):
                     self.clock.advance(max(soonest - self.clock.now_us(), 1) / 1_000_000)
         raise AssertionError(f"comes to no rest: {[client.info(run) for run in self.runs()]}")
 
-    async def _driven(self, client: kedge.Client, mover: _Mover, run: str) -> None:
+    async def _driven(self, client: killick.Client, mover: _Mover, run: str) -> None:
         _HERE.set(mover)
         await _advanced(client, run)
 
-    def _buried(self, client: kedge.Client) -> None:
+    def _buried(self, client: killick.Client) -> None:
         """A dead worker's leases end."""
         for _, head in self.store.heads():
             if head.holder == client.engine.holder:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-import kedge
+import killick
 
 Op = dict[str, Any]
 Program = list[Op]
@@ -106,70 +106,70 @@ def action_of(tool: str, what: str) -> str:
 # tools: every class of effect, awaited and blocking -----------------------------------------------
 
 
-def seen(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def seen(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     """A reconciler that looks into the books."""
     far().look(f"reconciling {effect.tool}")
     answer = far().requests.get(effect.key)
-    return kedge.DidNotHappen() if answer is None else kedge.Happened(answer)
+    return killick.DidNotHappen() if answer is None else killick.Happened(answer)
 
 
-@kedge.tool(name="walk_give_back", effect="idempotent")
-def give_back(effect: kedge.Effect, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_give_back", effect="idempotent")
+def give_back(effect: killick.Effect, key: killick.Key = killick.KEY) -> str:
     return far().undo(action_of(effect.tool, effect.arguments["what"]), key)
 
 
-@kedge.tool(name="walk_look", effect="reads")
+@killick.tool(name="walk_look", effect="reads")
 async def look(what: str) -> str:
     """What is read changes, so that a second timeline may see something else."""
     return f"{what} as of visit {far().look(f'look {what}')}"
 
 
-@kedge.tool(name="walk_pay")
-async def pay(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_pay")
+async def pay(what: str, key: killick.Key = killick.KEY) -> str:
     """At most once, and only a person can tell whether it happened."""
     await asyncio.sleep(0)
     return far().do(action_of("pay", what), key)
 
 
-@kedge.tool(name="walk_book", reconcile=seen)
-def book(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_book", reconcile=seen)
+def book(what: str, key: killick.Key = killick.KEY) -> str:
     return far().do(action_of("book", what), key)
 
 
-@kedge.tool(name="walk_mail", effect="idempotent")
-async def mail(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_mail", effect="idempotent")
+async def mail(what: str, key: killick.Key = killick.KEY) -> str:
     return far().do(action_of("mail", what), key, honoured=True)
 
 
-@kedge.tool(name="walk_rent", compensate=give_back, reconcile=seen)
-async def rent(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_rent", compensate=give_back, reconcile=seen)
+async def rent(what: str, key: killick.Key = killick.KEY) -> str:
     return far().do(action_of("rent", what), key)
 
 
-@kedge.tool(name="walk_order", repeat="recorded", reconcile=seen)
-async def order(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_order", repeat="recorded", reconcile=seen)
+async def order(what: str, key: killick.Key = killick.KEY) -> str:
     return far().do(action_of("order", what), key)
 
 
-@kedge.tool(name="walk_redeem", consumes=("what",), reconcile=seen)
-async def redeem(what: str, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="walk_redeem", consumes=("what",), reconcile=seen)
+async def redeem(what: str, key: killick.Key = killick.KEY) -> str:
     return far().do(action_of("redeem", what), key)
 
 
-@kedge.tool(
+@killick.tool(
     name="walk_shaky", reconcile=seen, nothing_happened=ConnectionRefusedError,
-    retry=kedge.Retry(attempts=5, first="1s"),
+    retry=killick.Retry(attempts=5, first="1s"),
 )  # fmt: skip
-async def shaky(what: str, key: kedge.Key = kedge.KEY) -> str:
+async def shaky(what: str, key: killick.Key = killick.KEY) -> str:
     if far().look(f"shaky {what}") % 3:
         raise ConnectionRefusedError("nobody listens")
     return far().do(action_of("shaky", what), key)
 
 
-@kedge.tool(name="walk_refuse")
+@killick.tool(name="walk_refuse")
 async def refuse(what: str) -> str:
     far().look(f"refuse {what}")
-    raise kedge.NotDone(f"no {what} here")
+    raise killick.NotDone(f"no {what} here")
 
 
 TOOLS: Final = {
@@ -223,12 +223,12 @@ def _one(run: Any, op: Op, told: list[Any], branch: Branch) -> Generator[Any, An
         case "try":
             try:
                 return (yield from course(run, op["program"], branch))
-            except kedge.StepFailed as failed:
+            except killick.StepFailed as failed:
                 return f"{failed.name} failed: {failed.failure.type}"
         case "redeem":
             try:
                 return (yield run.call(redeem, what))
-            except kedge.StepFailed as failed:
+            except killick.StepFailed as failed:
                 return failed.failure.type
         case "gather":
             return list((yield run.gather(*(branch(each) for each in op["branches"]))))
@@ -247,7 +247,7 @@ def _child(run: Any, op: Op) -> Generator[Any, Any, Any]:
         yield run.send(child.id, "word", word)
     if not op["awaited"]:
         return "spawned"
-    result = yield child.result() if isinstance(run, kedge.Run) else run.result(child)
+    result = yield child.result() if isinstance(run, killick.Run) else run.result(child)
     return result
 
 
@@ -256,7 +256,7 @@ def _parity(told: list[Any]) -> int:
     return zlib.crc32(repr(told[-1:]).encode()) % 2
 
 
-async def perform(run: kedge.Run, program: Program) -> list[Any]:
+async def perform(run: killick.Run, program: Program) -> list[Any]:
     going = course(run, program, partial(perform, run))
     go_on: Callable[[], Any] = partial(next, going)
     while True:
@@ -271,7 +271,7 @@ async def perform(run: kedge.Run, program: Program) -> list[Any]:
             go_on = partial(going.throw, error)
 
 
-def perform_blocking(run: kedge.SyncRun, program: Program) -> list[Any]:
+def perform_blocking(run: killick.SyncRun, program: Program) -> list[Any]:
     going = course(run, program, lambda branch: partial(perform_blocking, run, branch))
     value = None
     while True:
@@ -282,31 +282,31 @@ def perform_blocking(run: kedge.SyncRun, program: Program) -> list[Any]:
             return told
 
 
-@kedge.agent
-async def walks(run: kedge.Run, program: Program) -> list[Any]:
+@killick.agent
+async def walks(run: killick.Run, program: Program) -> list[Any]:
     return await perform(run, program)
 
 
-@kedge.agent
-def walks_blocking(run: kedge.SyncRun, program: Program) -> list[Any]:
+@killick.agent
+def walks_blocking(run: killick.SyncRun, program: Program) -> list[Any]:
     return perform_blocking(run, program)
 
 
-@kedge.agent(on_failure="compensate")
-async def walks_back(run: kedge.Run, program: Program) -> list[Any]:
+@killick.agent(on_failure="compensate")
+async def walks_back(run: killick.Run, program: Program) -> list[Any]:
     """What it did is undone where it fails."""
     return await perform(run, program)
 
 
-@kedge.machine
-async def walks_in_stages(run: kedge.Run, state: dict[str, Any]) -> Any:
+@killick.machine
+async def walks_in_stages(run: killick.Run, state: dict[str, Any]) -> Any:
     """Two steps a transition, as a state machine."""
     program, told = state["program"], state["told"]
     told = [*told, *(await perform(run, program[:2]))]
     rest = {"program": program[2:], "told": told, "waits": not state["waits"]}
     if not program[2:]:
-        return kedge.Done(told)
-    return kedge.WaitFor("word", rest) if state["waits"] else kedge.Next(rest)
+        return killick.Done(told)
+    return killick.WaitFor("word", rest) if state["waits"] else killick.Next(rest)
 
 
 AGENTS: Final[dict[str, Any]] = {agent.name: agent for agent in (walks, walks_blocking, walks_back, walks_in_stages)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kedge.testing import Scenario, Story, World, differences, killed_everywhere, simulate, tick
+from killick.testing import Scenario, Story, World, differences, killed_everywhere, simulate, tick
 from simulation.agents import SCENARIOS
 from simulation.around import effect_of
 
@@ -131,5 +131,5 @@ def test_a_step_that_was_lost_is_told() -> None:
 
 def test_outside_of_a_simulation_a_tick_does_nothing() -> None:
     tick()
-    with pytest.raises(LookupError, match=r"kedge\.check\.crashes"):
+    with pytest.raises(LookupError, match=r"killick\.check\.crashes"):
         World().do("anything")

@@ -46,5 +46,5 @@ def test_whoever_moves_first_every_timeline_has_as_many_payments_as_it_owes(seed
 
 @pytest.mark.slow
 def test_it_is_so_in_many_more_stories() -> None:
-    for seed in range(SEEDS, int(os.environ.get("KEDGE_CROWDS", "400"))):
+    for seed in range(SEEDS, int(os.environ.get("KILLICK_CROWDS", "400"))):
         story(seed)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.check.crashes import Saved, living, world
-from kedge.testing import Scenario, Story, World, differences, simulate
+import killick
+from killick.check.crashes import Saved, living, world
+from killick.testing import Scenario, Story, World, differences, simulate
 from runtime.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
 
 SEED = 7
@@ -53,9 +53,11 @@ async def model(**request: Any) -> Any:
     return reply
 
 
-@kedge.agent(name="paged_sailor")
-async def sailor(run: kedge.Run) -> str:
-    told = await kedge.loop(run, model, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET, system="You sail.")
+@killick.agent(name="paged_sailor")
+async def sailor(run: killick.Run) -> str:
+    told = await killick.loop(
+        run, model, TOOLS, messages="Go.", provider="anthropic", budget=BUDGET, system="You sail."
+    )
     return told.text
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge import rules
-from kedge.check.crashes import Outside
-from kedge.model import events as e
-from kedge.runtime.registry import AGENTS as DECLARED
-from kedge.testing import Scenario, Story, World, differences, simulate, tick, world
+import killick
+from killick import rules
+from killick.check.crashes import Outside
+from killick.model import events as e
+from killick.runtime.registry import AGENTS as DECLARED
+from killick.testing import Scenario, Story, World, differences, simulate, tick, world
 from seeds import draw_seed
 
 pytestmark = pytest.mark.slow
@@ -26,24 +26,24 @@ PEOPLE = {"managers": ["mia", "max", "moe"], "directors": ["dan", "dora"]}
 # what is done ---------------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="idempotent", name="people.transfer")
-async def transfer(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", name="people.transfer")
+async def transfer(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     done: str = world().do(f"{amount} to {to}", f"{amount} went to {to}", key=key)
     return done
 
 
-@kedge.tool(
+@killick.tool(
     effect="idempotent",
     name="people.post",
     identity=("to",),
-    approve=kedge.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h")]),
+    approve=killick.Approval("managers", need=2, timeout="1h", escalate=[("directors", "2h")]),
 )
-async def post(to: str, text: str, key: kedge.Key = kedge.KEY) -> str:
+async def post(to: str, text: str, key: killick.Key = killick.KEY) -> str:
     done: str = world().do(f"{text} for {to}", f"posted {text}", key=key)
     return done
 
 
-def contract(total: int = 1500) -> kedge.Contract:
+def contract(total: int = 1500) -> killick.Contract:
     given = [
         rules.allow("people.*", "spawn:*"),
         rules.arguments("people.transfer", amount={"min": 1, "max": 900}),
@@ -51,23 +51,23 @@ def contract(total: int = 1500) -> kedge.Contract:
         rules.arguments("people.transfer", to={"one_of": ["ann", "bob"]}, name="strangers", ask="directors"),
         rules.total("people.transfer", "amount", max=total),
     ]
-    return kedge.Contract("people", given, people=PEOPLE)
+    return killick.Contract("people", given, people=PEOPLE)
 
 
 CONTRACT = contract()
 
 
-async def told(run: kedge.Run, step: Any) -> str:
+async def told(run: killick.Run, step: Any) -> str:
     """What the agent comes to know of a call."""
     try:
         done = await step
-    except kedge.Rejected as rejected:
+    except killick.Rejected as rejected:
         done = f"{rejected.code} by {rejected.by} of rule {rejected.rule}: {rejected}; instead {rejected.response}"
     return f"{done} / {run.told}"
 
 
-@kedge.agent(contract=CONTRACT, name="people.in_line")
-async def in_line(run: kedge.Run) -> list[str]:
+@killick.agent(contract=CONTRACT, name="people.in_line")
+async def in_line(run: killick.Run) -> list[str]:
     seen = [await told(run, run.call(transfer, "ann", 50))]
     tick()
     seen.append(await told(run, run.call(transfer, "ann", 500)))
@@ -82,8 +82,8 @@ async def in_line(run: kedge.Run) -> list[str]:
     return seen
 
 
-@kedge.agent(contract=CONTRACT, name="people.side_by_side")
-async def side_by_side(run: kedge.Run) -> Sequence[str]:
+@killick.agent(contract=CONTRACT, name="people.side_by_side")
+async def side_by_side(run: killick.Run) -> Sequence[str]:
     async def one(to: str, amount: int) -> str:
         return await told(run, run.call(transfer, to, amount))
 
@@ -93,8 +93,8 @@ async def side_by_side(run: kedge.Run) -> Sequence[str]:
     return await run.gather(one("carl", 400), other("ann"), one("bob", 200))
 
 
-@kedge.agent(contract=CONTRACT, name="people.blocking")
-def blocking(run: kedge.SyncRun) -> list[str]:
+@killick.agent(contract=CONTRACT, name="people.blocking")
+def blocking(run: killick.SyncRun) -> list[str]:
     seen: list[str] = []
     for to, amount in (("ann", 50), ("carl", 500), ("bob", 300)):
         done = run.propose(transfer, to, amount)
@@ -103,8 +103,8 @@ def blocking(run: kedge.SyncRun) -> list[str]:
     return seen
 
 
-@kedge.agent(contract=CONTRACT, name="people.below")
-async def below(run: kedge.Run) -> Sequence[str]:
+@killick.agent(contract=CONTRACT, name="people.below")
+async def below(run: killick.Run) -> Sequence[str]:
     child = await run.spawn(in_line, id="child")
     seen = await child.result()
     return [*seen, await told(run, run.call(transfer, "ann", 800))]
@@ -112,21 +112,21 @@ async def below(run: kedge.Run) -> Sequence[str]:
 
 # who answers ----------------------------------------------------------------------------------------
 
-Policy = Callable[[kedge.Wait], tuple[str, Any, str]]
+Policy = Callable[[killick.Wait], tuple[str, Any, str]]
 SILENCE = "nobody says anything"
 
 
 def answering(policy: Policy) -> Outside:
     """People who answer one question at a time, always the same to the same."""
 
-    def outside(client: kedge.Client, waits: Sequence[kedge.Wait], around: World) -> bool:
+    def outside(client: killick.Client, waits: Sequence[killick.Wait], around: World) -> bool:
         for wait in sorted(client.inbox(), key=lambda wait: wait.id):
             verb, value, by = policy(wait)
             if verb == "edit" and _was_rejected(client, wait):
                 verb, value = "approve", None
             if verb == SILENCE:
                 clock, until = client.clock, wait.deadline_us
-                assert isinstance(clock, kedge.LeapingClock)
+                assert isinstance(clock, killick.LeapingClock)
                 assert until is not None
                 clock.advance((until - clock.now_us()) / 1_000_000 + 1)
             else:
@@ -138,7 +138,7 @@ def answering(policy: Policy) -> Outside:
     return outside
 
 
-def _was_rejected(client: kedge.Client, wait: kedge.Wait) -> bool:
+def _was_rejected(client: killick.Client, wait: killick.Wait) -> bool:
     """Whether somebody's edit came to nothing: whoever is asked the same again does not edit it again."""
     edits = [told.event for told in client.events(wait.run) if isinstance(told.event, e.StepEdited)]
     mine = [edit.verdict for edit in edits if edit.step == wait.step]
@@ -148,7 +148,7 @@ def _was_rejected(client: kedge.Client, wait: kedge.Wait) -> bool:
 def by_chance(seed: int) -> Policy:
     """Whoever is asked decides by what they are asked, and by who agreed already."""
 
-    def decide(wait: kedge.Wait) -> tuple[str, Any, str]:
+    def decide(wait: killick.Wait) -> tuple[str, Any, str]:
         chance = random.Random(f"{seed} {wait.prompt} {wait.votes} {wait.to} {wait.round}")
         by = chance.choice([name for name in wait.may or PEOPLE["managers"] if name not in wait.votes])
         arguments = wait.intention["arguments"]
@@ -182,7 +182,7 @@ def scenario(name: str, seed: int, **how: Any) -> Scenario:
 
 def unruly(story: Story) -> Iterator[str]:
     """Where the record shows something done that those who had to agree did not, in these very arguments."""
-    with kedge.Client(story.store.copied(kedge.LeapingClock())) as kd:
+    with killick.Client(story.store.copied(killick.LeapingClock())) as kd:
         for listed in kd.list():
             yield from _unagreed(kd, listed.run)
             rejudged = kd.rejudge(listed.run)
@@ -190,7 +190,7 @@ def unruly(story: Story) -> Iterator[str]:
                 yield f"{listed.run}: judged again it is otherwise: {rejudged.changes}"
 
 
-def _unagreed(kd: kedge.Client, run: str) -> Iterator[str]:
+def _unagreed(kd: killick.Client, run: str) -> Iterator[str]:
     """By the record alone, and by nothing that judges live."""
     arguments: dict[str, Any] = {}
     asked: dict[str, Any] = {}
@@ -274,7 +274,7 @@ def test_a_contract_that_is_another_in_every_release_is_kept_all_the_same(name: 
         chance, releases = random.Random(seed), count(1)
 
         def released(releases: Iterator[int] = releases) -> Any:
-            return kedge.agent(contract=contract(1500 - next(releases)), name=f"people.{name}")(AGENTS[name].fn)
+            return killick.agent(contract=contract(1500 - next(releases)), name=f"people.{name}")(AGENTS[name].fn)
 
         kills = [chance.randint(1, 100) for _ in range(chance.randint(1, 4))]
         how = scenario(name, seed, redeployed=released, **chance.choice(HOWS))

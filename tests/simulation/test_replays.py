@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kedge.history.export import Export, export
-from kedge.history.redacting import Redaction
-from kedge.history.replaying import Replay
-from kedge.log import Log
-from kedge.model.state import State
-from kedge.runtime.registry import AGENTS
-from kedge.store.base import RunQuery
-from kedge.testing import Story, simulate
+from killick.history.export import Export, export
+from killick.history.redacting import Redaction
+from killick.history.replaying import Replay
+from killick.log import Log
+from killick.model.state import State
+from killick.runtime.registry import AGENTS
+from killick.store.base import RunQuery
+from killick.testing import Story, simulate
 from simulation.agents import SCENARIOS
 
 pytestmark = pytest.mark.slow

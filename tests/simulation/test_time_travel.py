@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import kedge
-from kedge.model.fold import fold_timeline
-from kedge.model.ledger import fold_ledger
-from kedge.store import MemoryStore, SqliteStore, Store
+import killick
+from killick.model.fold import fold_timeline
+from killick.model.ledger import fold_ledger
+from killick.store import MemoryStore, SqliteStore, Store
 from simulation.random_agents import Program, Touched, agents, another_world
 from simulation.travelling import RUN, Journey, Leap, differences, ended, plainly
 
-STORIES = int(os.environ.get("KEDGE_JOURNEYS", "60"))
+STORIES = int(os.environ.get("KILLICK_JOURNEYS", "60"))
 """How many stories are drawn; the same ones each time, so that a longer run begins with those of a shorter one."""
 
 drawn = settings(
@@ -33,7 +33,7 @@ drawn = settings(
 kills = st.lists(st.integers(1, 40), max_size=2)
 """At which of the points where it touches what outlives it each process dies; the last one lives."""
 
-behinds = st.booleans() if "KEDGE_JOURNEYS" in os.environ else st.just(False)
+behinds = st.booleans() if "KILLICK_JOURNEYS" in os.environ else st.just(False)
 """Whether what the world cannot see is written behind, by a thread: then one story dies at other points each time."""
 
 leaps = st.builds(
@@ -52,7 +52,7 @@ def check(journey: Journey, happened: list[str]) -> None:
 
 
 def told(
-    store: Store, clock: kedge.LeapingClock, agent: str, program: Program, *, first: list[int],
+    store: Store, clock: killick.LeapingClock, agent: str, program: Program, *, first: list[int],
     then: list[tuple[Leap, list[int]]], behind: bool = False,
 ) -> None:  # fmt: skip
     """One story; after everything that happens in it, everything must hold."""
@@ -76,7 +76,7 @@ def told(
 def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_twice_or_lost(
     drawn_agent: tuple[str, Program], first: list[int], behind: bool, then: list[tuple[Leap, list[int]]]
 ) -> None:
-    clock = kedge.LeapingClock()
+    clock = killick.LeapingClock()
     told(MemoryStore(clock=clock), clock, *drawn_agent, first=first, then=then, behind=behind)
 
 
@@ -86,9 +86,9 @@ def test_whatever_is_done_to_its_time_the_record_is_whole_and_nothing_is_done_tw
 def test_it_is_so_on_a_disk_too(
     drawn_agent: tuple[str, Program], first: list[int], then: list[tuple[Leap, list[int]]]
 ) -> None:
-    clock = kedge.LeapingClock()
+    clock = killick.LeapingClock()
     with TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "kedge.db", clock=clock, durability="process")
+        store = SqliteStore(Path(folder) / "killick.db", clock=clock, durability="process")
         try:
             told(store, clock, *drawn_agent, first=first, then=then)
         finally:
@@ -111,7 +111,7 @@ PROGRAM: Program = [
 @pytest.fixture
 def journey() -> Iterator[Journey]:
     """A run that came to its end, was taken back into a gather, forked and undone in part; all is well."""
-    clock = kedge.LeapingClock()
+    clock = killick.LeapingClock()
     with another_world() as world:
         made = Journey(MemoryStore(clock=clock), clock, world, "walks", PROGRAM, behind=False)
         made.go_on()

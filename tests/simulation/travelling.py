@@ -14,23 +14,23 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
-import kedge
-from kedge.errors import (
+import killick
+from killick.errors import (
     AlreadyAnswered,
     AnswerRefused,
-    KedgeError,
+    KillickError,
     RunBusy,
     StoreUnavailable,
     TimeRefused,
 )
-from kedge.ids import SeededIds
-from kedge.model import events as e
-from kedge.model.fold import Fold, fold_timeline
-from kedge.model.ledger import Ledger, fold_ledger
-from kedge.runtime.signals import Signal
-from kedge.store import Store
-from kedge.store.base import ENDED, RunQuery
-from kedge.testing import replay
+from killick.ids import SeededIds
+from killick.model import events as e
+from killick.model.fold import Fold, fold_timeline
+from killick.model.ledger import Ledger, fold_ledger
+from killick.runtime.signals import Signal
+from killick.store import Store
+from killick.store.base import ENDED, RunQuery
+from killick.testing import replay
 from simulation.random_agents import ACTING, AGENTS, ONCE, FarSide, Program, action_of, input_of
 
 RUN: Final = "run"
@@ -149,7 +149,7 @@ class _Line:
         """The store outlives the process."""
 
 
-async def _advanced(client: kedge.Client, run: str) -> None:
+async def _advanced(client: killick.Client, run: str) -> None:
     try:
         async with asyncio.timeout(HANG_SECONDS):
             await client.advance.soon(run)
@@ -171,23 +171,23 @@ class Journey:
     """One agent and its forks, over one store and one far side."""
 
     def __init__(
-        self, store: Store, clock: kedge.LeapingClock, far: FarSide, agent: str, program: Program, *, behind: bool
+        self, store: Store, clock: killick.LeapingClock, far: FarSide, agent: str, program: Program, *, behind: bool
     ) -> None:
         self.store, self.clock, self.far = store, clock, far
         self.agent, self.program = agent, program
         self._behind = behind
         self._number = 0
-        self._clients: list[kedge.Client] = []
+        self._clients: list[killick.Client] = []
         self.kd = self.process(Life())
         self.kd.start(AGENTS[agent], input_of(agent, program), id=RUN)
 
-    def process(self, life: Life) -> kedge.Client:
+    def process(self, life: Life) -> killick.Client:
         """Another process: it knows nothing but the store."""
         self._number += 1
         number = self._number
         self.life = life
         self.far.point = life.point
-        client = kedge.Client(
+        client = killick.Client(
             cast("Store", _Line(self.store, life)),
             clock=self.clock,
             ids=SeededIds(number),
@@ -208,12 +208,12 @@ class Journey:
             try:
                 self._to_rest(client)
                 return
-            except (KedgeError, Dead, Signal):
+            except (KillickError, Dead, Signal):
                 if not life.dead:
                     raise
             finally:
                 life.dead = life.dead or kill_at != 0
-                with contextlib.suppress(KedgeError, Dead):
+                with contextlib.suppress(KillickError, Dead):
                     client.close()
                 self._take_over()
                 self.process(Life())
@@ -226,7 +226,7 @@ class Journey:
     def close(self) -> None:
         self.far.point = lambda place: None
         for client in self._clients:
-            with contextlib.suppress(KedgeError, Dead):
+            with contextlib.suppress(KillickError, Dead):
                 client.close()
 
     # what happens to runs ---------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Journey:
     def runs(self) -> list[str]:
         return [row.run for row in reversed(self.store.runs(RunQuery(), limit=1_000))]
 
-    def _to_rest(self, client: kedge.Client) -> None:
+    def _to_rest(self, client: killick.Client) -> None:
         for _ in range(TURNS_MAX):
             due = self.store.due(self.clock.now_us(), limit=100)
             for row in due:
@@ -248,14 +248,14 @@ class Journey:
             self.clock.advance(max(soonest - self.clock.now_us(), 1) / 1_000_000)
         raise AssertionError(f"comes to no rest: {[client.info(run) for run in self.runs()]}")
 
-    def _hosted(self, client: kedge.Client) -> bool:
+    def _hosted(self, client: killick.Client) -> bool:
         """Whether the process is still at a child beside its parent; a little later it has come further."""
         held = any(head.holder is not None for _, head in self.store.heads())
         if held:
             client.blocking(asyncio.sleep(0.001))
         return held
 
-    def _answered(self, client: kedge.Client) -> bool:
+    def _answered(self, client: killick.Client) -> bool:
         """People look into the far side's books, and others send what is waited for."""
         acted = False
         for row in self.store.runs(RunQuery(status=("waiting",)), limit=1_000):
@@ -265,7 +265,7 @@ class Journey:
                     acted = self._answer(client, wait) or acted
         return acted
 
-    def _answer(self, client: kedge.Client, wait: kedge.Wait) -> bool:
+    def _answer(self, client: killick.Client, wait: killick.Wait) -> bool:
         if wait.waits_for == "settlement":
             self._settle(client, wait)
         elif wait.waits_for == "answer":
@@ -278,7 +278,7 @@ class Journey:
             return False
         return True
 
-    def _settle(self, client: kedge.Client, wait: kedge.Wait) -> None:
+    def _settle(self, client: killick.Client, wait: killick.Wait) -> None:
         """Somebody who sees the books, and which request is meant."""
         found = self.far.requests.get(self._doubted(client, wait))
         if found is None:
@@ -286,7 +286,7 @@ class Journey:
         else:
             client.answer(wait.id, "happened", value=found, by="person")
 
-    def _doubted(self, client: kedge.Client, wait: kedge.Wait) -> str:
+    def _doubted(self, client: killick.Client, wait: killick.Wait) -> str:
         """The key of what is in doubt: the step's own, or else the oldest of its lineage with these arguments."""
         assert wait.intention is not None
         told = wait.intention
@@ -312,7 +312,7 @@ class Journey:
 
     # going through time -----------------------------------------------------------------------
 
-    def travel(self, leap: Leap, kd: kedge.Client | None = None) -> str:
+    def travel(self, leap: Leap, kd: killick.Client | None = None) -> str:
         """Take some run to some place, fork it there or undo something there; says what was done, or why not."""
         kd = kd or self.kd
         runs = self.runs()
@@ -417,7 +417,7 @@ class Journey:
         """Messages that are in no inbox although what took them does not stand any more."""
         standing = {seq for seq, _ in line}
         for message in self.store.messages(run):
-            if message.taken is not None and message.taken not in standing and not message.name.startswith("kedge."):
+            if message.taken is not None and message.taken not in standing and not message.name.startswith("killick."):
                 yield f"{run}: {message.name} ({message.id}) was taken at @{message.taken}, which does not stand"
 
     def _wrong_replays(self) -> Iterator[str]:
@@ -443,7 +443,7 @@ class Journey:
 _TIMING: Final = frozenset({"seq", "at", "ended_at", "since", "deadline", "frames"})
 
 
-def timeless(state: kedge.State) -> Any:
+def timeless(state: killick.State) -> Any:
     """A state less its times, and less where in files its errors were raised."""
 
     def less(node: Any) -> Any:

@@ -25,7 +25,7 @@ def soak(store: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         name: getattr(asked, name) for name in ("seed", "runs", "workers", "blows", "every_seconds", "limit_seconds")
     }
     if store == "sqlite":
-        return _soaked(Setting(f"sqlite:///{folder}/kedge.db", folder, restarts=0, **options), None)
+        return _soaked(Setting(f"sqlite:///{folder}/killick.db", folder, restarts=0, **options), None)
     with Server() as server:
         return _soaked(Setting(server.url, folder, restarts=asked.restarts, **options), server)
 

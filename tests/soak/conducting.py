@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import kedge
-from kedge.errors import AlreadyAnswered, AnswerRefused, KedgeError
-from kedge.store.base import RunQuery
+import killick
+from killick.errors import AlreadyAnswered, AnswerRefused, KillickError
+from killick.store.base import RunQuery
 from servers import Server
 from soak import errands, farside
 from soak.draws import Blow, blow, restarts
@@ -98,7 +98,7 @@ class _Lines(logging.Handler):
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = dict(getattr(record, "kedge", None) or {"what": "log", "text": record.getMessage()})
+        told = dict(getattr(record, "killick", None) or {"what": "log", "text": record.getMessage()})
         if record.exc_info:
             told["trace"] = "".join(traceback.format_exception(*record.exc_info))
         told |= {"pid": os.getpid(), "at_ns": time.monotonic_ns()}
@@ -107,13 +107,13 @@ class _Lines(logging.Handler):
 
 def work(setting: Setting) -> None:
     """Be a worker until somebody says to stop."""
-    logger = logging.getLogger("kedge")
+    logger = logging.getLogger("killick")
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(_Lines(setting.folder / "told"))
 
     async def serve() -> None:
-        async with kedge.open(setting.url, grace_seconds=GRACE_SECONDS) as kd:
+        async with killick.open(setting.url, grace_seconds=GRACE_SECONDS) as kd:
             worker = kd.worker(concurrency=CONCURRENCY, lease_seconds=LEASE_SECONDS)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
             await worker.serve()
@@ -127,7 +127,7 @@ def work(setting: Setting) -> None:
 class Clerk:
     """Starts the runs, sends them what they wait for, and answers what they ask; says when all are over."""
 
-    def __init__(self, kd: kedge.Client, setting: Setting) -> None:
+    def __init__(self, kd: killick.Client, setting: Setting) -> None:
         self._kd = kd
         self._setting = setting
         self._answered: set[str] = set()
@@ -157,14 +157,14 @@ class Clerk:
                 return
             except (AlreadyAnswered, AnswerRefused):
                 return
-            except KedgeError:
+            except KillickError:
                 await asyncio.sleep(0.1)
 
     async def attend(self) -> None:
         """Until every run is over: look who waits, and give them what they wait for."""
         starting = asyncio.get_running_loop().create_task(self.start_all())
         while True:
-            with contextlib.suppress(KedgeError):
+            with contextlib.suppress(KillickError):
                 await self._look()
                 if starting.done() and not await asyncio.to_thread(self._kd.store.runs, RunQuery(status=OPEN), limit=1):
                     return await starting
@@ -191,8 +191,8 @@ def attend(setting: Setting, done: int) -> None:
     """Be the clerk; a byte says that all is over."""
 
     async def serve() -> None:
-        logging.getLogger("kedge").setLevel(logging.CRITICAL)
-        async with kedge.open(setting.url) as kd:
+        logging.getLogger("killick").setLevel(logging.CRITICAL)
+        async with killick.open(setting.url) as kd:
             await Clerk(kd, setting).attend()
 
     asyncio.run(serve())
@@ -309,7 +309,7 @@ class Conductor:
 
 
 def _make(setting: Setting) -> None:
-    with kedge.open(setting.url) as kd:
+    with killick.open(setting.url) as kd:
         errands.make_entries(kd)
 
 

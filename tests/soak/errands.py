@@ -10,7 +10,7 @@ import sqlite3
 import time
 from typing import Any, Final
 
-import kedge
+import killick
 from soak.draws import draw, fate
 
 FAR: Final = {"path": ""}
@@ -18,7 +18,7 @@ FAR: Final = {"path": ""}
 
 SEED: Final = {"seed": 0}
 
-MANY: Final = kedge.Retry(attempts=500, first=0.02, max=0.2)
+MANY: Final = killick.Retry(attempts=500, first=0.02, max=0.2)
 """A step may be cut off again and again: how often is not what this is about."""
 
 STEPS: Final = ("look", "reserve", "pause", "pay", "hear", "enter", "notify", "ship")
@@ -29,7 +29,7 @@ TIMEOUT_SECONDS: Final = 0.8
 # the far side, from both kinds of code ------------------------------------------------------------
 
 
-def _request(do: str, what: str, step: kedge.ToolStep) -> dict[str, Any]:
+def _request(do: str, what: str, step: killick.ToolStep) -> dict[str, Any]:
     dated = time.monotonic_ns()
     return {"do": do, "what": what, "key": step.key, "attempt": step.attempt, "pid": os.getpid(), "dated": dated}
 
@@ -41,7 +41,7 @@ def _receipt(line: bytes) -> int:
     if "refused" in reply:
         if reply["refused"] == "done already":
             raise RuntimeError("the far side did it before")
-        raise kedge.NotDone(reply["refused"])
+        raise killick.NotDone(reply["refused"])
     return int(reply["receipt"])
 
 
@@ -64,58 +64,58 @@ def asked_blocking(request: dict[str, Any]) -> bytes:
             return reader.readline()
 
 
-def _settled(line: bytes) -> kedge.Happened | kedge.DidNotHappen:
+def _settled(line: bytes) -> killick.Happened | killick.DidNotHappen:
     found = json.loads(line)
-    return kedge.Happened(found["receipt"]) if "receipt" in found else kedge.DidNotHappen()
+    return killick.Happened(found["receipt"]) if "receipt" in found else killick.DidNotHappen()
 
 
-async def settle(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+async def settle(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     return _settled(await asked({"do": "settle", "key": effect.key}))
 
 
-def settle_blocking(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+def settle_blocking(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
     return _settled(asked_blocking({"do": "settle", "key": effect.key}))
 
 
 # tools --------------------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="reads", retry=MANY, timeout=TIMEOUT_SECONDS)
-async def look(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(effect="reads", retry=MANY, timeout=TIMEOUT_SECONDS)
+async def look(what: str, step: killick.ToolStep = killick.STEP) -> int:
     """Changes nothing."""
     return _receipt(await asked(_request("read", what, step)))
 
 
-@kedge.tool(effect="idempotent", retry=MANY, timeout=TIMEOUT_SECONDS)
-async def reserve(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(effect="idempotent", retry=MANY, timeout=TIMEOUT_SECONDS)
+async def reserve(what: str, step: killick.ToolStep = killick.STEP) -> int:
     """The far side honours the key."""
     return _receipt(await asked(_request("keyed", what, step)))
 
 
-@kedge.tool(effect="idempotent", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
-def notify(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(effect="idempotent", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def notify(what: str, step: killick.ToolStep = killick.STEP) -> int:
     """The same, blocking."""
     return _receipt(asked_blocking(_request("keyed", what, step)))
 
 
-@kedge.tool(reconcile=settle, retry=MANY, timeout=TIMEOUT_SECONDS)
-async def pay(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(reconcile=settle, retry=MANY, timeout=TIMEOUT_SECONDS)
+async def pay(what: str, step: killick.ToolStep = killick.STEP) -> int:
     """At most once; the far side can be asked."""
     return _receipt(await asked(_request("once", what, step)))
 
 
-@kedge.tool(reconcile=settle_blocking, retry=MANY, timeout=2 * TIMEOUT_SECONDS)
-def ship(what: str, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(reconcile=settle_blocking, retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def ship(what: str, step: killick.ToolStep = killick.STEP) -> int:
     """The same, blocking."""
     return _receipt(asked_blocking(_request("once", what, step)))
 
 
-@kedge.tool(effect="transaction", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
-def enter(what: str, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP) -> int:
+@killick.tool(effect="transaction", retry=MANY, timeout=2 * TIMEOUT_SECONDS)
+def enter(what: str, tx: killick.Tx = killick.TX, step: killick.ToolStep = killick.STEP) -> int:
     """A row of our own beside the record. Returns how many rows there are of it, this one among them."""
     drawn = fate(SEED["seed"], what, step.attempt)
     if drawn in ("refuse", "drop before"):
-        raise kedge.NotDone("not now")
+        raise killick.NotDone("not now")
     sign = "?" if isinstance(tx.connection, sqlite3.Connection) else "%s"
     tx.execute(f"INSERT INTO entries VALUES ({sign})", (what,))
     if drawn in ("late", "too late"):
@@ -128,13 +128,13 @@ def enter(what: str, tx: kedge.Tx = kedge.TX, step: kedge.ToolStep = kedge.STEP)
 TOOLS: Final = {"look": look, "reserve": reserve, "notify": notify, "pay": pay, "ship": ship, "enter": enter}
 
 
-def make_entries(kd: kedge.Client) -> None:
+def make_entries(kd: killick.Client) -> None:
     """Where rows of our own go, in the store's own database."""
     with kd.store.transaction() as own:
         own.connection.execute("CREATE TABLE entries (what text)")
 
 
-def entries(kd: kedge.Client) -> list[str]:
+def entries(kd: killick.Client) -> list[str]:
     """Every row of our own."""
     with kd.store.transaction() as own:
         return [what for (what,) in own.connection.execute("SELECT what FROM entries").fetchall()]
@@ -154,8 +154,8 @@ def wait_of(number: int, label: str) -> str:
     return WAITS[(number + (label == "hear")) % len(WAITS)]
 
 
-@kedge.agent
-async def errand(run: kedge.Run, number: int) -> dict[str, int]:
+@killick.agent
+async def errand(run: killick.Run, number: int) -> dict[str, int]:
     """Eight steps; the result says which receipts it got."""
     receipts: dict[str, int] = {}
     for label in plan(number):

@@ -1,6 +1,6 @@
 """A far side that fails in every way: a process behind a socket that does effects, and remembers every request.
 
-It knows nothing of Kedge. A request is one line of JSON on a connection of its own, and so is the reply:
+It knows nothing of Killick. A request is one line of JSON on a connection of its own, and so is the reply:
 
     {"do": "read" | "keyed" | "once", "what": …, "key": …, "attempt": …, "pid": …, "dated": …}
     {"do": "settle", "key": …}       what became of a key; one that was not done never will be by an older request

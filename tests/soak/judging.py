@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, Final
 
-import kedge
-from kedge.model import events as e
+import killick
+from killick.model import events as e
 from soak import errands
 from soak.conducting import Played, Setting, fork, name_of
 from soak.errands import STEPS
@@ -35,7 +35,7 @@ def judge(setting: Setting, played: Played) -> dict[str, Any]:
 def _judged(setting: Setting, played: Played) -> dict[str, Any]:
     world = json.loads(asyncio.run(errands.asked({"do": "tell"})))
     counts: Counter[str] = Counter()
-    with kedge.open(setting.url) as kd:
+    with killick.open(setting.url) as kd:
         wrong = [*_runs(kd, setting, world, counts), *map(str, kd.verify().problems)]
     wrong += _requests(played, world["requests"], counts)
     wrong += _frozen(played, counts)
@@ -64,7 +64,7 @@ def _judged(setting: Setting, played: Played) -> dict[str, Any]:
 # the record, and the far side ---------------------------------------------------------------------
 
 
-def _runs(kd: kedge.Client, setting: Setting, world: dict[str, Any], counts: Counter[str]) -> Iterator[str]:
+def _runs(kd: killick.Client, setting: Setting, world: dict[str, Any], counts: Counter[str]) -> Iterator[str]:
     done = defaultdict[str, list[int]](list)
     for _, what, receipt in world["effects"]:
         done[what].append(receipt)
@@ -89,14 +89,14 @@ def _runs(kd: kedge.Client, setting: Setting, world: dict[str, Any], counts: Cou
     yield from (f"{what}: done {receipts}, and no run asked for it" for what, receipts in done.items())
 
 
-def _standing(kd: kedge.Client, run: str) -> str:
+def _standing(kd: killick.Client, run: str) -> str:
     info, head = kd.info(run), kd.store.head(run)
     waits = [(wait.step, wait.waits_for, wait.prompt) for wait in info.waits]
     assert head is not None
     return f"{info.status} at step {info.step}, wakes at {info.wake_at_us}, waits {waits}, {head}"
 
 
-def _events(kd: kedge.Client, run: str, counts: Counter[str]) -> Iterator[str]:
+def _events(kd: killick.Client, run: str, counts: Counter[str]) -> Iterator[str]:
     tops = len(kd.state(run).fold.tops)
     if tops != len(STEPS):
         yield f"{run}: {tops} steps"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kedge.clock import ManualClock
-from kedge.errors import RunBusy
-from kedge.store import MemoryStore, SqliteStore, Store
-from kedge.testing.contract.asking import born
+from killick.clock import ManualClock
+from killick.errors import RunBusy
+from killick.store import MemoryStore, SqliteStore, Store
+from killick.testing.contract.asking import born
 
 DAY_US = 86_400_000_000
 
@@ -22,7 +22,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
-    made = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(tmp_path / "kedge.db", clock=clock)
+    made = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(tmp_path / "killick.db", clock=clock)
     yield made
     made.close()
 

@@ -7,12 +7,12 @@ from typing import Literal
 
 import pytest
 
-from kedge.clock import Clock
-from kedge.errors import RunUnknown, StoreFull, StoreUnavailable
-from kedge.model.chain import genesis, link
-from kedge.store.base import Append, Birth, Delivery, Head, Row, Store
-from kedge.store.memory import MemoryStore
-from kedge.testing import StoreContract, faulty
+from killick.clock import Clock
+from killick.errors import RunUnknown, StoreFull, StoreUnavailable
+from killick.model.chain import genesis, link
+from killick.store.base import Append, Birth, Delivery, Head, Row, Store
+from killick.store.memory import MemoryStore
+from killick.testing import StoreContract, faulty
 
 
 def started(store: Store, run: str) -> Append:

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from stories import Story, started
 
-from kedge.history.find import Finder
-from kedge.log import Log, Report, verify
-from kedge.store import SqliteStore
+from killick.history.find import Finder
+from killick.log import Log, Report, verify
+from killick.store import SqliteStore
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A store with two marked runs."""
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     for number in (1, 2):
         first = started(f"run_{number}")
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     Finder(log).catch_up()
     log.close()
     store.close()
-    return tmp_path / "kedge.db"
+    return tmp_path / "killick.db"
 
 
 def rows(path: Path) -> list[tuple[int, ...]]:

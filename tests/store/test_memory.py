@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.clock import Clock
-from kedge.store.base import Store
-from kedge.store.memory import MemoryStore
-from kedge.testing import StoreContract
+from killick.clock import Clock
+from killick.store.base import Store
+from killick.store.memory import MemoryStore
+from killick.testing import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 import servers
-from kedge.clock import Clock
-from kedge.store.base import Store
-from kedge.store.postgres import PostgresStore
-from kedge.testing import StoreContract
+from killick.clock import Clock
+from killick.store.base import Store
+from killick.store.postgres import PostgresStore
+from killick.testing import StoreContract
 
 pytestmark = pytest.mark.slow
 

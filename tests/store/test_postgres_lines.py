@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 import servers
-from kedge.errors import (
+from killick.errors import (
     StoreUnavailable,
 )
-from kedge.store.base import Append, Delivered, Head, Telling
-from kedge.store.postgres import PostgresStore
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.asking import born, chained, commit, deliver, found
-from kedge.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
+from killick.store.base import Append, Delivered, Head, Telling
+from killick.store.postgres import PostgresStore
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.asking import born, chained, commit, deliver, found
+from killick.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_a_commit_is_one_flush() -> None:
 def _flushes(sql: psycopg.Connection[Any]) -> int:
     """How often the server flushed its WAL, once every session of a store has ended and told what it did."""
     patience = threading.Event()
-    while sql.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'kedge'").fetchone():
+    while sql.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = 'killick'").fetchone():
         patience.wait(0.01)
     if sql.info.server_version >= 180000:
         told = sql.execute("SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal'").fetchone()
@@ -314,7 +314,7 @@ def test_a_lost_session_is_not_kept(store: PostgresStore) -> None:
     with psycopg.connect(servers.postgres(), autocommit=True) as admin:
         store.heads()
         ended = admin.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'kedge'"
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'killick'"
         ).fetchone()
     assert ended is not None
     assert ended[0] > 0

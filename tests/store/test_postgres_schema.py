@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import servers
-from kedge.errors import (
+from killick.errors import (
     RunBusy,
     StoreBroken,
     StoreError,
@@ -20,14 +20,14 @@ from kedge.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from kedge.store import open_store, postgres_server
-from kedge.store.base import ASKS, Head, RunQuery
-from kedge.store.postgres import PostgresStore
-from kedge.store.sql import schema as schema_of
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.asking import born, commit, deliver, event, found
-from kedge.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
-from kedge.testing.contract.together import in_threads
+from killick.store import open_store, postgres_server
+from killick.store.base import ASKS, Head, RunQuery
+from killick.store.postgres import PostgresStore
+from killick.store.sql import schema as schema_of
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.asking import born, commit, deliver, event, found
+from killick.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
+from killick.testing.contract.together import in_threads
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def name(request: pytest.FixtureRequest, run: str = "") -> str:
 # schemas and formats ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schema", ['o\'clock "x"; --', "Kedge%20Claims", "käse", "a\\b", "kedge.x"])
+@pytest.mark.parametrize("schema", ['o\'clock "x"; --', "Killick%20Claims", "käse", "a\\b", "killick.x"])
 def test_a_schema_may_have_any_name(schema: str) -> None:
     store = PostgresStore(f"{servers.postgres()}?schema={schema}")
     rung: Queue[str] = Queue()
@@ -124,7 +124,7 @@ def test_only_who_may_create_a_store_does() -> None:
 
 def test_a_schema_of_somebody_else_is_left_alone(sql: psycopg.Connection[Any]) -> None:
     sql.execute("CREATE SCHEMA somebodys; CREATE TABLE somebodys.things (x integer)")
-    with pytest.raises(StoreUnavailable, match="not Kedge's"):
+    with pytest.raises(StoreUnavailable, match="not Killick's"):
         PostgresStore(f"{servers.postgres()}?schema=somebodys")
 
 
@@ -155,7 +155,7 @@ def _shape(sql: psycopg.Connection[Any], schema: str) -> list[Any]:
 def test_a_store_of_the_format_before_is_migrated_to_equal_a_new_one(
     sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = "ALTER TABLE kedge.heads ADD COLUMN colour text; CREATE INDEX heads_by_colour ON kedge.heads (colour);"
+    step = "ALTER TABLE killick.heads ADD COLUMN colour text; CREATE INDEX heads_by_colour ON killick.heads (colour);"
     old, new = servers.postgres_store(), servers.postgres_store()
     before = PostgresStore(old)
     head = born(before, "a")
@@ -226,8 +226,8 @@ def test_a_password_is_in_no_message() -> None:
 
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kedge.store.postgres", None)
-    with pytest.raises(StoreUnavailable, match=r"pip install 'kedge\[postgres\]'"):
+    monkeypatch.setitem(sys.modules, "killick.store.postgres", None)
+    with pytest.raises(StoreUnavailable, match=r"pip install 'killick\[postgres\]'"):
         open_store("postgresql://host/db")
 
 

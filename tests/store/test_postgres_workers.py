@@ -13,15 +13,15 @@ import pytest
 from msgspec.structs import replace
 
 import servers
-from kedge.errors import (
+from killick.errors import (
     StoreBusy,
 )
-from kedge.store.base import Telling
-from kedge.store.postgres import PostgresStore
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.asking import born, chained, found
-from kedge.testing.contract.making import birth, blob, following, indexed, letter
-from kedge.testing.contract.together import in_threads
+from killick.store.base import Telling
+from killick.store.postgres import PostgresStore
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.asking import born, chained, found
+from killick.testing.contract.making import birth, blob, following, indexed, letter
+from killick.testing.contract.together import in_threads
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def name(request: pytest.FixtureRequest, run: str = "") -> str:
 
 CLAIMING = """
 import sys
-from kedge.store import open_store
+from killick.store import open_store
 store = open_store(sys.argv[1])
 input()
 while claimed := store.claim(sys.argv[2], now_us=2, seconds=60, limit=7, agents=["many"]):
@@ -166,7 +166,7 @@ def test_who_is_stopped_because_of_a_circle_tries_again_and_nobody_hears_of_it(
     results = list[Any]()
     appending = threading.Thread(target=lambda: results.extend(store.append([following(h, "two") for h in heads])))
     sql.execute("SET deadlock_timeout = '1min'")
-    waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'kedge' AND wait_event_type = 'Lock'"
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'killick' AND wait_event_type = 'Lock'"
     with sql.transaction():
         sql.execute("SELECT 1 FROM heads WHERE run = %s FOR UPDATE", (heads[1].run,))
         appending.start()

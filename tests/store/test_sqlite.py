@@ -5,15 +5,15 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from kedge.clock import Clock
-from kedge.store.base import Store
-from kedge.store.sqlite import SqliteStore
-from kedge.testing import StoreContract
+from killick.clock import Clock
+from killick.store.base import Store
+from killick.store.sqlite import SqliteStore
+from killick.testing import StoreContract
 
 
 class TestSqliteStore(StoreContract):
     def make(self, tmp_path: Path, clock: Clock) -> Store:
-        return SqliteStore(tmp_path / "kedge.db", clock=clock)
+        return SqliteStore(tmp_path / "killick.db", clock=clock)
 
     def reopen(self, store: Store, clock: Clock) -> Store:
         return SqliteStore(store.place, clock=clock)

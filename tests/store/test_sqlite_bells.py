@@ -10,15 +10,15 @@ from queue import Empty, Queue
 
 import pytest
 
-from kedge.store import SqliteStore, bells
-from kedge.testing.contract.asking import born, commit, deliver, found
-from kedge.testing.contract.making import following, indexed, letter
+from killick.store import SqliteStore, bells
+from killick.testing.contract.asking import born, commit, deliver, found
+from killick.testing.contract.making import following, indexed, letter
 
 SECONDS = 300.0
 
 WATCH = """
 import sys
-from kedge.store import SqliteStore
+from killick.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.watch(lambda run: print(run, flush=True))
 print("watching", flush=True)
@@ -47,7 +47,7 @@ class Child:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     born(store, "a", index=indexed("waiting"))
     yield store
     store.close()
@@ -55,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kedge.db-bells"
+    return tmp_path / "killick.db-bells"
 
 
 def test_another_process_hears_of_a_message_and_takes_its_bell_along(store: SqliteStore, folder: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from stories import START_US, started
 
-from kedge.clock import ManualClock
-from kedge.errors import (
+from killick.clock import ManualClock
+from killick.errors import (
     RunBusy,
     StoreBroken,
     StoreBusy,
@@ -24,12 +24,12 @@ from kedge.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from kedge.log import Entry, Log, RunLog, verify
-from kedge.model import events as e
-from kedge.store import SqliteStore, open_store, sqlite_file
-from kedge.store.base import STORE_FORMAT
-from kedge.store.sql import schema
-from kedge.testing.contract.making import birth, indexed
+from killick.log import Entry, Log, RunLog, verify
+from killick.model import events as e
+from killick.store import SqliteStore, open_store, sqlite_file
+from killick.store.base import STORE_FORMAT
+from killick.store.sql import schema
+from killick.testing.contract.making import birth, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -58,10 +58,10 @@ def python(
 
 HAMMER = """
 import json, sys
-from kedge.errors import HeadMoved, RunExists
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.store import SqliteStore
+from killick.errors import HeadMoved, RunExists
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.store import SqliteStore
 from stories import START_US, started
 
 path, who, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -87,7 +87,7 @@ log.close(); store.close()
 
 @pytest.mark.slow
 def test_processes_that_hammer_the_same_runs_are_refused_cleanly_and_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     children = [python(HAMMER, path, who, 60) for who in range(3)]
     mine, conflicts = 0, 0
     for child in children:
@@ -106,17 +106,17 @@ def test_processes_that_hammer_the_same_runs_are_refused_cleanly_and_lose_nothin
 
 FILL = """
 import sys
-from kedge.errors import StoreError, StoreFull
-from kedge.log import Entry, Log, verify
-from kedge.model import events as e
-from kedge.store import SqliteStore
+from killick.errors import StoreError, StoreFull
+from killick.log import Entry, Log, verify
+from killick.model import events as e
+from killick.store import SqliteStore
 from stories import START_US, started
 import os, pathlib
 
 folder = pathlib.Path(sys.argv[1])
 ballast = folder / "ballast"
 ballast.write_bytes(b"x" * 600_000)
-store = SqliteStore(folder / "kedge.db")
+store = SqliteStore(folder / "killick.db")
 log = Log(store)
 first = started("run_1")
 handle = log.create(first.event, first.values)
@@ -157,7 +157,7 @@ def test_a_full_disk_is_a_clear_error_and_appending_works_again_when_there_is_ro
 
 
 def test_a_page_limit_is_a_full_disk_too(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     handle = begin(log)
     pages = store._file._writer.execute("PRAGMA page_count").fetchone()[0]
@@ -174,7 +174,7 @@ def test_a_page_limit_is_a_full_disk_too(tmp_path: Path) -> None:
 
 
 def test_a_write_that_the_system_refuses_is_a_clear_error_and_loses_nothing(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     handle = begin(log)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -195,12 +195,12 @@ def test_a_write_that_the_system_refuses_is_a_clear_error_and_loses_nothing(tmp_
 
 READ_ONLY = """
 import os, sys
-import kedge, kedge.log, kedge.store.sqlite, encodings.idna
-from kedge.errors import StoreReadOnly
+import killick, killick.log, killick.store.sqlite, encodings.idna
+from killick.errors import StoreReadOnly
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 try:
-    kedge.store.SqliteStore(sys.argv[1])
+    killick.store.SqliteStore(sys.argv[1])
 except StoreReadOnly as error:
     print(error)
 """
@@ -208,7 +208,7 @@ except StoreReadOnly as error:
 
 def test_a_read_only_file_is_a_clear_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kedge.db"
+        path = Path(folder) / "killick.db"
         store = SqliteStore(path)
         begin(Log(store))
         store.close()
@@ -225,10 +225,10 @@ def test_a_read_only_file_is_a_clear_error() -> None:
 
 
 def test_a_write_lock_that_is_never_given_back_is_busy_not_locked(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db", busy_seconds=0.05)
+    store = SqliteStore(tmp_path / "killick.db", busy_seconds=0.05)
     log = Log(store)
     handle = begin(log)
-    other = sqlite3.connect(tmp_path / "kedge.db", isolation_level=None)
+    other = sqlite3.connect(tmp_path / "killick.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match="write lock"):
         handle.append(note("waits"))
@@ -239,7 +239,7 @@ def test_a_write_lock_that_is_never_given_back_is_busy_not_locked(tmp_path: Path
 
 
 def test_readers_are_not_blocked_by_a_writer(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     log = Log(store)
     begin(log).append(note("there"))
     with store._file.writing():
@@ -248,10 +248,10 @@ def test_readers_are_not_blocked_by_a_writer(tmp_path: Path) -> None:
 
 
 def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[2])\n"
-        "from kedge.log import Log; from kedge.store import SqliteStore; from stories import started\n"
+        "from killick.log import Log; from killick.store import SqliteStore; from stories import started\n"
         "first = started('run_1'); log = Log(SqliteStore(sys.argv[1]))\n"
         "log.create(first.event, first.values, holder='other'); print('held', flush=True); time.sleep(60)"
     )
@@ -266,13 +266,13 @@ def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_pat
     assert store.lease("run_1", "me", seconds=10).epoch == 2
     assert not [name for name in os.listdir(tmp_path) if "holder" in name and len(os.listdir(tmp_path)) > 5]
     store.close()
-    assert sorted(os.listdir(tmp_path)) == ["kedge.db"]
+    assert sorted(os.listdir(tmp_path)) == ["killick.db"]
 
 
 CLAIM = """
 import sys
-from kedge.store import SqliteStore
-from kedge.testing.contract.making import following, indexed
+from killick.store import SqliteStore
+from killick.testing.contract.making import following, indexed
 
 path, holder, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 store = SqliteStore(path)
@@ -291,7 +291,7 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     store = SqliteStore(path)
     store.append([birth(store, f"r{n}", "born", index=indexed("queued", wake_at_us=1)) for n in range(200)])
     killed = python(CLAIM, path, "killed", 1, stdin=subprocess.PIPE)
@@ -314,7 +314,7 @@ def test_processes_that_claim_share_the_runs_and_what_a_killed_one_had_is_due_at
 
 def test_a_lease_of_a_frozen_holder_ends_with_its_time(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = SqliteStore(tmp_path / "kedge.db", clock=clock)
+    store = SqliteStore(tmp_path / "killick.db", clock=clock)
     first = started()
     Log(store).create(first.event, first.values or {}, holder="frozen", seconds=30)
     with pytest.raises(RunBusy):
@@ -329,7 +329,7 @@ def test_a_file_that_is_not_a_store_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("CREATE TABLE theirs (x)")
     db.close()
-    with pytest.raises(StoreUnavailable, match="not a Kedge store"):
+    with pytest.raises(StoreUnavailable, match="not a Killick store"):
         SqliteStore(path)
     text = tmp_path / "notes.txt"
     text.write_text("dear diary, " * 500)
@@ -339,12 +339,12 @@ def test_a_file_that_is_not_a_store_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     SqliteStore(path).close()
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {STORE_FORMAT + 1}")
     db.close()
-    with pytest.raises(StoreFormat, match="upgrade kedge"):
+    with pytest.raises(StoreFormat, match="upgrade killick"):
         SqliteStore(path)
 
 
@@ -359,26 +359,26 @@ def test_a_new_store_has_exactly_the_schema_of_its_file(tmp_path: Path) -> None:
     plain.close()
 
 
-@pytest.mark.parametrize("url", ["kedge.db", "sqlite:///kedge.db"])
+@pytest.mark.parametrize("url", ["killick.db", "sqlite:///killick.db"])
 def test_a_store_is_opened_by_path_or_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
     open_store(url).close()
-    assert (tmp_path / "kedge.db").exists()
+    assert (tmp_path / "killick.db").exists()
     open_store(f"sqlite:///{tmp_path}/absolute.db").close()
     assert (tmp_path / "absolute.db").exists()
 
 
 def test_a_place_that_cannot_be_opened_says_what_to_check(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="its folder exists"):
-        SqliteStore(tmp_path / "no" / "such" / "kedge.db")
+        SqliteStore(tmp_path / "no" / "such" / "killick.db")
     with pytest.raises(StoreUnavailable, match="no such file"):
-        SqliteStore(tmp_path / "kedge.db", create=False)
+        SqliteStore(tmp_path / "killick.db", create=False)
     with pytest.raises(StoreUnavailable, match="no store is known by 'mongodb'"):
         open_store("mongodb://x")
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     store.close()
     with pytest.raises(StoreClosed, match="open it again"):
         store.head("run_1")
@@ -389,7 +389,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     store = SqliteStore(path)
     begin(Log(store)).append(note("from before"))
     store.close()
@@ -408,7 +408,7 @@ def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     SqliteStore(path).close()
     monkeypatch.setattr(sqlite_file, "STORE_FORMAT", STORE_FORMAT + 1)
     monkeypatch.setattr(sqlite_file, "migration", lambda dialect, step: "CREATE TABLE later (x);\nNONSENSE;")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from stories import Story, started
 
-from kedge.history.find import Finder
-from kedge.log import Entry, Log, verify
-from kedge.model import events as e
-from kedge.model.chain import genesis
-from kedge.store import SqliteStore
-from kedge.store.base import ASKS, RunQuery, Told, row_check
-from kedge.store.sql import schema
-from kedge.testing.contract.asking import born
-from kedge.testing.contract.feeding import tells
+from killick.history.find import Finder
+from killick.log import Entry, Log, verify
+from killick.model import events as e
+from killick.model.chain import genesis
+from killick.store import SqliteStore
+from killick.store.base import ASKS, RunQuery, Told, row_check
+from killick.store.sql import schema
+from killick.testing.contract.asking import born
+from killick.testing.contract.feeding import tells
 
 HERE = Path(__file__).parent
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
@@ -100,7 +100,7 @@ def test_in_a_store_of_format_3_every_run_that_may_ask_somebody_is_found_by_the_
 
 
 def test_a_tag_that_the_migration_gave_too_much_is_taken_away_by_verification(tmp_path: Path) -> None:
-    path = tmp_path / "kedge.db"
+    path = tmp_path / "killick.db"
     store = SqliteStore(path)
     log = Log(store)
     first = started("run_1")
@@ -130,7 +130,7 @@ def test_a_head_that_was_damaged_before_a_migration_is_found_after_it(tmp_path: 
 
 
 def test_rows_of_the_feed_that_belong_to_no_run_are_found_and_cleared(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "kedge.db")
+    store = SqliteStore(tmp_path / "killick.db")
     born(store, "a", tells=tells("x"))
     store._file._writer.execute("INSERT INTO feed (number, seq, kind) VALUES (77, 1, 'x')")
     assert [problem.where for problem in store.inspect()] == ["feed"]

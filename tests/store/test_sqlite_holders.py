@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kedge.errors import StoreUnavailable
-from kedge.store import holders
-from kedge.store.holders import Holders
+from killick.errors import StoreUnavailable
+from killick.store import holders
+from killick.store.holders import Holders
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "kedge.db"
+    return tmp_path / "killick.db"
 
 
 def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import AnswerRefused, FakeRefused, KedgeError, RunElsewhere
-from kedge.testing import always, in_order, play
+import killick
+from killick.errors import AnswerRefused, FakeRefused, KillickError, RunElsewhere
+from killick.testing import always, in_order, play
 
 
 @dataclass
@@ -24,23 +24,23 @@ class Receipt:
     id: str
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def played_fetch(number: int) -> list[str]:
     raise NotImplementedError("the real one")
 
 
-@kedge.tool(effect="idempotent", retry=kedge.Retry(attempts=4))
-def played_pay(amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", retry=killick.Retry(attempts=4))
+def played_pay(amount: int, key: killick.Key = killick.KEY) -> str:
     raise NotImplementedError("the real one")
 
 
-@kedge.tool
+@killick.tool
 async def played_mail(to: str, text: str = "hello") -> Receipt:
     raise NotImplementedError("the real one")
 
 
-@kedge.agent
-async def played_review(run: kedge.Run, claim: Claim) -> str:
+@killick.agent
+async def played_review(run: killick.Run, claim: Claim) -> str:
     docs = await run.call(played_fetch, claim.number)
     answer = await run.ask(f"Pay claim {claim.number}?", to="managers", timeout="72h", default="reject")
     if not answer.approved:
@@ -51,8 +51,8 @@ async def played_review(run: kedge.Run, claim: Claim) -> str:
     return f"{docs[0]}, {paid}, {receipt.id}"
 
 
-@kedge.agent
-def played_blocking(run: kedge.SyncRun, claim: Claim) -> str:
+@killick.agent
+def played_blocking(run: killick.SyncRun, claim: Claim) -> str:
     docs = run.call(played_fetch, claim.number)
     answer = run.ask("Go on?")
     run.sleep("1h")
@@ -81,7 +81,7 @@ def test_a_run_is_played_by_what_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("agent", [played_review, played_blocking])
-def test_a_run_is_played_without_awaiting_anything(agent: kedge.Agent[Claim, str]) -> None:
+def test_a_run_is_played_without_awaiting_anything(agent: killick.Agent[Claim, str]) -> None:
     with play(agent, Claim(17), fakes=FAKES) as t:
         t.until_waiting()
         t.answer("approve", by="ann")
@@ -122,8 +122,8 @@ def test_until_waiting_stops_at_time_and_says_so() -> None:
 
 
 def test_until_waiting_stops_at_a_backoff_and_leaps_over_it_when_told_to() -> None:
-    @kedge.agent
-    async def pays_and_asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def pays_and_asks(run: killick.Run) -> str:
         await run.call(played_pay, 5)
         return (await run.ask("Well?")).kind
 
@@ -140,15 +140,15 @@ def test_until_waiting_stops_at_a_backoff_and_leaps_over_it_when_told_to() -> No
 def test_a_deadline_passes_only_when_the_test_says_so() -> None:
     with play(played_review, Claim(17), fakes=FAKES) as t:
         t.until_waiting()
-        with pytest.raises(kedge.RunWaiting, match="Pay claim 17"):
+        with pytest.raises(killick.RunWaiting, match="Pay claim 17"):
             t.result()
         t.advance("72h")
         assert t.result() == "rejected"
 
 
 def test_result_leaps_over_sleeps_by_exactly_their_time() -> None:
-    @kedge.agent
-    async def sleeps(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def sleeps(run: killick.Run) -> list[str]:
         seen = []
         for hours in (1, 24, 100):
             await run.sleep(f"{hours}h")
@@ -161,12 +161,12 @@ def test_result_leaps_over_sleeps_by_exactly_their_time() -> None:
 
 
 def test_a_run_that_sleeps_for_ever_is_told_apart_from_one_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    @kedge.agent
-    async def polls(run: kedge.Run) -> None:
+    @killick.agent
+    async def polls(run: killick.Run) -> None:
         while True:
             await run.sleep("1h")
 
-    monkeypatch.setattr("kedge.testing.playing.LEAPS_MAX", 50)
+    monkeypatch.setattr("killick.testing.playing.LEAPS_MAX", 50)
     with play(polls) as t, pytest.raises(RunElsewhere, match="is to come to an end, but the run slept 50 times"):
         t.result()
 
@@ -202,7 +202,7 @@ def test_until_waiting_on_a_run_that_ends_is_an_error_that_says_how() -> None:
             t.until_waiting()
     with (
         play(played_review, Claim(17), fakes={played_fetch: ValueError("no such claim")}) as t,
-        pytest.raises(kedge.RunFailed, match="no such claim"),
+        pytest.raises(killick.RunFailed, match="no such claim"),
     ):
         t.until_waiting()
 
@@ -211,7 +211,7 @@ def test_until_waiting_on_a_run_that_ends_is_an_error_that_says_how() -> None:
 
 
 @pytest.mark.parametrize("agent", [played_review, played_blocking])
-def test_a_crash_drops_what_is_in_memory_and_the_run_goes_on_from_the_store(agent: kedge.Agent[Claim, str]) -> None:
+def test_a_crash_drops_what_is_in_memory_and_the_run_goes_on_from_the_store(agent: killick.Agent[Claim, str]) -> None:
     with play(agent, Claim(17), fakes=FAKES) as t:
         t.until_waiting()
         before = t.client
@@ -289,8 +289,8 @@ def test_a_run_may_be_crashed_between_any_two_calls_of_the_test() -> None:
 
 
 def test_messages_words_and_edits_reach_the_run() -> None:
-    @kedge.agent
-    async def listens(run: kedge.Run) -> list[Any]:
+    @killick.agent
+    async def listens(run: killick.Run) -> list[Any]:
         await run.update(limit=1)
         first = await run.wait("paid")
         return [first, await run.heard(), run.context.limit]
@@ -309,22 +309,22 @@ def test_a_paused_run_says_so_and_goes_on_when_it_is_resumed() -> None:
         t.until_waiting()
         t.pause(by="ann")
         t.answer("approve")
-        with pytest.raises(kedge.RunPaused):
+        with pytest.raises(killick.RunPaused):
             t.result()
         t.resume()
         assert t.result() == "a.pdf, paid, r1"
 
 
 def test_a_cancelled_run_undoes_only_what_is_real_or_faked_to_be_undone() -> None:
-    def really_refund(effect: kedge.Effect) -> None:
+    def really_refund(effect: killick.Effect) -> None:
         raise NotImplementedError("the real one")
 
-    @kedge.tool(compensate=really_refund)
+    @killick.tool(compensate=really_refund)
     async def charges(amount: int) -> str:
         raise NotImplementedError("the real one")
 
-    @kedge.agent
-    async def charges_and_asks(run: kedge.Run) -> None:
+    @killick.agent
+    async def charges_and_asks(run: killick.Run) -> None:
         await run.call(charges, 5)
         await run.ask("Well?")
 
@@ -333,7 +333,7 @@ def test_a_cancelled_run_undoes_only_what_is_real_or_faked_to_be_undone() -> Non
         with play(charges_and_asks, fakes=fakes) as t:
             t.until_waiting()
             t.cancel(compensate=True)
-            with pytest.raises(kedge.RunCancelled) as raised:
+            with pytest.raises(killick.RunCancelled) as raised:
                 t.result()
             assert raised.value.not_undone == ()
             assert [call["effect"].arguments for call in t.calls(really_refund)] == [{"amount": 5}]
@@ -341,8 +341,8 @@ def test_a_cancelled_run_undoes_only_what_is_real_or_faked_to_be_undone() -> Non
 
 
 def test_an_answer_goes_to_the_wait_that_is_named_where_there_are_several() -> None:
-    @kedge.agent
-    async def asks_two(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def asks_two(run: killick.Run) -> list[str]:
         answers = await run.gather(run.ask("one?"), run.ask("two?"))
         return [answer.kind for answer in answers]
 
@@ -361,15 +361,15 @@ def test_an_answer_goes_to_the_wait_that_is_named_where_there_are_several() -> N
 # children and branches ------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def played_child(run: kedge.Run, hours: int) -> str:
+@killick.agent
+async def played_child(run: killick.Run, hours: int) -> str:
     await run.sleep(f"{hours}h")
     return f"{run.now():%H}"
 
 
 def test_children_wake_in_the_order_of_their_times() -> None:
-    @kedge.agent
-    async def parent(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def parent(run: killick.Run) -> list[str]:
         children = [await run.spawn(played_child, hours) for hours in (5, 2, 3)]
         return [await child.result() for child in children]
 
@@ -378,8 +378,8 @@ def test_children_wake_in_the_order_of_their_times() -> None:
 
 
 def test_until_waiting_stops_when_only_a_child_sleeps() -> None:
-    @kedge.agent
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(played_child, 5)
         return await child.result()
 
@@ -395,12 +395,12 @@ def test_until_waiting_stops_when_only_a_child_sleeps() -> None:
 
 
 def test_what_a_child_asks_is_answered_through_its_parent() -> None:
-    @kedge.agent
-    async def asking_child(run: kedge.Run) -> str:
+    @killick.agent
+    async def asking_child(run: killick.Run) -> str:
         return (await run.ask("May I?")).kind
 
-    @kedge.agent
-    async def parent(run: kedge.Run) -> str:
+    @killick.agent
+    async def parent(run: killick.Run) -> str:
         child = await run.spawn(asking_child)
         return await child.result()
 
@@ -413,8 +413,8 @@ def test_what_a_child_asks_is_answered_through_its_parent() -> None:
 
 
 def test_branches_beside_a_held_one_go_on() -> None:
-    @kedge.agent
-    async def both(run: kedge.Run) -> tuple[str, Receipt]:
+    @killick.agent
+    async def both(run: killick.Run) -> tuple[str, Receipt]:
         paid, mailed = await run.gather(run.call(played_pay, 1), run.call(played_mail, "ann"))
         return paid, mailed
 
@@ -440,12 +440,12 @@ def test_a_list_is_read_by_what_the_tool_returns() -> None:
 
 
 def test_a_list_that_could_be_read_in_two_ways_is_refused() -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     def untyped(x: int):  # type: ignore[no-untyped-def]
         return x
 
-    @kedge.agent
-    async def reads_twice(run: kedge.Run) -> Any:
+    @killick.agent
+    async def reads_twice(run: killick.Run) -> Any:
         return [await run.call(untyped, 1), await run.call(untyped, 2)]
 
     with pytest.raises(FakeRefused, match=r"untyped: a list may be its value .* write always\(\[…\]\) or in_order"):
@@ -491,8 +491,8 @@ def test_a_fake_that_does_not_fit_is_named_and_nothing_of_it_is_recorded() -> No
 
 
 def test_a_fake_that_runs_out_is_named() -> None:
-    @kedge.agent
-    async def pays_twice(run: kedge.Run) -> None:
+    @killick.agent
+    async def pays_twice(run: killick.Run) -> None:
         try:
             await run.call(played_pay, 1)
             await run.call(played_pay, 2)
@@ -511,8 +511,8 @@ def test_an_assertion_in_a_fake_fails_the_test_and_not_the_tool() -> None:
         assert amount == 5, "the amount is wrong"
         return "paid"
 
-    @kedge.agent
-    async def pays_all(run: kedge.Run) -> None:
+    @killick.agent
+    async def pays_all(run: killick.Run) -> None:
         await run.gather(run.call(played_pay, 5), run.call(played_pay, 6))
 
     with play(pays_all, fakes={played_pay: checks}) as t:
@@ -523,14 +523,14 @@ def test_an_assertion_in_a_fake_fails_the_test_and_not_the_tool() -> None:
 
 def test_what_is_not_faked_runs_for_real() -> None:
     closed = []
-    pool = kedge.Resource(lambda: "pool", close=closed.append)
+    pool = killick.Resource(lambda: "pool", close=closed.append)
 
-    @kedge.tool
+    @killick.tool
     def really(n: int, pool: str = pool.inject()) -> str:
         return f"{pool} {n}"
 
-    @kedge.agent
-    async def does_it(run: kedge.Run) -> str:
+    @killick.agent
+    async def does_it(run: killick.Run) -> str:
         return await run.call(really, 3)
 
     with play(does_it) as t:
@@ -540,15 +540,15 @@ def test_what_is_not_faked_runs_for_real() -> None:
 
 
 def test_a_faked_tool_takes_its_reconciler_and_its_confirmation_along() -> None:
-    def never(effect: kedge.Effect) -> Any:
+    def never(effect: killick.Effect) -> Any:
         raise NotImplementedError("the real one")
 
-    @kedge.tool(reconcile=never, confirm=never)
+    @killick.tool(reconcile=never, confirm=never)
     async def books(room: str) -> str:
         raise NotImplementedError("the real one")
 
-    @kedge.agent
-    async def trip(run: kedge.Run) -> str:
+    @killick.agent
+    async def trip(run: killick.Run) -> str:
         return await run.call(books, "101")
 
     with play(trip, fakes={books: "b1"}) as t:
@@ -556,7 +556,7 @@ def test_a_faked_tool_takes_its_reconciler_and_its_confirmation_along() -> None:
     with play(trip, fakes={books: ConnectionError("lost")}) as t:
         t.until_waiting()
         assert t.wait.waits_for == "settlement"
-    fakes = {books: ConnectionError("lost"), never: in_order(kedge.Happened("b7"), True)}
+    fakes = {books: ConnectionError("lost"), never: in_order(killick.Happened("b7"), True)}
     with play(trip, fakes=fakes) as t:
         assert t.result() == "b7"
 
@@ -566,19 +566,19 @@ def test_a_faked_tool_takes_its_reconciler_and_its_confirmation_along() -> None:
 
 def test_playing_with_a_block_where_a_loop_runs_says_what_to_write() -> None:
     async def test() -> None:
-        with pytest.raises(KedgeError, match="write `async with play"), play(played_child, 1):
+        with pytest.raises(KillickError, match="write `async with play"), play(played_child, 1):
             pass
 
     asyncio.run(test())
 
 
 def test_the_calls_that_are_remembered_are_as_they_were_made() -> None:
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def counts(items: list[int]) -> int:
         return len(items)
 
-    @kedge.agent
-    async def grows(run: kedge.Run) -> int:
+    @killick.agent
+    async def grows(run: killick.Run) -> int:
         items: list[int] = []
         for n in range(3):
             items.append(n)
@@ -593,8 +593,8 @@ def test_the_calls_that_are_remembered_are_as_they_were_made() -> None:
 def test_leaving_in_the_middle_lets_everything_go() -> None:
     left: list[str] = []
 
-    @kedge.agent
-    async def tidies(run: kedge.Run) -> None:
+    @killick.agent
+    async def tidies(run: killick.Run) -> None:
         try:
             await run.call(played_pay, 1)
         finally:
@@ -615,12 +615,12 @@ def test_leaving_in_the_middle_lets_everything_go() -> None:
 
 
 def test_a_machine_is_played_too() -> None:
-    @kedge.machine
-    async def ticks(run: kedge.Run, state: int) -> Any:
+    @killick.machine
+    async def ticks(run: killick.Run, state: int) -> Any:
         if state >= 3:
-            return kedge.Done(state)
+            return killick.Done(state)
         await run.sleep("1h")
-        return kedge.Next(state + 1)
+        return killick.Next(state + 1)
 
     with play(ticks, 0) as t:
         before = t.clock.now_us()

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 APP = """
-    import kedge
+    import killick
 
-    @kedge.tool(effect="reads")
+    @killick.tool(effect="reads")
     async def look_up(name: str) -> str:
         raise NotImplementedError("the real one")
 
-    @kedge.agent
-    async def greet(run: kedge.Run, name: str) -> str:
+    @killick.agent
+    async def greet(run: killick.Run, name: str) -> str:
         found = await run.call(look_up, name)
         await run.sleep("1h")
         return f"Hello {found}"
@@ -35,7 +35,7 @@ def run_pytest(folder: Path, tests: str, *options: str, plugins: tuple[str, ...]
     """Run tests as somebody would who has the plugin installed, and of others only those that are named."""
     (folder / "app.py").write_text(textwrap.dedent(APP))
     (folder / "test_app.py").write_text(textwrap.dedent(tests))
-    named = [part for plugin in ("kedge.testing.plugin", *plugins) for part in ("-p", plugin)]
+    named = [part for plugin in ("killick.testing.plugin", *plugins) for part in ("-p", plugin)]
     command = [sys.executable, "-W", "error", "-m", "pytest", *named, "-p", "no:cacheprovider", "-q", *options]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(folder), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path, "COLUMNS": "200"}
@@ -46,8 +46,8 @@ def run_pytest(folder: Path, tests: str, *options: str, plugins: tuple[str, ...]
 
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    module = importlib.import_module(project["entry-points"]["pytest11"]["kedge"])
-    assert hasattr(module, "kedge_play")
+    module = importlib.import_module(project["entry-points"]["pytest11"]["killick"])
+    assert hasattr(module, "killick_play")
 
 
 def test_the_fixtures_work_in_plain_tests(tmp_path: Path) -> None:
@@ -55,37 +55,37 @@ def test_the_fixtures_work_in_plain_tests(tmp_path: Path) -> None:
         tmp_path,
         """
         import pytest
-        import kedge
+        import killick
         from app import greet, look_up
 
-        def test_play(kedge_play):
-            t = kedge_play(greet, "ann", fakes={look_up: "Ann"})
+        def test_play(killick_play):
+            t = killick_play(greet, "ann", fakes={look_up: "Ann"})
             t.until(look_up)
-            other = kedge_play(greet, "bob", fakes={look_up: "Bob"})
+            other = killick_play(greet, "bob", fakes={look_up: "Bob"})
             assert other.result() == "Hello Bob"
             assert t.result() == "Hello Ann"
 
-        def test_client(kedge_client, kedge_clock):
-            @kedge.agent
-            async def naps(run: kedge.Run) -> str:
+        def test_client(killick_client, killick_clock):
+            @killick.agent
+            async def naps(run: killick.Run) -> str:
                 await run.sleep("24h")
                 return (await run.ask("Well?", timeout="1h", default="reject")).kind
 
-            before = kedge_clock.now_us()
-            with pytest.raises(kedge.RunWaiting):
-                kedge_client.run(naps, id="n")
-            assert kedge_clock.now_us() - before == 24 * 3600 * 1_000_000
-            kedge_clock.advance(3600)
-            assert kedge_client.run(naps, id="n") == "reject"
+            before = killick_clock.now_us()
+            with pytest.raises(killick.RunWaiting):
+                killick_client.run(naps, id="n")
+            assert killick_clock.now_us() - before == 24 * 3600 * 1_000_000
+            killick_clock.advance(3600)
+            assert killick_client.run(naps, id="n") == "reject"
 
         clients = []
 
-        def test_client_again(kedge_client):
-            assert not kedge_client.list()
-            clients.append(kedge_client)
+        def test_client_again(killick_client):
+            assert not killick_client.list()
+            clients.append(killick_client)
 
         def test_client_was_closed():
-            with pytest.raises(kedge.KedgeError):
+            with pytest.raises(killick.KillickError):
                 clients[0].list()
         """,
     )
@@ -100,19 +100,19 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
         import pytest
 
         def test_declares_and_imports():
-            import kedge
+            import killick
             from app import greet
 
-            @kedge.agent(aliases=["old_mine"])
-            async def mine(run: kedge.Run) -> None: ...
+            @killick.agent(aliases=["old_mine"])
+            async def mine(run: killick.Run) -> None: ...
 
-            @kedge.tool
+            @killick.tool
             async def my_tool() -> None: ...
 
         def test_finds_only_what_was_imported():
             from app import greet, look_up
-            from kedge.errors import AgentUnknown
-            from kedge.runtime.registry import AGENTS, TOOLS
+            from killick.errors import AgentUnknown
+            from killick.runtime.registry import AGENTS, TOOLS
 
             for name in ("mine", "old_mine"):
                 with pytest.raises(AgentUnknown):
@@ -121,15 +121,15 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
             assert (TOOLS["look_up"], TOOLS.get("my_tool")) == (look_up, None)
 
         def test_replaces_what_was_there():
-            import kedge
+            import killick
 
-            @kedge.agent(name="greet")
-            async def another(run: kedge.Run, name: str) -> str:
+            @killick.agent(name="greet")
+            async def another(run: killick.Run, name: str) -> str:
                 return "replaced"
 
         def test_finds_what_was_there():
             from app import greet
-            from kedge.runtime.registry import AGENTS
+            from killick.runtime.registry import AGENTS
 
             assert AGENTS.get("greet") is greet
         """,
@@ -145,7 +145,8 @@ def test_it_costs_nothing_before_a_fixture_is_used(tmp_path: Path) -> None:
         import sys
 
         def test_nothing():
-            assert not {"pydantic", "click", "rich", "kedge.testing.playing", "kedge.check.checker"} & set(sys.modules)
+            late = {"pydantic", "click", "rich", "killick.testing.playing", "killick.check.checker"}
+            assert not late & set(sys.modules)
         """,
     )
     assert code == 0, out
@@ -155,15 +156,15 @@ def test_it_prints_no_header_line(tmp_path: Path) -> None:
     code, out = run_pytest(tmp_path, "def test_nothing(): pass", "-v")
     assert code == 0, out
     header = out.partition("collected")[0].replace(str(tmp_path), "")
-    assert "kedge" not in header.lower(), out
+    assert "killick" not in header.lower(), out
 
 
 def test_it_explains_a_failed_assertion_of_the_contract(tmp_path: Path) -> None:
     code, out = run_pytest(
         tmp_path,
         """
-        from kedge.store.memory import MemoryStore
-        from kedge.testing import StoreContract
+        from killick.store.memory import MemoryStore
+        from killick.testing import StoreContract
 
         class Lazy(MemoryStore):
             def heads(self, **given):
@@ -185,7 +186,7 @@ def test_coroutines_are_tests_by_asyncio_run(tmp_path: Path) -> None:
         """
         import asyncio
         from app import greet, look_up
-        from kedge.testing import play
+        from killick.testing import play
 
         def test_it():
             async def test():
@@ -200,9 +201,9 @@ def test_coroutines_are_tests_by_asyncio_run(tmp_path: Path) -> None:
 
 ASYNC = """
     import pytest
-    import kedge
+    import killick
     from app import greet, look_up
-    from kedge.testing import play
+    from killick.testing import play
 
     {mark}
 
@@ -218,7 +219,7 @@ ASYNC = """
             assert t.waits_for == {{"time"}}
 
     async def test_a_block_is_refused():
-        with pytest.raises(kedge.KedgeError, match="async with"), play(greet, "ann"):
+        with pytest.raises(killick.KillickError, match="async with"), play(greet, "ann"):
             pass
 """
 
@@ -250,7 +251,7 @@ def test_playing_needs_no_pytest(tmp_path: Path) -> None:
         import sys
         sys.modules["pytest"] = None
         from app import greet, look_up
-        from kedge.testing import call, faulty, interrupt_everywhere, play, scripted, simulate
+        from killick.testing import call, faulty, interrupt_everywhere, play, scripted, simulate
         with play(greet, "ann", fakes={look_up: "Ann"}) as t:
             assert t.result() == "Hello Ann"
     """

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.errors import ExportBroken, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.store import Store
-from kedge.testing import replay
+import killick
+from killick.errors import ExportBroken, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
+from killick.log import Entry
+from killick.model import events as e
+from killick.store import Store
+from killick.testing import replay
 
 world: list[Any] = []
 """Everything that reached the world."""
@@ -33,22 +33,22 @@ def _as_it_was() -> None:
 
 
 @pytest.fixture
-def kd(store: Store) -> Iterator[kedge.Client]:
-    with kedge.Client(store, clock=kedge.LeapingClock()) as client:
+def kd(store: Store) -> Iterator[killick.Client]:
+    with killick.Client(store, clock=killick.LeapingClock()) as client:
         yield client
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def replay_fetch(n: int) -> int:
     world.append(("fetch", n))
     return n * 10
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 def replay_pay(amount: int) -> str:
     world.append(("pay", amount))
     if amount == 13:
-        raise kedge.NotDone("the bank is closed")
+        raise killick.NotDone("the bank is closed")
     return f"paid {amount}"
 
 
@@ -63,8 +63,8 @@ async def chat_in_chunks(messages: list[str]) -> AsyncIterator[str]:
         yield word
 
 
-@kedge.agent
-async def replay_child(run: kedge.Run, n: int) -> int:
+@killick.agent
+async def replay_child(run: killick.Run, n: int) -> int:
     return await run.call(replay_fetch, n)
 
 
@@ -75,8 +75,8 @@ class Verdict:
     extra: int = 0
 
 
-@kedge.agent
-async def replay_review(run: kedge.Run, n: int) -> Verdict:
+@killick.agent
+async def replay_review(run: killick.Run, n: int) -> Verdict:
     first = await run.call(replay_fetch, n)
     reply = await run.model(chat, messages=["Who decides?" if "reworded" not in now else "Who decides now?"])
     await run.decided("Who?", reply["content"], options=["auto", "manager"])
@@ -105,8 +105,8 @@ async def replay_review(run: kedge.Run, n: int) -> Verdict:
     return Verdict(paid, answer.by, extra=1 if "extra" in now else first - n * 10)
 
 
-def reviewed(kd: kedge.Client, *, to_its_end: bool = True) -> bytes:
-    with pytest.raises(kedge.RunWaiting):
+def reviewed(kd: killick.Client, *, to_its_end: bool = True) -> bytes:
+    with pytest.raises(killick.RunWaiting):
         kd.run(replay_review, 7, id="r")
     if to_its_end:
         kd.answer("r", "approve", by="ann")
@@ -131,7 +131,7 @@ def parted(data: bytes, agent: Any = replay_review) -> ReplayParted:
 # the same -----------------------------------------------------------------------------------------
 
 
-def test_code_that_is_as_it_was_does_all_of_it_again_and_touches_nothing(kd: kedge.Client) -> None:
+def test_code_that_is_as_it_was_does_all_of_it_again_and_touches_nothing(kd: killick.Client) -> None:
     replayed = replay(reviewed(kd), replay_review)
     assert (replayed.status, replayed.result) == ("completed", Verdict("paid 106", "ann"))
     assert replayed.steps == len(kd.state("r").fold.steps)
@@ -139,28 +139,28 @@ def test_code_that_is_as_it_was_does_all_of_it_again_and_touches_nothing(kd: ked
     assert world == []
 
 
-def test_a_run_that_waits_is_replayed_to_its_wait(kd: kedge.Client) -> None:
+def test_a_run_that_waits_is_replayed_to_its_wait(kd: killick.Client) -> None:
     replayed = replay(reviewed(kd, to_its_end=False), replay_review)
     assert (replayed.status, replayed.result, replayed.beyond) == ("waiting", None, None)
 
 
-def test_an_answer_that_the_run_has_not_taken_is_not_given_to_it(kd: kedge.Client) -> None:
+def test_an_answer_that_the_run_has_not_taken_is_not_given_to_it(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.answer("r", "approve", by="ann")
     assert replay(kd.export("r"), replay_review).status == "waiting"
 
 
-def test_a_file_is_replayed_by_its_path_and_a_broken_one_refused(kd: kedge.Client, tmp_path: Path) -> None:
-    file = tmp_path / "r.kedge"
+def test_a_file_is_replayed_by_its_path_and_a_broken_one_refused(kd: killick.Client, tmp_path: Path) -> None:
+    file = tmp_path / "r.killick"
     data = reviewed(kd)
     file.write_bytes(data)
     assert replay(file, replay_review).status == "completed"
     file.write_bytes(data[:-200])
-    with pytest.raises(ExportBroken, match=r"r\.kedge"):
+    with pytest.raises(ExportBroken, match=r"r\.killick"):
         replay(str(file), replay_review)
 
 
-def test_replaying_works_where_a_loop_is_running(kd: kedge.Client) -> None:
+def test_replaying_works_where_a_loop_is_running(kd: killick.Client) -> None:
     data = reviewed(kd)
 
     async def test() -> str:
@@ -169,8 +169,8 @@ def test_replaying_works_where_a_loop_is_running(kd: kedge.Client) -> None:
     assert asyncio.run(test()) == "completed"
 
 
-@kedge.agent
-def replay_blocking(run: kedge.SyncRun, n: int) -> str:
+@killick.agent
+def replay_blocking(run: killick.SyncRun, n: int) -> str:
     both = run.gather(lambda: run.call(replay_fetch, 1), lambda: run.call(replay_fetch, n))
     if "new call" in now:
         with contextlib.suppress(BaseException):
@@ -180,7 +180,7 @@ def replay_blocking(run: kedge.SyncRun, n: int) -> str:
     return paid + ("!" if "extra" in now else "")
 
 
-def test_blocking_agents_are_replayed_too(kd: kedge.Client) -> None:
+def test_blocking_agents_are_replayed_too(kd: killick.Client) -> None:
     kd.run(replay_blocking, 5, id="b")
     data = kd.export("b")
     world.clear()
@@ -194,7 +194,7 @@ def test_blocking_agents_are_replayed_too(kd: kedge.Client) -> None:
 # where code parts from its record -----------------------------------------------------------------
 
 
-def test_a_call_of_another_sort_parts_with_both_calls_named(kd: kedge.Client) -> None:
+def test_a_call_of_another_sort_parts_with_both_calls_named(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("new call")
     error = parted(data)
@@ -203,7 +203,7 @@ def test_a_call_of_another_sort_parts_with_both_calls_named(kd: kedge.Client) ->
     assert isinstance(error.__cause__, RunDiverged)
 
 
-def test_an_effect_with_other_arguments_parts(kd: kedge.Client) -> None:
+def test_an_effect_with_other_arguments_parts(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("amount")
     assert "the record has tool replay_pay(amount=106), the code asks for tool replay_pay(amount=107)" in str(
@@ -211,7 +211,7 @@ def test_an_effect_with_other_arguments_parts(kd: kedge.Client) -> None:
     )
 
 
-def test_a_call_after_the_last_one_on_record_never_goes_out_whatever_the_code_does_about_it(kd: kedge.Client) -> None:
+def test_a_call_after_the_last_one_on_record_never_goes_out_whatever_the_code_does_about_it(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("late call")
     error = parted(data)
@@ -222,19 +222,19 @@ def test_a_call_after_the_last_one_on_record_never_goes_out_whatever_the_code_do
     )
 
 
-def test_another_result_parts_and_is_told_by_what_is_different(kd: kedge.Client) -> None:
+def test_another_result_parts_and_is_told_by_what_is_different(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("extra")
     assert str(parted(data)).endswith("(extra: 0 is now 1)")
 
 
-def test_a_failure_instead_of_a_result_parts(kd: kedge.Client) -> None:
+def test_a_failure_instead_of_a_result_parts(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.add("fails")
     assert "the code fails with ValueError: now it fails" in str(parted(data))
 
 
-def test_words_of_a_prompt_only_drift_and_remarks_are_free(kd: kedge.Client) -> None:
+def test_words_of_a_prompt_only_drift_and_remarks_are_free(kd: killick.Client) -> None:
     data = reviewed(kd)
     now.update(("reworded", "noted"))
     replayed = replay(data, replay_review)
@@ -244,8 +244,8 @@ def test_words_of_a_prompt_only_drift_and_remarks_are_free(kd: kedge.Client) -> 
     assert drift.found["messages"] == ["Who decides now?"]
 
 
-@kedge.agent
-async def replay_ends(run: kedge.Run) -> str:
+@killick.agent
+async def replay_ends(run: killick.Run) -> str:
     await run.call(replay_fetch, 1)
     match next(iter(now), ""):
         case "decides":
@@ -279,7 +279,7 @@ async def replay_ends(run: kedge.Run) -> str:
         ("asks a model", "model chat(messages=[])"),
     ],
 )
-def test_every_sort_of_step_that_is_not_on_record_is_refused(kd: kedge.Client, what: str, call: str) -> None:
+def test_every_sort_of_step_that_is_not_on_record_is_refused(kd: killick.Client, what: str, call: str) -> None:
     kd.run(replay_ends, id="r")
     data = kd.export("r")
     world.clear()
@@ -289,7 +289,7 @@ def test_every_sort_of_step_that_is_not_on_record_is_refused(kd: kedge.Client, w
     assert (error.step, error.call) == ("2", call)
 
 
-def test_code_that_ends_early_parts(kd: kedge.Client) -> None:
+def test_code_that_ends_early_parts(kd: killick.Client) -> None:
     now.add("decides")
     kd.run(replay_ends, id="r")
     data = kd.export("r")
@@ -298,11 +298,11 @@ def test_code_that_ends_early_parts(kd: kedge.Client) -> None:
     assert "at step 2 the record has decision" in str(parted(data, replay_ends))
 
 
-def test_code_that_never_comes_to_its_end_is_given_up(kd: kedge.Client) -> None:
+def test_code_that_never_comes_to_its_end_is_given_up(kd: killick.Client) -> None:
     kd.run(replay_ends, id="r")
 
-    @kedge.agent(name="replay_ends")
-    async def hangs(run: kedge.Run) -> str:
+    @killick.agent(name="replay_ends")
+    async def hangs(run: killick.Run) -> str:
         await asyncio.get_running_loop().create_future()
         return "done"
 
@@ -310,12 +310,12 @@ def test_code_that_never_comes_to_its_end_is_given_up(kd: kedge.Client) -> None:
         replay(kd.export("r"), hangs, seconds=0.2)
 
 
-def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: kedge.Client, tmp_path: Path) -> None:
+def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: killick.Client, tmp_path: Path) -> None:
     kd.run(replay_ends, id="r")
     data = kd.export("r")
 
-    @kedge.agent(name="replay_ends")
-    async def strays(run: kedge.Run) -> str:
+    @killick.agent(name="replay_ends")
+    async def strays(run: killick.Run) -> str:
         (tmp_path / "notes.txt").read_text()
         await run.call(replay_fetch, 1)
         if "writes" in now:
@@ -339,7 +339,7 @@ def test_code_that_touches_the_world_by_itself_is_stopped_and_named(kd: kedge.Cl
         replay(data, strays)
 
 
-def test_another_agent_is_refused(kd: kedge.Client) -> None:
+def test_another_agent_is_refused(kd: killick.Client) -> None:
     kd.run(replay_ends, id="r")
     with pytest.raises(RunMismatch):
         replay(kd.export("r"), replay_child)
@@ -348,14 +348,14 @@ def test_another_agent_is_refused(kd: kedge.Client) -> None:
 # failures -----------------------------------------------------------------------------------------
 
 
-@kedge.tool(effect="at_most_once", compensate=lambda effect: world.append(("undo", effect.key)))
+@killick.tool(effect="at_most_once", compensate=lambda effect: world.append(("undo", effect.key)))
 async def replay_book(n: int) -> str:
     world.append(("book", n))
     return f"booked {n}"
 
 
-@kedge.agent(on_failure="compensate")
-async def replay_fails(run: kedge.Run, n: int) -> str:
+@killick.agent(on_failure="compensate")
+async def replay_fails(run: killick.Run, n: int) -> str:
     await run.call(replay_book, n)
     await run.spawn(replay_child, 2)
     total = await run.call(replay_fetch, n)
@@ -366,15 +366,15 @@ async def replay_fails(run: kedge.Run, n: int) -> str:
     return f"{total / (n - 7)}"
 
 
-def failed(kd: kedge.Client) -> bytes:
-    with pytest.raises(kedge.RunFailed):
+def failed(kd: killick.Client) -> bytes:
+    with pytest.raises(killick.RunFailed):
         kd.run(replay_fails, 7, id="f")
     data = kd.export("f")
     world.clear()
     return data
 
 
-def test_a_failed_run_fails_again_in_the_same_way_and_undoes_nothing_again(kd: kedge.Client) -> None:
+def test_a_failed_run_fails_again_in_the_same_way_and_undoes_nothing_again(kd: killick.Client) -> None:
     replayed = replay(failed(kd), replay_fails)
     assert replayed.status == "failed"
     assert replayed.failure is not None
@@ -382,7 +382,7 @@ def test_a_failed_run_fails_again_in_the_same_way_and_undoes_nothing_again(kd: k
     assert world == []
 
 
-def test_mended_code_parts_from_the_failure_and_says_what_it_does_now(kd: kedge.Client) -> None:
+def test_mended_code_parts_from_the_failure_and_says_what_it_does_now(kd: killick.Client) -> None:
     data = failed(kd)
     now.add("mended")
     assert str(parted(data, replay_fails)) == (
@@ -392,7 +392,7 @@ def test_mended_code_parts_from_the_failure_and_says_what_it_does_now(kd: kedge.
     assert (replayed.status, replayed.parted is not None) == ("failed", True)
 
 
-def test_another_failure_parts(kd: kedge.Client) -> None:
+def test_another_failure_parts(kd: killick.Client) -> None:
     data = failed(kd)
     now.add("other")
     assert "failed with ZeroDivisionError: division by zero, the code fails with LookupError: another one" in str(
@@ -400,12 +400,12 @@ def test_another_failure_parts(kd: kedge.Client) -> None:
     )
 
 
-def test_a_step_that_failed_fails_again(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def replay_unpaid(run: kedge.Run) -> str:
+def test_a_step_that_failed_fails_again(kd: killick.Client) -> None:
+    @killick.agent
+    async def replay_unpaid(run: killick.Run) -> str:
         return await run.call(replay_pay, 13)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(replay_unpaid, id="u")
     data = kd.export("u")
     world.clear()
@@ -424,32 +424,32 @@ class Count:
     doubled: int = 0
 
 
-@kedge.machine
-async def replay_counter(run: kedge.Run, state: Count) -> Any:
+@killick.machine
+async def replay_counter(run: killick.Run, state: Count) -> Any:
     value = await run.call(replay_fetch, state.n)
     if state.n == 3:
         if "fails" in now:
             raise ValueError("at the end")
-        return kedge.Done(state.doubled)
+        return killick.Done(state.doubled)
     if state.n == 1 and "new call" in now:
         await run.call(replay_pay, 1)
     step = 3 if state.n == 1 and "other" in now else 2
     after = replace(state, n=state.n + 1, doubled=state.doubled + value * step)
-    return kedge.WaitFor("go", after) if state.n == 2 else kedge.Next(after)
+    return killick.WaitFor("go", after) if state.n == 2 else killick.Next(after)
 
 
-def counted(kd: kedge.Client) -> bytes:
-    with contextlib.suppress(kedge.RunWaiting):
+def counted(kd: killick.Client) -> bytes:
+    with contextlib.suppress(killick.RunWaiting):
         kd.run(replay_counter, Count(), id="m")
     kd.send("m", "go")
-    with contextlib.suppress(kedge.RunFailed):
+    with contextlib.suppress(killick.RunFailed):
         kd.run(replay_counter, Count(), id="m")
     data = kd.export("m")
     world.clear()
     return data
 
 
-def test_every_transition_of_a_machine_is_run_again(kd: kedge.Client) -> None:
+def test_every_transition_of_a_machine_is_run_again(kd: killick.Client) -> None:
     data = counted(kd)
     assert replay(data, replay_counter).result == 60
     now.add("other")
@@ -462,7 +462,7 @@ def test_every_transition_of_a_machine_is_run_again(kd: kedge.Client) -> None:
     )
 
 
-def test_a_machine_that_failed_fails_again(kd: kedge.Client) -> None:
+def test_a_machine_that_failed_fails_again(kd: killick.Client) -> None:
     now.add("fails")
     data = counted(kd)
     replayed = replay(data, replay_counter)
@@ -474,7 +474,7 @@ def test_a_machine_that_failed_fails_again(kd: kedge.Client) -> None:
 # runs that are not over ---------------------------------------------------------------------------
 
 
-def test_a_paused_run_is_replayed_as_far_as_it_came(kd: kedge.Client) -> None:
+def test_a_paused_run_is_replayed_as_far_as_it_came(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.pause("r", by="ann")
     assert replay(kd.export("r"), replay_review).status == "paused"
@@ -482,10 +482,10 @@ def test_a_paused_run_is_replayed_as_far_as_it_came(kd: kedge.Client) -> None:
     parted(kd.export("r"))
 
 
-def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: kedge.Client) -> None:
+def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     kd.cancel("r", by="ann")
-    with pytest.raises(kedge.RunCancelled):
+    with pytest.raises(killick.RunCancelled):
         kd.run(replay_review, 7, id="r")
     data = kd.export("r")
     assert replay(data, replay_review).status == "cancelled"
@@ -493,11 +493,11 @@ def test_a_cancelled_run_is_replayed_up_to_where_it_was_cancelled(kd: kedge.Clie
     parted(data)
 
 
-def test_a_run_that_diverged_is_replayed_with_the_code_that_is_mended(kd: kedge.Client) -> None:
+def test_a_run_that_diverged_is_replayed_with_the_code_that_is_mended(kd: killick.Client) -> None:
     reviewed(kd, to_its_end=False)
     now.add("amount")
     with pytest.raises(RunDiverged):
-        kedge.Client(kd.store, clock=kd.clock).run(replay_review, 7, id="r")
+        killick.Client(kd.store, clock=kd.clock).run(replay_review, 7, id="r")
     data = kd.export("r")
     parted(data)
     now.clear()
@@ -505,16 +505,16 @@ def test_a_run_that_diverged_is_replayed_with_the_code_that_is_mended(kd: kedge.
 
 
 def test_a_run_whose_process_died_is_replayed_to_the_end_of_its_record(store: Store) -> None:
-    @kedge.tool(effect="at_most_once", reconcile=lambda effect: world.append("reconciled") or kedge.Unknown())
+    @killick.tool(effect="at_most_once", reconcile=lambda effect: world.append("reconciled") or killick.Unknown())
     async def replay_dies(n: int) -> int:
         raise AssertionError
 
-    @kedge.agent
-    async def replay_died(run: kedge.Run) -> int:
+    @killick.agent
+    async def replay_died(run: killick.Run) -> int:
         await run.call(replay_fetch, 1)
         return await run.call(replay_dies, 2)
 
-    with kedge.Client(store) as kd:
+    with killick.Client(store) as kd:
         kd.start(replay_died, id="d")
         log = kd.log.open("d", holder="gone")
         log.append(
@@ -532,16 +532,16 @@ def test_a_run_whose_process_died_is_replayed_to_the_end_of_its_record(store: St
 
 
 def test_an_attempt_in_doubt_is_neither_made_again_nor_looked_into(store: Store) -> None:
-    @kedge.tool(effect="at_most_once", reconcile=lambda effect: world.append("reconciled") or kedge.Unknown())
+    @killick.tool(effect="at_most_once", reconcile=lambda effect: world.append("reconciled") or killick.Unknown())
     async def replay_doubts(n: int) -> int:
         raise RuntimeError("who knows")
 
-    @kedge.agent
-    async def replay_doubted(run: kedge.Run) -> int:
+    @killick.agent
+    async def replay_doubted(run: killick.Run) -> int:
         return await run.call(replay_doubts, 2)
 
-    with kedge.Client(store) as kd:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.Client(store) as kd:
+        with pytest.raises(killick.RunWaiting):
             kd.run(replay_doubted, id="d")
         asked = next(r.seq for r in kd.events("d") if isinstance(r.event, e.WaitOpened))
         world.clear()
@@ -554,15 +554,15 @@ def test_an_attempt_in_doubt_is_neither_made_again_nor_looked_into(store: Store)
 
 
 def test_a_run_in_backoff_is_replayed_without_waiting(store: Store) -> None:
-    @kedge.tool(effect="reads", retry=kedge.Retry(attempts=3, on=(ConnectionError,)))
+    @killick.tool(effect="reads", retry=killick.Retry(attempts=3, on=(ConnectionError,)))
     async def replay_flaky() -> int:
         raise ConnectionError("not now")
 
-    @kedge.agent
-    async def replay_patient(run: kedge.Run) -> int:
+    @killick.agent
+    async def replay_patient(run: killick.Run) -> int:
         return await run.call(replay_flaky)
 
-    with kedge.Client(store, clock=kedge.ManualClock()) as kd:
+    with killick.Client(store, clock=killick.ManualClock()) as kd:
         kd.start(replay_patient, id="p")
         kd.advance("p")
         assert kd.info("p").status == "waiting"
@@ -572,22 +572,22 @@ def test_a_run_in_backoff_is_replayed_without_waiting(store: Store) -> None:
 # other timelines, secrets -------------------------------------------------------------------------
 
 
-def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: kedge.Client) -> None:
+def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: killick.Client) -> None:
     broken = [True]
 
-    @kedge.tool(effect="at_most_once")
+    @killick.tool(effect="at_most_once")
     async def replay_mends() -> str:
         world.append("mends")
         if broken:
-            raise kedge.NotDone("closed")
+            raise killick.NotDone("closed")
         return "open"
 
-    @kedge.agent
-    async def replay_rewound(run: kedge.Run) -> str:
+    @killick.agent
+    async def replay_rewound(run: killick.Run) -> str:
         await run.call(replay_book, 1)
         return await run.call(replay_mends)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(replay_rewound, id="w")
     broken.clear()
     kd.resume("w")
@@ -598,7 +598,7 @@ def test_a_run_that_was_taken_back_is_replayed_in_its_last_timeline(kd: kedge.Cl
     assert world == []
 
 
-def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: kedge.Client) -> None:
+def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: killick.Client) -> None:
     reviewed(kd)
     cut = next(r.seq for r in kd.events("r") if isinstance(r.event, e.WaitClosed) and r.event.by == "ann") - 1
     kd.log.fork(e.RunForked(at=1, run="f", parent="r", cut=cut, generation=1))
@@ -608,14 +608,14 @@ def test_a_fork_is_replayed_from_the_beginning_of_what_it_stands_on(kd: kedge.Cl
     assert "replay_pay(amount=107)" in str(parted(kd.export("f")))
 
 
-def test_secrets_are_the_same_under_the_key_of_their_store(kd: kedge.Client) -> None:
-    @kedge.tool(effect="at_most_once")
-    async def replay_login(password: kedge.Secret) -> str:
+def test_secrets_are_the_same_under_the_key_of_their_store(kd: killick.Client) -> None:
+    @killick.tool(effect="at_most_once")
+    async def replay_login(password: killick.Secret) -> str:
         return "in"
 
-    @kedge.agent
-    async def replay_secretive(run: kedge.Run) -> str:
-        return await run.call(replay_login, kedge.Secret("hunter2"))
+    @killick.agent
+    async def replay_secretive(run: killick.Run) -> str:
+        return await run.call(replay_login, killick.Secret("hunter2"))
 
     kd.run(replay_secretive, id="s")
     data = kd.export("s")
@@ -625,7 +625,7 @@ def test_secrets_are_the_same_under_the_key_of_their_store(kd: kedge.Client) -> 
         replay(data, replay_secretive)
 
 
-def test_the_store_that_a_run_comes_from_is_not_needed_any_more(kd: kedge.Client) -> None:
+def test_the_store_that_a_run_comes_from_is_not_needed_any_more(kd: killick.Client) -> None:
     data = reviewed(kd)
     kd.close()
     assert replay(data, replay_review).status == "completed"

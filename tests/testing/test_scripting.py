@@ -9,28 +9,28 @@ import anthropic
 import openai
 import pytest
 
-import kedge
-from kedge.errors import FakeRefused
-from kedge.runtime.models import Provider, reasoning_of, reply_kind, text_of, tool_calls_of, usage_of
-from kedge.testing import call, interrupt_everywhere, play, refusal, scripted, turn
+import killick
+from killick.errors import FakeRefused
+from killick.runtime.models import Provider, reasoning_of, reply_kind, text_of, tool_calls_of, usage_of
+from killick.testing import call, interrupt_everywhere, play, refusal, scripted, turn
 from playing import playing
 
 PROVIDERS: tuple[Provider, ...] = ("openai", "openai-responses", "anthropic")
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def scripted_search(q: str) -> list[str]:
     """Looks something up."""
     return [f"{q} found"]
 
 
-@kedge.tool
+@killick.tool
 async def scripted_send(to: str) -> str:
     """Sends something."""
     return f"sent to {to}"
 
 
-TOOLS = kedge.Toolset(scripted_search, scripted_send)
+TOOLS = killick.Toolset(scripted_search, scripted_send)
 
 
 # replies ------------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_a_stream_is_refused_with_what_to_do() -> None:
 def test_it_plays_the_model_of_a_loop(provider: Provider) -> None:
     model = scripted("Let me look.", call("scripted_search", q="x"), call("scripted_send", to="ann"), "Done.")
 
-    @kedge.agent
-    async def looks(run: kedge.Run) -> str:
-        result = await kedge.loop(run, model, TOOLS, messages="Find x.", provider=provider, system="Be kind.")
+    @killick.agent
+    async def looks(run: killick.Run) -> str:
+        result = await killick.loop(run, model, TOOLS, messages="Find x.", provider=provider, system="Be kind.")
         return result.text
 
     with play(looks) as t:
@@ -139,9 +139,9 @@ def test_it_plays_the_model_of_a_loop(provider: Provider) -> None:
 def test_it_plays_the_model_of_a_blocking_loop() -> None:
     model = scripted(turn(call("scripted_search", q="x"), call("scripted_search", q="y")), "Done.")
 
-    @kedge.agent
-    def looks(run: kedge.SyncRun) -> str:
-        return kedge.loop_sync(run, model, TOOLS, messages="Find x and y.").text
+    @killick.agent
+    def looks(run: killick.SyncRun) -> str:
+        return killick.loop_sync(run, model, TOOLS, messages="Find x and y.").text
 
     with play(looks) as t:
         assert t.result() == "Done."
@@ -151,13 +151,13 @@ def test_it_plays_the_model_of_a_blocking_loop() -> None:
 def test_without_a_play_it_is_a_model_like_any_other() -> None:
     model = scripted(call("scripted_search", q="x"), "Done.")
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await run.model(model, messages=["Find x."])
         answers = await run.dispatch(TOOLS, reply)
         return text_of(await run.model(model, messages=answers))
 
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         assert kd.run(asks, id="r") == "Done."
         assert kd.run(asks, id="r") == "Done."
         assert [call.usage.tokens_out for call in kd.state("r").trace if call.usage] == [5, 5]
@@ -167,9 +167,9 @@ def test_without_a_play_it_is_a_model_like_any_other() -> None:
 def test_what_is_replayed_after_a_crash_costs_no_turn() -> None:
     model = scripted("Let me look.", call("scripted_search", q="x"), call("scripted_send", to="ann"), "Done.")
 
-    @kedge.agent
-    async def looks(run: kedge.Run) -> str:
-        return (await kedge.loop(run, model, TOOLS, messages="Find x.")).text
+    @killick.agent
+    async def looks(run: killick.Run) -> str:
+        return (await killick.loop(run, model, TOOLS, messages="Find x.")).text
 
     with play(looks) as t:
         t.until(scripted_search)
@@ -185,8 +185,8 @@ def test_what_is_replayed_after_a_crash_costs_no_turn() -> None:
 def test_a_rate_limit_and_an_overload_are_waited_for() -> None:
     model = scripted(refusal(429, retry_after=30), refusal(529), ConnectionError("reset"), "Done.")
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         return text_of(await run.model(model, messages=[]))
 
     with play(asks) as t:
@@ -204,23 +204,23 @@ def test_a_rate_limit_and_an_overload_are_waited_for() -> None:
 def test_a_wrong_key_fails_the_run() -> None:
     model = scripted(refusal(401, "wrong key"))
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> None:
+    @killick.agent
+    async def asks(run: killick.Run) -> None:
         await run.model(model, messages=[])
 
-    with play(asks) as t, pytest.raises(kedge.RunFailed, match="401: wrong key"):
+    with play(asks) as t, pytest.raises(killick.RunFailed, match="401: wrong key"):
         t.result()
 
 
 def test_out_of_turns_it_ends_the_test_whatever_the_agent_catches() -> None:
     model = scripted("one")
 
-    @kedge.agent
-    async def insists(run: kedge.Run) -> None:
+    @killick.agent
+    async def insists(run: killick.Run) -> None:
         for _ in range(3):
             try:
                 await run.model(model, messages=["again"])
-            except kedge.StepFailed:
+            except killick.StepFailed:
                 return
 
     with play(insists) as t, pytest.raises(FakeRefused, match="1 turn, and it was asked 2 times"):
@@ -235,8 +235,8 @@ OPENAI = openai.OpenAI(api_key="k", base_url="http://127.0.0.1:9")
 
 
 def test_it_stands_for_the_method_of_a_client_with_that_clients_classes() -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await run.model(CLIENT.messages.create, model="claude", max_tokens=100, messages=[])
         assert isinstance(reply, anthropic.types.Message)
         return reply.content[0].text  # type: ignore[union-attr]
@@ -251,9 +251,9 @@ def test_it_stands_for_the_method_of_a_client_with_that_clients_classes() -> Non
 
 @pytest.mark.parametrize("method", [OPENAI.chat.completions.create, OPENAI.responses.create, CLIENT.messages.create])
 def test_it_plays_a_loop_in_place_of_any_client(method: Any) -> None:
-    @kedge.agent
-    async def looks(run: kedge.Run) -> str:
-        return (await kedge.loop(run, method, TOOLS, messages="Find x.", model="m")).text
+    @killick.agent
+    async def looks(run: killick.Run) -> str:
+        return (await killick.loop(run, method, TOOLS, messages="Find x.", model="m")).text
 
     model = scripted("Let me look.", call("scripted_search", q="x"), "Done.")
     with play(looks, fakes={method: model}) as t:
@@ -265,8 +265,8 @@ def test_it_plays_a_loop_in_place_of_any_client(method: Any) -> None:
 
 
 def test_a_client_refuses_with_its_own_errors() -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await run.model(OPENAI.chat.completions.create, model="m", messages=[])
         return str(reply.choices[0].message.content)
 
@@ -278,8 +278,8 @@ def test_a_client_refuses_with_its_own_errors() -> None:
 
 
 def test_what_stands_for_one_client_stands_for_no_other() -> None:
-    @kedge.agent
-    async def asks(run: kedge.Run) -> str:
+    @killick.agent
+    async def asks(run: killick.Run) -> str:
         reply = await run.model(OTHER.messages.create, model="claude", max_tokens=100, messages=[])
         return text_of(reply)
 
@@ -287,8 +287,8 @@ def test_what_stands_for_one_client_stands_for_no_other() -> None:
         there = OTHER.with_options(base_url=provider.url)
         provider.answers.append({"type": "message", "content": [{"type": "text", "text": "real"}], "usage": None})
 
-        @kedge.agent
-        async def asks_there(run: kedge.Run) -> str:
+        @killick.agent
+        async def asks_there(run: killick.Run) -> str:
             return text_of(await run.model(there.messages.create, model="claude", max_tokens=100, messages=[]))
 
         with play(asks_there, fakes={CLIENT.messages.create: scripted("faked")}) as t:
@@ -303,9 +303,9 @@ def test_what_stands_for_one_client_stands_for_no_other() -> None:
 def test_every_rehearsal_of_an_agent_begins_its_script_anew() -> None:
     model = scripted("Let me look.", call("scripted_search", q="x"), "Done.")
 
-    @kedge.agent
-    async def looks(run: kedge.Run, question: str) -> str:
-        return (await kedge.loop(run, model, TOOLS, messages=question)).text
+    @killick.agent
+    async def looks(run: killick.Run, question: str) -> str:
+        return (await killick.loop(run, model, TOOLS, messages=question)).text
 
     report = interrupt_everywhere(looks, input="Find x.")
     assert report.stories > 20

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
-import kedge
+import killick
 
 
 @dataclass
@@ -57,27 +57,27 @@ class Models:
 
 
 client = Models()
-mailbox = kedge.Resource(Mailbox, Mailbox.close)
-crm = kedge.Limit("crm", "10/min", by="to")
+mailbox = killick.Resource(Mailbox, Mailbox.close)
+crm = killick.Limit("crm", "10/min", by="to")
 
 
 # tools --------------------------------------------------------------------------------------------
 
 
-def recall(effect: kedge.Effect) -> None:
+def recall(effect: killick.Effect) -> None:
     assert_type(effect.key, str)
 
 
-def look_up(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen | kedge.Unknown:
-    return kedge.Happened(Receipt("17")) if effect.progress else kedge.DidNotHappen()
+def look_up(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen | killick.Unknown:
+    return killick.Happened(Receipt("17")) if effect.progress else killick.DidNotHappen()
 
 
-@kedge.tool(
+@killick.tool(
     effect="idempotent",
     compensate=recall,
     reconcile=look_up,
     identity=("to", "subject"),
-    retry=kedge.Retry(attempts=4, on=(ConnectionRefusedError,)),
+    retry=killick.Retry(attempts=4, on=(ConnectionRefusedError,)),
     timeout=30,
     limit=crm,
 )
@@ -85,39 +85,39 @@ async def send_email(
     to: str,
     subject: str,
     body: str,
-    key: kedge.Key = kedge.KEY,
-    step: kedge.ToolStep = kedge.STEP,
+    key: killick.Key = killick.KEY,
+    step: killick.ToolStep = killick.STEP,
     box: Mailbox = mailbox.inject(),  # noqa: B008
 ) -> Receipt:
     step.progress({"attempt": step.attempt})
     return Receipt(f"{to} {subject} {body} {key}")
 
 
-@kedge.tool(effect="reads", changes="by effects")
+@killick.tool(effect="reads", changes="by effects")
 async def fetch_docs(claim: int, limit: int = 10) -> list[str]:
     return [str(claim)] * limit
 
 
-@kedge.tool
+@killick.tool
 def count_words(text: str) -> int:
     return len(text.split())
 
 
 assert_type(count_words("outside an agent it is the plain function"), int)
-tools = kedge.Toolset(send_email, fetch_docs, count_words)
+tools = killick.Toolset(send_email, fetch_docs, count_words)
 assert_type(tools.schemas("anthropic"), list[dict[str, Any]])
 
 
 # agents -------------------------------------------------------------------------------------------
 
 
-@kedge.agent
-async def assess(run: kedge.Run, claim: Claim) -> float:
+@killick.agent
+async def assess(run: killick.Run, claim: Claim) -> float:
     return claim.amount
 
 
-@kedge.agent(name="review", context=ClaimContext, on_failure="compensate", aliases=["review_claims"])
-async def review(run: kedge.Run[ClaimContext], claim: Claim) -> Verdict:
+@killick.agent(name="review", context=ClaimContext, on_failure="compensate", aliases=["review_claims"])
+async def review(run: killick.Run[ClaimContext], claim: Claim) -> Verdict:
     assert_type(run.id, str)
     assert_type(run.context, ClaimContext)
     await run.plan(["fetch", "assess", "approve", "pay"])
@@ -132,7 +132,7 @@ async def review(run: kedge.Run[ClaimContext], claim: Claim) -> Verdict:
     await run.update(route=route)
     await run.note({"route": run.context.route})
     answer = await run.ask("Pay 1250 to claim 17?", to="managers", timeout="72h", default="reject")
-    assert_type(answer, kedge.Answer)
+    assert_type(answer, killick.Answer)
     assert_type(answer.approved, bool)
     if answer.approved:
         receipt = await run.call(send_email.options(because="approved"), claim.mail, "Approved", "…")
@@ -140,15 +140,15 @@ async def review(run: kedge.Run[ClaimContext], claim: Claim) -> Verdict:
     return Verdict(answer.approved, route)
 
 
-@kedge.agent
-async def side_by_side(run: kedge.Run, claims: list[Claim]) -> float:
+@killick.agent
+async def side_by_side(run: killick.Run, claims: list[Claim]) -> float:
     count, docs = await run.gather(run.call(count_words, "one two"), run.call(fetch_docs, 17))
     assert_type(count, int)
     assert_type(docs, list[str])
     counts = await run.gather(*(run.call(count_words, claim.mail) for claim in claims))
     assert_type(counts, tuple[int, ...])
     child = await run.spawn(assess, claims[0], on_parent_end="wait", priority=3)
-    assert_type(child, kedge.Child[float])
+    assert_type(child, killick.Child[float])
     assert_type(child.id, str)
     amount = await child.result()
     assert_type(amount, float)
@@ -169,84 +169,84 @@ async def side_by_side(run: kedge.Run, claims: list[Claim]) -> float:
     assert_type(run.parent, str | None)
     async for chunk in run.stream(client.create, model="m", messages=[]):
         print(chunk)  # noqa: T201
-    sent = await run.fit(kedge.Window(60_000), [], tools.schemas())
+    sent = await run.fit(killick.Window(60_000), [], tools.schemas())
     assert_type(sent.messages, list[Any])
-    answers = await run.dispatch(tools, Reply("…"), window=kedge.Window(60_000))
+    answers = await run.dispatch(tools, Reply("…"), window=killick.Window(60_000))
     assert_type(answers, list[dict[str, Any]])
     return amount
 
 
-@kedge.agent
-async def converses(run: kedge.Run, question: str) -> str:
-    outcome = await kedge.loop(run, client.create, tools, messages=question, provider="openai", model="m")
-    assert_type(outcome, kedge.LoopResult)
+@killick.agent
+async def converses(run: killick.Run, question: str) -> str:
+    outcome = await killick.loop(run, client.create, tools, messages=question, provider="openai", model="m")
+    assert_type(outcome, killick.LoopResult)
     assert_type(outcome.text, str)
     return outcome.text
 
 
-@kedge.agent
-async def needs_nothing(run: kedge.Run) -> int:
+@killick.agent
+async def needs_nothing(run: killick.Run) -> int:
     return 1
 
 
-@kedge.agent
-def blocks(run: kedge.SyncRun[Any], claim: Claim) -> Verdict:
+@killick.agent
+def blocks(run: killick.SyncRun[Any], claim: Claim) -> Verdict:
     assert_type(run.call(fetch_docs, claim.id), list[str])
     assert_type(run.call(count_words, "one two"), int)
     reply = run.model(client.ask, "Why?")
     assert_type(reply, Reply)
     assert_type(run.decided("Who?", "manager"), str)
     answer = run.ask("Pay?")
-    assert_type(answer, kedge.Answer)
+    assert_type(answer, killick.Answer)
     counts = run.gather(lambda: run.call(count_words, "a"), lambda: run.call(count_words, "b"))
     assert_type(counts, tuple[int, ...])
     child = run.spawn(assess, claim)
     assert_type(run.result(child), float)
     run.sleep("3d")
     assert_type(run.wait("paid", returns=Receipt), Receipt)
-    assert_type(run.fit(kedge.Window(60_000), []).tokens, int)
-    outcome = kedge.loop_sync(run, client.ask, tools, messages="hi", budget=60_000)
+    assert_type(run.fit(killick.Window(60_000), []).tokens, int)
+    outcome = killick.loop_sync(run, client.ask, tools, messages="hi", budget=60_000)
     assert_type(outcome.turns, int)
     return Verdict(answer.approved, reply.why)
 
 
-@kedge.machine
-async def ticket(run: kedge.Run, state: ClaimContext) -> kedge.Next[ClaimContext] | kedge.Done:
+@killick.machine
+async def ticket(run: killick.Run, state: ClaimContext) -> killick.Next[ClaimContext] | killick.Done:
     await run.call(count_words, state.route or "")
-    return kedge.Done("over") if state.route else kedge.Next(ClaimContext("auto"))
+    return killick.Done("over") if state.route else killick.Next(ClaimContext("auto"))
 
 
-@kedge.machine(name="subscription")
-def subscription(run: kedge.SyncRun[Any], state: int) -> kedge.WaitFor[int] | kedge.Done:
-    return kedge.Done(state) if run.received else kedge.WaitFor("paid", state + 1, timeout="30d", default="unpaid")
+@killick.machine(name="subscription")
+def subscription(run: killick.SyncRun[Any], state: int) -> killick.WaitFor[int] | killick.Done:
+    return killick.Done(state) if run.received else killick.WaitFor("paid", state + 1, timeout="30d", default="unpaid")
 
 
 # the client ---------------------------------------------------------------------------------------
 
 
 def main(claim: Claim) -> Iterator[str]:
-    with kedge.open("kedge.db") as kd:
+    with killick.open("killick.db") as kd:
         assert_type(kd.run(review, claim, id="claim_review_001"), Verdict)
         assert_type(kd.run(needs_nothing), int)
         assert_type(kd.run(blocks, claim, fresh=True), Verdict)
         kd.run(ticket, ClaimContext())
         kd.run(subscription, 1, id="subscription_17")
         handle = kd.start(review, claim, id="claim_review_002", priority=5)
-        assert_type(handle, kedge.Handle[Verdict])
-        assert_type(handle.info(), kedge.RunInfo)
-        assert_type(handle.state(), kedge.State)
+        assert_type(handle, killick.Handle[Verdict])
+        assert_type(handle.info(), killick.RunInfo)
+        assert_type(handle.state(), killick.State)
         assert_type(handle.result(timeout=5), Verdict)
         for recorded in handle.follow():
             yield str(recorded.event)
         try:
             kd.run(review, claim)
-        except kedge.RunWaiting as waiting:
+        except killick.RunWaiting as waiting:
             kd.answer(waiting.run, "approve", by="ann", comment="fine")
-        except kedge.RunFailed as failed:
+        except killick.RunFailed as failed:
             assert_type(kd.resume(failed.run), str)
-        assert_type(kd.info("claim_review_001"), kedge.RunInfo)
-        assert_type(kd.state("claim_review_001"), kedge.State)
-        assert_type(kd.inbox(to="managers"), Sequence[kedge.Wait])
+        assert_type(kd.info("claim_review_001"), killick.RunInfo)
+        assert_type(kd.state("claim_review_001"), killick.State)
+        assert_type(kd.inbox(to="managers"), Sequence[killick.Wait])
         for listed in kd.list(status="waiting", agent="review"):
             yield listed.run
         kd.send("claim_review_001", "paid", Receipt("17"), id="order-17")
@@ -254,15 +254,15 @@ def main(claim: Claim) -> Iterator[str]:
         kd.pause("claim_review_001", because="lunch")
         kd.set("claim_review_001", route="auto", by="ann")
         kd.cancel("claim_review_001", compensate=True)
-        assert_type(kd.advance("claim_review_001"), kedge.Advanced)
+        assert_type(kd.advance("claim_review_001"), killick.Advanced)
 
 
 async def serve(claim: Claim) -> Verdict:
-    async with kedge.open("kedge.db") as kd:
-        assert_type(await kd.info.soon("claim_review_001"), kedge.RunInfo)
+    async with killick.open("killick.db") as kd:
+        assert_type(await kd.info.soon("claim_review_001"), killick.RunInfo)
         await kd.answer.soon("claim_review_001", "respond", value=17)
         handle = await kd.start.soon(review, claim)
-        assert_type(handle, kedge.Handle[Verdict])
+        assert_type(handle, killick.Handle[Verdict])
         verdict = await kd.run.soon(review, claim)
         assert_type(verdict, Verdict)
         return verdict

@@ -10,53 +10,53 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
-import kedge
-from kedge import rules
-from kedge.clock import ManualClock
-from kedge.runtime.client import Client
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+import killick
+from killick import rules
+from killick.clock import ManualClock
+from killick.runtime.client import Client
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 PEOPLE = {"managers": ["mia", "max"], "leads": ["lea", "leo"]}
 
-limits = kedge.Contract(
+limits = killick.Contract(
     "limits",
     [
         rules.deny("desk_pay", name="large", message="large sums are put to people",
-                   ask=kedge.Approval("managers", timeout="3d")),
-        rules.deny("desk_apply", name="two", message="servers change", ask=kedge.Approval("leads", need=2)),
+                   ask=killick.Approval("managers", timeout="3d")),
+        rules.deny("desk_apply", name="two", message="servers change", ask=killick.Approval("leads", need=2)),
     ],
     people=PEOPLE,
 )  # fmt: skip
 
 
-@kedge.tool(name="desk_pay", effect="idempotent")
-def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(name="desk_pay", effect="idempotent")
+def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
     """Pay somebody."""
     return f"paid {amount} to {to}"
 
 
-@kedge.tool(name="desk_apply", effect="idempotent")
+@killick.tool(name="desk_apply", effect="idempotent")
 def apply(hosts: int) -> str:
     return f"{hosts} hosts"
 
 
-def refund(effect: kedge.Effect) -> str:
+def refund(effect: killick.Effect) -> str:
     return f"cancelled {effect.result}"
 
 
-@kedge.tool(name="desk_book", effect="idempotent", compensate=refund)
+@killick.tool(name="desk_book", effect="idempotent", compensate=refund)
 def book(room: str) -> str:
     return f"booking of {room}"
 
 
-@kedge.tool(name="desk_charge", effect="at_most_once")
+@killick.tool(name="desk_charge", effect="at_most_once")
 def charge(card: str, amount: int) -> str:
     raise TimeoutError("the bank did not answer")
 
 
-@kedge.tool(
-    name="desk_flaky", effect="reads", retry=kedge.Retry(attempts=5, first=3600, max=7200, on=(ConnectionError,))
+@killick.tool(
+    name="desk_flaky", effect="reads", retry=killick.Retry(attempts=5, first=3600, max=7200, on=(ConnectionError,))
 )
 def flaky() -> str:
     raise ConnectionError("503")
@@ -67,23 +67,23 @@ class Claim(BaseModel):
     amount: int = Field(ge=1)
 
 
-@kedge.agent(name="desk_claim", contract=limits)
-async def claim(run: kedge.Run, claim: Claim) -> str:
+@killick.agent(name="desk_claim", contract=limits)
+async def claim(run: killick.Run, claim: Claim) -> str:
     """Pay a claim."""
     await run.update(route="north", limit=500)
     try:
         return await run.call(pay.options(because="the storm is on record"), claim.name, claim.amount)
-    except kedge.Rejected as no:
+    except killick.Rejected as no:
         return f"not paid: {no.message}"
 
 
-@kedge.agent(name="desk_rollout", contract=limits)
-async def rollout(run: kedge.Run, hosts: int) -> str:
+@killick.agent(name="desk_rollout", contract=limits)
+async def rollout(run: killick.Run, hosts: int) -> str:
     return await run.call(apply, hosts)
 
 
-@kedge.agent(name="desk_asks")
-async def asks(run: kedge.Run, what: str) -> Any:
+@killick.agent(name="desk_asks")
+async def asks(run: killick.Run, what: str) -> Any:
     answer = await run.ask(what, to="mia", options=["now", "later"])
     return [answer.kind, answer.value, answer.by]
 
@@ -93,30 +93,30 @@ class Offer(BaseModel):
     reason: str
 
 
-@kedge.agent(name="desk_offers")
-async def offers(run: kedge.Run) -> Any:
+@killick.agent(name="desk_offers")
+async def offers(run: killick.Run) -> Any:
     return (await run.ask("What do we offer?", returns=Offer)).value
 
 
-@kedge.agent(name="desk_checkout")
-async def checkout(run: kedge.Run, card: str) -> str:
+@killick.agent(name="desk_checkout")
+async def checkout(run: killick.Run, card: str) -> str:
     await run.call(book, "sea view")
     return await run.call(charge, card, 120)
 
 
-@kedge.agent(name="desk_polls")
-async def polls(run: kedge.Run) -> str:
+@killick.agent(name="desk_polls")
+async def polls(run: killick.Run) -> str:
     return await run.call(flaky)
 
 
-@kedge.agent(name="desk_waits")
-async def waits(run: kedge.Run) -> Any:
+@killick.agent(name="desk_waits")
+async def waits(run: killick.Run) -> Any:
     await run.call(book, "attic")
     return await run.wait("paid")
 
 
-@kedge.agent(name="desk_fails")
-async def fails(run: kedge.Run) -> str:
+@killick.agent(name="desk_fails")
+async def fails(run: killick.Run) -> str:
     await run.call(book, "cellar")
     raise RuntimeError("no")
 
@@ -174,7 +174,7 @@ class Desk:
 @contextmanager
 def desk(folder: Path, **options: Any) -> Iterator[Desk]:
     clock = ManualClock(1_794_819_600_000_000)
-    with kedge.open(str(folder / "kedge.db"), clock=clock) as kd:
+    with killick.open(str(folder / "killick.db"), clock=clock) as kd:
         made = Desk(kd, clock, **options)
         with made.web:
             yield made

@@ -17,16 +17,16 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.errors import AccessRefused
-from kedge.model.events import to_text
-from kedge.runtime.tokens import Person, issue, revoke
-from kedge.store import MemoryStore
-from kedge.web import server_keys
-from kedge.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
-from kedge.web.app import ROUTES, asgi
-from kedge.web.guard import CSP, Guard
-from kedge.web.routing import Route
+import killick
+from killick.errors import AccessRefused
+from killick.model.events import to_text
+from killick.runtime.tokens import Person, issue, revoke
+from killick.store import MemoryStore
+from killick.web import server_keys
+from killick.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
+from killick.web.app import ROUTES, asgi
+from killick.web.guard import CSP, Guard
+from killick.web.routing import Route
 
 SCOPES: Final = ("viewer", "operator", "admin")
 NOBODY: Final = ("none", "wrong", "revoked", "expired")
@@ -38,25 +38,25 @@ def named(route: Route) -> str:
 
 
 @pytest.fixture
-def clock() -> kedge.ManualClock:
-    return kedge.ManualClock()
+def clock() -> killick.ManualClock:
+    return killick.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: kedge.ManualClock) -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(clock=clock), clock=clock, behind=False) as client:
+def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(clock=clock), clock=clock, behind=False) as client:
         yield client
 
 
 @pytest.fixture
-def cards(kd: kedge.Client, clock: kedge.ManualClock) -> dict[str, str | None]:
+def cards(kd: killick.Client, clock: killick.ManualClock) -> dict[str, str | None]:
     """What somebody may come with, by what it is."""
     found: dict[str, str | None] = {scope: issue(kd, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
     found["revoked"] = issue(kd, "gone", "admin")[1]
     revoke(kd, "gone")
     found["expired"] = issue(kd, "late", "admin", expires_seconds=1)[1]
     clock.advance(2)
-    return found | {"none": None, "wrong": "kedge_00000000_" + "A" * 43}
+    return found | {"none": None, "wrong": "killick_00000000_" + "A" * 43}
 
 
 # every route --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def code_of(body: bytes) -> str | None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=named)
 def test_a_route_of_the_api_lets_in_whom_its_scope_says_and_nobody_else(
-    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+    route: Route, kd: killick.Client, cards: dict[str, str | None]
 ) -> None:
     app = asgi(kd)
     for card, token in cards.items():
@@ -131,7 +131,7 @@ def test_a_route_of_the_api_lets_in_whom_its_scope_says_and_nobody_else(
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.at], ids=named)
 def test_a_page_lets_in_whom_its_scope_says_and_sends_others_to_sign_in(
-    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+    route: Route, kd: killick.Client, cards: dict[str, str | None]
 ) -> None:
     app = asgi(kd)
     for at in route.at:
@@ -151,7 +151,7 @@ def test_a_page_lets_in_whom_its_scope_says_and_sends_others_to_sign_in(
 
 @pytest.mark.parametrize("route", WRITES, ids=named)
 def test_a_write_by_a_session_is_refused_without_its_proof_and_from_another_site(
-    route: Route, kd: kedge.Client, cards: dict[str, str | None]
+    route: Route, kd: killick.Client, cards: dict[str, str | None]
 ) -> None:
     app = asgi(kd)
     with TestClient(app, base_url="http://localhost") as web:
@@ -163,21 +163,21 @@ def test_a_write_by_a_session_is_refused_without_its_proof_and_from_another_site
             return code_of(web.request(route.method, path, content=b"{}", headers=given).content)
 
         assert write() == "csrf"
-        assert write(**{"X-Kedge-CSRF": proof.swapcase()}) == "csrf"
-        assert write(**{"X-Kedge-CSRF": ""}) == "csrf"
-        assert write(**{"X-Kedge-CSRF": proof, "Origin": "http://evil.example"}) == "cross_site"
-        assert write(**{"X-Kedge-CSRF": proof, "Origin": "null"}) == "cross_site"
-        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "cross-site"}) == "cross_site"
-        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "same-site"}) == "cross_site"
-        assert write(**{"X-Kedge-CSRF": proof, "Origin": "http://localhost"}) not in ("csrf", "cross_site")
-        assert write(**{"X-Kedge-CSRF": proof, "Sec-Fetch-Site": "same-origin"}) not in ("csrf", "cross_site")
+        assert write(**{"X-Killick-CSRF": proof.swapcase()}) == "csrf"
+        assert write(**{"X-Killick-CSRF": ""}) == "csrf"
+        assert write(**{"X-Killick-CSRF": proof, "Origin": "http://evil.example"}) == "cross_site"
+        assert write(**{"X-Killick-CSRF": proof, "Origin": "null"}) == "cross_site"
+        assert write(**{"X-Killick-CSRF": proof, "Sec-Fetch-Site": "cross-site"}) == "cross_site"
+        assert write(**{"X-Killick-CSRF": proof, "Sec-Fetch-Site": "same-site"}) == "cross_site"
+        assert write(**{"X-Killick-CSRF": proof, "Origin": "http://localhost"}) not in ("csrf", "cross_site")
+        assert write(**{"X-Killick-CSRF": proof, "Sec-Fetch-Site": "same-origin"}) not in ("csrf", "cross_site")
 
 
 # sessions -----------------------------------------------------------------------------------------
 
 
 def proof_in(page: str) -> str:
-    found = re.search(r'name="kedge-csrf" content="([^"]+)"', page)
+    found = re.search(r'name="killick-csrf" content="([^"]+)"', page)
     assert found is not None
     return found[1]
 
@@ -199,7 +199,7 @@ def signed_in(web: TestClient, token: str | None) -> str:
 
 
 @pytest.fixture
-def web(kd: kedge.Client, cards: dict[str, str | None]) -> Iterator[TestClient]:
+def web(kd: killick.Client, cards: dict[str, str | None]) -> Iterator[TestClient]:
     with TestClient(asgi(kd), base_url="http://localhost") as client:
         yield client
 
@@ -221,19 +221,19 @@ def test_whoever_gives_a_token_once_is_known_by_a_cookie_that_is_none(web: TestC
     assert web.get("/login", follow_redirects=False).status_code == 303, "who is known goes on"
 
 
-def test_over_tls_cookies_are_for_tls_alone(kd: kedge.Client, cards: dict[str, Any]) -> None:
-    with TestClient(asgi(kd), base_url="https://kedge.example") as web:
+def test_over_tls_cookies_are_for_tls_alone(kd: killick.Client, cards: dict[str, Any]) -> None:
+    with TestClient(asgi(kd), base_url="https://killick.example") as web:
         answer = sign_in(web, cards["viewer"])
         assert all("Secure" in each for each in answer.headers.get_list("set-cookie"))
 
 
-def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: kedge.Client, cards: Any) -> None:
+def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: killick.Client, cards: Any) -> None:
     signed_in(web, cards["viewer"])
     revoke(kd, "viewer")
     assert web.get("/health", follow_redirects=False).status_code == 303
 
 
-def test_a_session_ends_after_its_time(web: TestClient, clock: kedge.ManualClock, cards: dict[str, Any]) -> None:
+def test_a_session_ends_after_its_time(web: TestClient, clock: killick.ManualClock, cards: dict[str, Any]) -> None:
     signed_in(web, cards["viewer"])
     kept = web.cookies[SESSION]
     clock.advance(SESSION_SECONDS - 60)
@@ -244,7 +244,7 @@ def test_a_session_ends_after_its_time(web: TestClient, clock: kedge.ManualClock
 
 
 def test_a_session_that_somebody_changed_opens_nothing(
-    web: TestClient, kd: kedge.Client, cards: dict[str, Any]
+    web: TestClient, kd: killick.Client, cards: dict[str, Any]
 ) -> None:
     signed_in(web, cards["viewer"])
     version, _, until, signature = web.cookies[SESSION].strip('"').split(".")
@@ -293,7 +293,7 @@ def test_signing_in_takes_a_form_of_ours(web: TestClient, cards: dict[str, Any])
 
 
 def test_a_wrong_token_is_told_as_wrong_logged_without_it_and_not_tried_for_ever(
-    web: TestClient, clock: kedge.ManualClock, cards: dict[str, Any], caplog: pytest.LogCaptureFixture
+    web: TestClient, clock: killick.ManualClock, cards: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
         answer = sign_in(web, cards["revoked"])
@@ -309,12 +309,12 @@ def test_a_wrong_token_is_told_as_wrong_logged_without_it_and_not_tried_for_ever
     assert sign_in(web, cards["viewer"]).status_code == 303
 
 
-def test_a_proof_fits_one_browser_and_one_session(kd: kedge.Client, cards: dict[str, Any]) -> None:
+def test_a_proof_fits_one_browser_and_one_session(kd: killick.Client, cards: dict[str, Any]) -> None:
     app = asgi(kd)
     with TestClient(app, base_url="http://localhost") as one, TestClient(app, base_url="http://localhost") as other:
         proof = signed_in(one, cards["admin"])
         signed_in(other, cards["admin"])
-        answer = other.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Kedge-CSRF": proof})
+        answer = other.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Killick-CSRF": proof})
         assert answer.json()["code"] == "csrf"
         # Cookies that somebody else planted, with the proof that fits them, do not fit the session.
         stranger = other.get("/login", headers={"Cookie": ""}, follow_redirects=False)
@@ -328,7 +328,7 @@ def test_a_proof_fits_one_browser_and_one_session(kd: kedge.Client, cards: dict[
 class Local(TestClient):
     """A client of a server without tokens; its owner's, unless a test wants a stranger's."""
 
-    def __init__(self, kd: kedge.Client, host: str = "localhost", *, stranger: bool = False, **options: Any) -> None:
+    def __init__(self, kd: killick.Client, host: str = "localhost", *, stranger: bool = False, **options: Any) -> None:
         self.access = OwnerAccess(kd, **options)
         super().__init__(asgi(kd, access=self.access), base_url=f"http://{host}")
         if not stranger:
@@ -346,17 +346,17 @@ local = Local
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.scope is not None], ids=named)
-def test_without_tokens_a_process_of_this_machine_gets_nothing(kd: kedge.Client, route: Route) -> None:
+def test_without_tokens_a_process_of_this_machine_gets_nothing(kd: killick.Client, route: Route) -> None:
     app = asgi(kd, access=OwnerAccess(kd))
     path = "/api/v1" + re.sub(r"{[^}]+}", "x", route.path)
     for headers in ({}, {"authorization": "Bearer " + "A" * 43}, {"cookie": f"{SESSION}=1.owner.99999999999.x"}):
         status, _, body = asyncio.run(begun(app, route.method, path, headers))
         assert status == 401, body
-        assert b"open the link that `kedge serve` printed last" in body
+        assert b"open the link that `killick serve` printed last" in body
 
 
 def test_the_link_signs_one_browser_in_as_an_admin_by_their_own_name(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
     with local(kd, stranger=True) as web:
@@ -370,11 +370,11 @@ def test_the_link_signs_one_browser_in_as_an_admin_by_their_own_name(
         assert page.status_code == 200
         assert "ada" in page.text
         proof = proof_in(page.text)
-        made = web.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Kedge-CSRF": proof})
+        made = web.post("/api/v1/tokens", json={"name": "x"}, headers={"X-Killick-CSRF": proof})
         assert made.status_code == 201
 
 
-def test_a_link_is_refused_the_second_time_and_the_next_one_holds(kd: kedge.Client) -> None:
+def test_a_link_is_refused_the_second_time_and_the_next_one_holds(kd: killick.Client) -> None:
     with local(kd, stranger=True) as web:
         told: list[str] = []
         web.access.on_link_used = lambda: told.append(web.link)
@@ -390,23 +390,23 @@ def test_a_link_is_refused_the_second_time_and_the_next_one_holds(kd: kedge.Clie
         assert web.get(fresh, follow_redirects=False).status_code == 303
 
 
-def test_a_guessed_link_can_be_tried_ten_times_a_minute(kd: kedge.Client) -> None:
+def test_a_guessed_link_can_be_tried_ten_times_a_minute(kd: killick.Client) -> None:
     with local(kd, stranger=True) as web:
         tried = [web.get("/login?key=nothing", follow_redirects=False).status_code for _ in range(11)]
         assert tried == [401] * 10 + [429]
 
 
-def test_the_owners_key_opens_the_api_and_a_session(kd: kedge.Client) -> None:
+def test_the_owners_key_opens_the_api_and_a_session(kd: killick.Client) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health").status_code == 200
         assert web.post("/api/v1/tokens", json={"name": "ann"}).status_code == 201, "a key needs no page's proof"
-    with kedge.Client(MemoryStore(), behind=False) as other, local(other, stranger=True) as web:
+    with killick.Client(MemoryStore(), behind=False) as other, local(other, stranger=True) as web:
         assert sign_in(web, "wrong").status_code == 401
         signed_in(web, web.access.key.text)
 
 
 def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
-    kd: kedge.Client, clock: kedge.ManualClock
+    kd: killick.Client, clock: killick.ManualClock
 ) -> None:
     with local(kd, stranger=True) as web:
         web.get(web.link)
@@ -421,7 +421,7 @@ def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
         assert web.access.link("http://localhost/") is None
 
 
-def test_an_app_without_identify_and_without_tokens_lets_nobody_in(kd: kedge.Client) -> None:
+def test_an_app_without_identify_and_without_tokens_lets_nobody_in(kd: killick.Client) -> None:
     with TestClient(asgi(kd), base_url="http://localhost") as web:
         assert web.get("/api/v1/health").status_code == 401
         assert web.get("/runs", follow_redirects=False).status_code == 303
@@ -433,55 +433,55 @@ def test_an_app_without_identify_and_without_tokens_lets_nobody_in(kd: kedge.Cli
 
 def forged(key: bytes) -> str:
     """An admin's session, signed with what an attacker found."""
-    signing = hmac.digest(key, b"kedge web session 1", "sha256")
+    signing = hmac.digest(key, b"killick web session 1", "sha256")
     said = "1.owner.99999999999"
     return f"{said}.{to_text(hmac.digest(signing, said.encode(), 'sha256'))}"
 
 
 def test_nothing_in_the_store_signs_a_session(tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "kedge.db")) as kd, local(kd, stranger=True) as web:
-        session, owner = (tmp_path / f"kedge.db-{name}-key" for name in ("session", "owner"))
+    with killick.open(str(tmp_path / "killick.db")) as kd, local(kd, stranger=True) as web:
+        session, owner = (tmp_path / f"killick.db-{name}-key" for name in ("session", "owner"))
         found = (kd.store.secret_key, kd.store.id.encode(), b"")
         for each in (*found, *(to_text(key).encode() for key in found)):
             assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={forged(each)}"}).status_code == 401
         known = forged(session.read_bytes())
         assert web.get("/api/v1/health", headers={"Cookie": f"{SESSION}={known}"}).status_code == 200
         assert [oct(path.stat().st_mode & 0o777) for path in (session, owner)] == ["0o600", "0o600"]
-        held = b"".join(path.read_bytes() for path in tmp_path.glob("kedge.db*") if path not in (session, owner))
+        held = b"".join(path.read_bytes() for path in tmp_path.glob("killick.db*") if path not in (session, owner))
         assert session.read_bytes() not in held
         assert owner.read_bytes() not in held
 
 
 def test_servers_of_a_file_share_its_keys(tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         one, other = OwnerAccess(kd), OwnerAccess(kd)
         assert one.key == other.key
         assert one._session(other.session("owner"), kd.clock.now_us()) == "owner"
 
 
-def test_a_variable_gives_several_servers_one_session_key(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_gives_several_servers_one_session_key(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     now = kd.clock.now_us()
     assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) is None
-    monkeypatch.setenv("KEDGE_SECRET_KEY", "k" * 32)
+    monkeypatch.setenv("KILLICK_SECRET_KEY", "k" * 32)
     assert TokenAccess(kd)._session(TokenAccess(kd).session("a"), now) == "a"
-    monkeypatch.setenv("KEDGE_SECRET_KEY", "k" * 31)
+    monkeypatch.setenv("KILLICK_SECRET_KEY", "k" * 31)
     with pytest.raises(AccessRefused, match="shorter than 32"):
         TokenAccess(kd)
 
 
 def test_a_store_that_is_no_file_has_its_keys_in_the_users_state_folder(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(server_keys, "MemoryStore", type("Another", (), {}))
     place = OwnerAccess(kd).key.place
     assert place is not None
-    assert place.parent == tmp_path / "state" / "kedge"
+    assert place.parent == tmp_path / "state" / "killick"
     assert (oct(place.stat().st_mode & 0o777), oct(place.parent.stat().st_mode & 0o777)) == ("0o600", "0o700")
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8300", "127.0.0.1", "127.0.0.1:1", "[::1]:8300", "LOCALHOST"])
-def test_names_of_this_machine_are_answered_to(kd: kedge.Client, host: str) -> None:
+def test_names_of_this_machine_are_answered_to(kd: killick.Client, host: str) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health", headers={"Host": host}).status_code == 200
 
@@ -489,23 +489,23 @@ def test_names_of_this_machine_are_answered_to(kd: kedge.Client, host: str) -> N
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8300", "", "[::2]", "127.0.0.2"]
 )
-def test_a_name_that_somebody_points_here_is_not(kd: kedge.Client, host: str) -> None:
+def test_a_name_that_somebody_points_here_is_not(kd: killick.Client, host: str) -> None:
     with local(kd) as web:
         answer = web.get("/api/v1/health", headers={"Host": host})
         assert (answer.status_code, answer.json()["code"]) == (421, "host_unknown")
 
 
-def test_a_further_name_can_be_given(kd: kedge.Client) -> None:
+def test_a_further_name_can_be_given(kd: killick.Client) -> None:
     with local(kd, "box.lan", host_names=["Box.lan"]) as web:
         assert web.get("/api/v1/health").status_code == 200
 
 
-def test_what_came_through_a_proxy_is_somebody_elses(kd: kedge.Client) -> None:
+def test_what_came_through_a_proxy_is_somebody_elses(kd: killick.Client) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health", headers={"X-Forwarded-For": "6.6.6.6"}).json()["code"] == "forwarded"
 
 
-def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: kedge.Client) -> None:
+def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: killick.Client) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health").status_code == 200
         made, text = issue(kd, "ann", "viewer")
@@ -517,13 +517,13 @@ def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: ke
         assert web.get("/api/v1/health", headers=headers).status_code == 401
 
 
-def test_a_write_without_tokens_takes_a_page_of_ours_all_the_same(kd: kedge.Client) -> None:
+def test_a_write_without_tokens_takes_a_page_of_ours_all_the_same(kd: killick.Client) -> None:
     with local(kd, stranger=True) as web:
         web.get(web.link)
         body = {"name": "ann"}
         assert web.post("/api/v1/tokens", json=body).json()["code"] == "csrf"
         proof = proof_in(web.get("/health").text)
-        assert web.post("/api/v1/tokens", json=body, headers={"X-Kedge-CSRF": proof}).status_code == 201
+        assert web.post("/api/v1/tokens", json=body, headers={"X-Killick-CSRF": proof}).status_code == 201
 
 
 # in somebody's own app ----------------------------------------------------------------------------
@@ -539,7 +539,7 @@ def test_a_write_without_tokens_takes_a_page_of_ours_all_the_same(kd: kedge.Clie
     ],
 )
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_an_app_says_who_asks_in_any_of_these_ways(kd: kedge.Client, told: Any, person: Any, how: str) -> None:
+def test_an_app_says_who_asks_in_any_of_these_ways(kd: killick.Client, told: Any, person: Any, how: str) -> None:
     async def later(request: Request) -> Any:
         return told
 
@@ -547,29 +547,29 @@ def test_an_app_says_who_asks_in_any_of_these_ways(kd: kedge.Client, told: Any, 
     assert asyncio.run(access.identify(Request({"type": "http", "headers": []}))) == person
 
 
-def test_what_says_nothing_of_who_asks_lets_nobody_in(kd: kedge.Client) -> None:
+def test_what_says_nothing_of_who_asks_lets_nobody_in(kd: killick.Client) -> None:
     for told in (7, "", ("ann", "root"), ("ann",), True):
         with TestClient(asgi(kd, identify=lambda request: told)) as web:
             assert web.get("/api/v1/health").status_code in (409, 500), told
 
 
-def test_mounted_everything_is_below_the_mount_and_the_apps_own_people_get_in(kd: kedge.Client) -> None:
+def test_mounted_everything_is_below_the_mount_and_the_apps_own_people_get_in(kd: killick.Client) -> None:
     def who(request: Request) -> Any:
         return request.headers.get("x-user")
 
-    own = Starlette(routes=[Mount("/ops/kedge", asgi(kd, identify=who))])
+    own = Starlette(routes=[Mount("/ops/killick", asgi(kd, identify=who))])
     with TestClient(own, base_url="http://localhost") as web:
-        assert web.get("/ops/kedge/api/v1/health").status_code == 401
-        page = web.get("/ops/kedge/health", headers={"x-user": "ann"})
+        assert web.get("/ops/killick/api/v1/health").status_code == 401
+        page = web.get("/ops/killick/health", headers={"x-user": "ann"})
         assert page.status_code == 200
-        assert 'href="/ops/kedge/static/' in page.text
+        assert 'href="/ops/killick/static/' in page.text
         assert f"{CSRF}=" in page.headers["set-cookie"]
-        assert "Path=/ops/kedge" in page.headers["set-cookie"]
-        assert web.get("/ops/kedge/health").status_code == 401, "there is no page of ours to sign in at"
-        assert web.get("/ops/kedge/login", headers={"x-user": "ann"}).status_code == 404
+        assert "Path=/ops/killick" in page.headers["set-cookie"]
+        assert web.get("/ops/killick/health").status_code == 401, "there is no page of ours to sign in at"
+        assert web.get("/ops/killick/login", headers={"x-user": "ann"}).status_code == 404
 
 
-def test_mounted_people_sign_in_below_the_mount(kd: kedge.Client, cards: dict[str, Any]) -> None:
+def test_mounted_people_sign_in_below_the_mount(kd: killick.Client, cards: dict[str, Any]) -> None:
     own = Starlette(routes=[Mount("/ops", asgi(kd))])
     with TestClient(own, base_url="http://localhost") as web:
         sent = web.get("/ops/health?limit=1", follow_redirects=False).headers["location"]

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.runtime import tokens
-from kedge.runtime.client import Client
-from kedge.web import once
-from kedge.web.access import OwnerAccess
-from kedge.web.app import asgi
-from kedge.web.hub import FOLLOWERS_MAX
-from kedge.web.server import CONNECTIONS_MAX
+import killick
+from killick.log import Entry
+from killick.model import events as e
+from killick.runtime import tokens
+from killick.runtime.client import Client
+from killick.web import once
+from killick.web.access import OwnerAccess
+from killick.web.app import asgi
+from killick.web.hub import FOLLOWERS_MAX
+from killick.web.server import CONNECTIONS_MAX
 from web import desk
 from web.desk import Desk
 
@@ -56,16 +56,16 @@ def own_logs(kd: Client) -> list[str]:
 
 @pytest.mark.parametrize("path", ["", "/events", "/export", "/steps", "/state", "/follow"])
 def test_a_viewer_does_not_read_the_log_of_the_tokens(tmp_path: Path, path: str) -> None:
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         _, viewer = tokens.issue(kd, "vic", "viewer")
         with TestClient(asgi(kd)) as web:
             shows = {"Authorization": f"Bearer {viewer}"}
-            answer = web.get(f"/api/v1/runs/kedge%3Atokens{path}", headers=shows)
+            answer = web.get(f"/api/v1/runs/killick%3Atokens{path}", headers=shows)
             assert answer.status_code in (403, 404)
             assert "hash" not in answer.text
 
 
-@pytest.mark.parametrize("name", ["kedge:http:2026-11-17", "kedge:tokens", "hook:x", "trigger:x"])
+@pytest.mark.parametrize("name", ["killick:http:2026-11-17", "killick:tokens", "hook:x", "trigger:x"])
 def test_a_fork_cannot_take_the_name_of_a_log_of_our_own(at_desk: Desk, name: str) -> None:
     run = at_desk.at(desk.asks, "now or later?")
     at_desk.post(f"/runs/{run}/fork", 422, at="now", id=name)
@@ -74,20 +74,21 @@ def test_a_fork_cannot_take_the_name_of_a_log_of_our_own(at_desk: Desk, name: st
 
 
 def test_a_static_file_of_an_endless_name_is_not_there(at_desk: Desk) -> None:
-    for name in ("x" * 300, "%00", "..", "%2e%2e%2fapp.py", "a%5c..%5c..%5capp.py", "kedge.css%00"):
+    for name in ("x" * 300, "%00", "..", "%2e%2e%2fapp.py", "a%5c..%5c..%5capp.py", "killick.css%00"):
         assert at_desk.web.get(f"/static/v/{name}").status_code == 404
 
 
 NONSENSE: list[Any] = [
-    msgspec.structs.replace(kedge.Person("x"), scope="root"), kedge.Person("", "admin"), kedge.Person("a\nb", "admin"),
-    msgspec.structs.replace(kedge.Person("x"), name=5), ("x", "root"), "", 7,
+    msgspec.structs.replace(killick.Person("x"), scope="root"), killick.Person("", "admin"),
+    killick.Person("a\nb", "admin"),
+    msgspec.structs.replace(killick.Person("x"), name=5), ("x", "root"), "", 7,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("told", NONSENSE)
 def test_an_app_that_says_nonsense_of_who_asks_lets_nobody_in(told: Any) -> None:
     with (
-        kedge.open("memory:") as kd,
+        killick.open("memory:") as kd,
         TestClient(asgi(kd, identify=lambda request: told), raise_server_exceptions=False) as web,
     ):
         assert web.get("/api/v1/runs").status_code >= 400
@@ -96,7 +97,7 @@ def test_an_app_that_says_nonsense_of_who_asks_lets_nobody_in(told: Any) -> None
 
 def test_a_server_without_tokens_serves_no_other_site(tmp_path: Path) -> None:
     with (
-        kedge.open(str(tmp_path / "kedge.db")) as kd,
+        killick.open(str(tmp_path / "killick.db")) as kd,
         TestClient(asgi(kd, access=(access := OwnerAccess(kd))), base_url="http://localhost") as web,
     ):
         web.get(str(access.link("http://localhost/")))
@@ -162,30 +163,30 @@ def quoted(run: str) -> str:
 # what is not to be seen ---------------------------------------------------------------------------
 
 
-@kedge.agent(name="adversary_child")
-async def child(run: kedge.Run, what: str) -> str:
+@killick.agent(name="adversary_child")
+async def child(run: killick.Run, what: str) -> str:
     await run.decided("who?", what, options=[what, "nobody"], because=f"since {what}")
     await run.ask(f"Is {what} known?", to="mia")
     return what
 
 
-@kedge.agent(name="adversary_parent")
-async def parent(run: kedge.Run, person: dict[str, str]) -> str:
+@killick.agent(name="adversary_parent")
+async def parent(run: killick.Run, person: dict[str, str]) -> str:
     await run.spawn(child, person["ssn"])
     await run.ask("Go on?", to="mia")
     return "x"
 
 
-@kedge.agent(name="adversary_renews")
-async def renews(run: kedge.Run, person: dict[str, str]) -> str:
+@killick.agent(name="adversary_renews")
+async def renews(run: killick.Run, person: dict[str, str]) -> str:
     if "ssn" in person:
         await run.renew({"plain": person["ssn"]})
     await run.ask(f"Is {person['plain']} known?", to="mia")
     return "x"
 
 
-@kedge.agent(name="adversary_options")
-async def chooses(run: kedge.Run, person: dict[str, str]) -> Any:
+@killick.agent(name="adversary_options")
+async def chooses(run: killick.Run, person: dict[str, str]) -> Any:
     return (await run.ask("Which?", to="mia", options=[person["ssn"], "other"])).value
 
 
@@ -271,11 +272,11 @@ def test_a_hidden_value_that_is_a_word_of_ours_breaks_no_page(tmp_path: Path, wo
 
 # what is odd --------------------------------------------------------------------------------------
 
-LENIENT = kedge.Contract("lenient", [kedge.rules.deny("another_tool", name="never", message="never")])
+LENIENT = killick.Contract("lenient", [killick.rules.deny("another_tool", name="never", message="never")])
 
 
-@kedge.agent(name="adversary_accepted", contract=LENIENT)
-async def accepted(run: kedge.Run) -> str:
+@killick.agent(name="adversary_accepted", contract=LENIENT)
+async def accepted(run: killick.Run) -> str:
     return await run.call(desk.book, "tower")
 
 
@@ -417,7 +418,7 @@ def test_the_same_key_after_a_busy_store_is_carried_out(at_desk: Desk, monkeypat
     at_desk.post(f"/runs/{run}/note", key="other", note=0)
 
     def busy(*args: Any, **kwargs: Any) -> Any:
-        raise kedge.errors.StoreBusy("kedge.db", 1.0)
+        raise killick.errors.StoreBusy("killick.db", 1.0)
 
     with monkeypatch.context() as patched:
         patched.setattr(at_desk.kd.store, "append", busy)

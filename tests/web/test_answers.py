@@ -9,16 +9,16 @@ from typing import Any, cast
 import pytest
 from starlette.responses import Response
 
-import kedge
-from kedge.web.answers import BUSY, KEPT_SECONDS, STILL_SECONDS, Answers
-from kedge.web.routing import Call, Nothing, Person
+import killick
+from killick.web.answers import BUSY, KEPT_SECONDS, STILL_SECONDS, Answers
+from killick.web.routing import Call, Nothing, Person
 
 
 class Asked:
     """Asks for documents, which are numbered as they are made, and made when the test says so."""
 
     def __init__(self) -> None:
-        self.clock = kedge.ManualClock()
+        self.clock = killick.ManualClock()
         self.stands = "somewhere"
         self.answers = Answers(self.clock, cast("Any", self))
         self.made = 0

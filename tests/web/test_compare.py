@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
+import killick
 from families import Family
-from kedge.history.parting import parting
-from kedge.log import Log
-from kedge.store import MemoryStore
-from kedge.web.access import Identified
-from kedge.web.app import asgi
-from kedge.web.compare import PAGE, apart
+from killick.history.parting import parting
+from killick.log import Log
+from killick.store import MemoryStore
+from killick.web.access import Identified
+from killick.web.app import asgi
+from killick.web.compare import PAGE, apart
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def compare_look(n: int) -> dict[str, Any]:
     return {"n": n, "sizes": (n, n + 1), "email": "ann@example.org"}
 
 
-@kedge.tool(effect="at_most_once")
+@killick.tool(effect="at_most_once")
 async def compare_pay(to: str, amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.agent
-async def compare_agent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def compare_agent(run: killick.Run, n: int) -> str:
     seen = await run.call(compare_look, n)
     await run.gather(*(run.call(compare_look, each) for each in (1, 2)))
     route = await run.decided("Who?", "manager", options=["auto", "manager"])
@@ -40,8 +40,8 @@ async def compare_agent(run: kedge.Run, n: int) -> str:
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(), clock=kedge.LeapingClock()) as made:
+def kd() -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
         made.run(compare_agent, 4, id="r")
         made.fork("r", "3:after", id="f", output={"3": "auto"}, effects="live", by="tom", because="what if?")
         made.run(compare_agent, 4, id="f")
@@ -50,7 +50,7 @@ def kd() -> Iterator[kedge.Client]:
 
 
 @pytest.fixture
-def web(kd: kedge.Client) -> Iterator[TestClient]:
+def web(kd: killick.Client) -> Iterator[TestClient]:
     with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as made:
         yield made
 
@@ -63,7 +63,7 @@ def compared(web: TestClient, **asked: Any) -> Any:
     return answer.json()
 
 
-def test_a_fork_and_its_parent_part_where_the_record_does(kd: kedge.Client, web: TestClient) -> None:
+def test_a_fork_and_its_parent_part_where_the_record_does(kd: killick.Client, web: TestClient) -> None:
     found = compared(web, a="r", b="f")
     wanted = parting(kd.log, "r", "f")
     assert wanted.shared is not None
@@ -123,7 +123,7 @@ def test_the_page_says_what_differs_in_words_and_marks(web: TestClient) -> None:
     assert 'id="pair-3"' in page
 
 
-def test_redacted_fields_are_nowhere_on_the_page(kd: kedge.Client) -> None:
+def test_redacted_fields_are_nowhere_on_the_page(kd: killick.Client) -> None:
     with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web:
         for asked in ({"a": "r", "b": "f"}, {"a": "r", "b": "other"}, {"a": "r", "b": "r", "at": "start"}):
             for address in ("/compare", "/api/v1/compare"):
@@ -167,7 +167,7 @@ def test_a_long_run_and_its_fork_are_read_from_where_they_part_a_page_at_a_time(
     assert cut is not None
     told.fork("f", "r", cut.ended)
     told.steps("f", 3_901, 3_910, "otherwise")
-    with kedge.Client(store) as kd, TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
+    with killick.Client(store) as kd, TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
         store.rows = 0
         found = compared(web, a="r", b="f")
         assert found["shared"] == {"steps": 3_900, "place": "3900:after"}

@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
+import killick
 from families import Family, claim
-from kedge.history.drawing import text
-from kedge.history.graph import family
-from kedge.history.lanes import HEAD, LONG, TAIL
-from kedge.history.svg import svg
-from kedge.log import Entry, Log
-from kedge.model import events as e
-from kedge.store import MemoryStore
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+from killick.history.drawing import text
+from killick.history.graph import family
+from killick.history.lanes import HEAD, LONG, TAIL
+from killick.history.svg import svg
+from killick.log import Entry, Log
+from killick.model import events as e
+from killick.store import MemoryStore
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,7 +47,7 @@ def told() -> Family:
 @pytest.fixture
 def web(told: Family) -> Iterator[TestClient]:
     with (
-        kedge.Client(told.log.store) as kd,
+        killick.Client(told.log.store) as kd,
         TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as made,
     ):
         yield made
@@ -100,7 +100,7 @@ def test_redacted_fields_are_nowhere_in_a_picture() -> None:
         "f", "r", 4, Entry(e.ContextChanged(at=told.now(), version=1, by="ann"), {"set": {"email": "bob@example.org"}})
     )
     with (
-        kedge.Client(told.log.store) as kd,
+        killick.Client(told.log.store) as kd,
         TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web,
     ):
         for address in ("r/graph.svg", "r/graph.svg?links=true", "r/graph", "f/graph.svg"):

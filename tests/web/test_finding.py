@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.runtime.client import Client
-from kedge.web import finding
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+import killick
+from killick.clock import ManualClock
+from killick.runtime.client import Client
+from killick.web import finding
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 def pay(to: str, amount: int) -> str:
     if amount > 100:
         raise ValueError(f"{amount} is too much")
     return f"paid {amount}"
 
 
-@kedge.agent
-async def payer(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def payer(run: killick.Run, amount: int) -> str:
     await run.decided("How much?", amount, options=[1, 2, 300], because="it was asked for")
     answer = await run.ask("Really?", to="managers") if amount == 2 else None
     assert answer is None or answer.approved
@@ -35,9 +35,9 @@ async def payer(run: kedge.Run, amount: int) -> str:
 
 @pytest.fixture
 def kd(tmp_path: Path) -> Iterator[Client]:
-    with kedge.open(str(tmp_path / "kedge.db"), clock=ManualClock()) as made:
+    with killick.open(str(tmp_path / "killick.db"), clock=ManualClock()) as made:
         for amount in (1, 2, 300):
-            with contextlib.suppress(kedge.RunWaiting, kedge.RunFailed):
+            with contextlib.suppress(killick.RunWaiting, killick.RunFailed):
                 made.run(payer, amount, id=f"run-{amount}")
         made.answer("run-2", "approve", by="max", comment="fine")
         made.run(payer, 2, id="run-2")
@@ -108,7 +108,7 @@ def test_where_much_is_new_a_question_says_how_far_it_is_and_the_next_goes_on(
     kd: Client, web: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finding, "MARKING_SECONDS", -1.0)
-    monkeypatch.setattr("kedge.history.marking._MARKS", 1)
+    monkeypatch.setattr("killick.history.marking._MARKS", 1)
     first = web.get("/api/v1/find", params={"what": "calls"}).json()
     assert first["found"] == []
     assert first["marked"] > 0

@@ -13,32 +13,32 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-import kedge
-from kedge.web import following
-from kedge.web.bridge import Bridge
-from kedge.web.hub import Hub
-from kedge.web.routing import Person, starlette_routes
+import killick
+from killick.web import following
+from killick.web.bridge import Bridge
+from killick.web.hub import Hub
+from killick.web.routing import Person, starlette_routes
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def looked(number: int) -> dict[str, int]:
     return {"number": number}
 
 
-@kedge.agent(name="following.looker")
-async def looker(run: kedge.Run, count: int) -> int:
+@killick.agent(name="following.looker")
+async def looker(run: killick.Run, count: int) -> int:
     for number in range(count):
         await run.call(looked, number)
     return count
 
 
-@kedge.agent(name="following.asker")
-async def asker(run: kedge.Run) -> str:
+@killick.agent(name="following.asker")
+async def asker(run: killick.Run) -> str:
     return str((await run.wait("word")).body)
 
 
-@kedge.agent(name="following.renewer")
-async def renewer(run: kedge.Run, left: int) -> int:
+@killick.agent(name="following.renewer")
+async def renewer(run: killick.Run, left: int) -> int:
     if left:
         await run.renew(left - 1)
     return left
@@ -111,7 +111,7 @@ class Listener:
 class Server:
     """An app of the streams alone, over a client."""
 
-    def __init__(self, client: kedge.Client, **options: Any) -> None:
+    def __init__(self, client: killick.Client, **options: Any) -> None:
         self.access = Anybody()
         self.bridge = Bridge(client, access=self.access)
         self.hub = self.bridge.hub = Hub(client, **options)
@@ -131,7 +131,7 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def served(client: kedge.Client, **options: Any) -> AsyncGenerator[Server]:
+async def served(client: killick.Client, **options: Any) -> AsyncGenerator[Server]:
     server = Server(client, **options)
     yield server
     await server.hub.close()
@@ -139,12 +139,12 @@ async def served(client: kedge.Client, **options: Any) -> AsyncGenerator[Server]
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as kd:
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as kd:
         yield kd
 
 
-def test_a_run_that_is_over_is_told_whole_and_then_the_stream_ends(kd: kedge.Client) -> None:
+def test_a_run_that_is_over_is_told_whole_and_then_the_stream_ends(kd: killick.Client) -> None:
     kd.run(looker, 150, id="r")
 
     async def story() -> None:
@@ -165,7 +165,7 @@ def test_a_run_that_is_over_is_told_whole_and_then_the_stream_ends(kd: kedge.Cli
 
 
 @pytest.mark.parametrize("by", ["query", "header"])
-def test_whoever_comes_back_reads_on_from_where_they_were(kd: kedge.Client, by: str) -> None:
+def test_whoever_comes_back_reads_on_from_where_they_were(kd: killick.Client, by: str) -> None:
     kd.run(looker, 3, id="r")
 
     async def story() -> None:
@@ -180,7 +180,7 @@ def test_whoever_comes_back_reads_on_from_where_they_were(kd: kedge.Client, by: 
     asyncio.run(story())
 
 
-def test_events_are_told_as_they_are_committed_in_order_without_gaps(kd: kedge.Client) -> None:
+def test_events_are_told_as_they_are_committed_in_order_without_gaps(kd: killick.Client) -> None:
     handle = kd.start(looker, 300, id="r")
 
     async def story() -> None:
@@ -196,7 +196,7 @@ def test_events_are_told_as_they_are_committed_in_order_without_gaps(kd: kedge.C
     asyncio.run(story())
 
 
-def test_a_run_that_goes_on_as_another_says_as_which(kd: kedge.Client) -> None:
+def test_a_run_that_goes_on_as_another_says_as_which(kd: killick.Client) -> None:
     kd.run(renewer, 1, id="r")
 
     async def story() -> None:
@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_as_another_says_as_which(kd: kedge.Client) -> None:
     asyncio.run(story())
 
 
-def test_those_at_the_same_place_share_one_reading(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_at_the_same_place_share_one_reading(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     kd.run(looker, 120, id="r")
     reads: list[int] = []
     paged = Hub._paged
@@ -224,7 +224,7 @@ def test_those_at_the_same_place_share_one_reading(kd: kedge.Client, monkeypatch
     asyncio.run(story())
 
 
-def test_a_slow_follower_holds_nobody_up_and_misses_nothing(kd: kedge.Client) -> None:
+def test_a_slow_follower_holds_nobody_up_and_misses_nothing(kd: killick.Client) -> None:
     kd.run(looker, 150, id="r")
 
     async def story() -> None:
@@ -240,7 +240,7 @@ def test_a_slow_follower_holds_nobody_up_and_misses_nothing(kd: kedge.Client) ->
     asyncio.run(story())
 
 
-def test_a_follower_that_takes_nothing_any_more_is_let_go(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_takes_nothing_any_more_is_let_go(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SEND_SECONDS", 0.01)
     kd.start(asker, id="r")
 
@@ -258,7 +258,7 @@ def test_a_follower_that_takes_nothing_any_more_is_let_go(kd: kedge.Client, monk
     asyncio.run(story())
 
 
-def test_a_follower_that_goes_away_is_noticed(kd: kedge.Client) -> None:
+def test_a_follower_that_goes_away_is_noticed(kd: killick.Client) -> None:
     kd.start(asker, id="r")
 
     async def story() -> None:
@@ -273,7 +273,7 @@ def test_a_follower_that_goes_away_is_noticed(kd: kedge.Client) -> None:
     asyncio.run(story())
 
 
-def test_a_stream_ends_when_whoever_follows_may_no_longer(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_ends_when_whoever_follows_may_no_longer(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "KNOWN_SECONDS", 0.01)
     kd.start(asker, id="r")
 
@@ -291,7 +291,7 @@ def test_a_stream_ends_when_whoever_follows_may_no_longer(kd: kedge.Client, monk
     asyncio.run(story())
 
 
-def test_closing_ends_every_stream_at_once_and_lets_no_other_begin(kd: kedge.Client) -> None:
+def test_closing_ends_every_stream_at_once_and_lets_no_other_begin(kd: killick.Client) -> None:
     kd.start(asker, id="r")
 
     async def story() -> None:
@@ -310,7 +310,7 @@ def test_closing_ends_every_stream_at_once_and_lets_no_other_begin(kd: kedge.Cli
     asyncio.run(story())
 
 
-def test_there_are_only_so_many_followers(kd: kedge.Client) -> None:
+def test_there_are_only_so_many_followers(kd: killick.Client) -> None:
     kd.start(asker, id="r")
 
     async def story() -> None:
@@ -330,7 +330,7 @@ def test_there_are_only_so_many_followers(kd: kedge.Client) -> None:
     asyncio.run(story())
 
 
-def test_a_silent_stream_says_that_it_is_still_there(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_says_that_it_is_still_there(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "HEARTBEAT_SECONDS", 0.01)
     kd.start(asker, id="r")
 
@@ -353,7 +353,7 @@ def test_a_silent_stream_says_that_it_is_still_there(kd: kedge.Client, monkeypat
     ],
 )
 def test_what_cannot_be_followed_is_a_problem_and_no_stream(
-    kd: kedge.Client, path: str, query: str, headers: dict[str, str], status: int
+    kd: killick.Client, path: str, query: str, headers: dict[str, str], status: int
 ) -> None:
     kd.start(asker, id="r")
 
@@ -367,7 +367,7 @@ def test_what_cannot_be_followed_is_a_problem_and_no_stream(
     asyncio.run(story())
 
 
-def test_values_that_were_erased_are_told_as_erased(kd: kedge.Client) -> None:
+def test_values_that_were_erased_are_told_as_erased(kd: killick.Client) -> None:
     kd.run(looker, 1, id="r")
     kd.log.erase(kd.log.open("r"), at=kd.clock.now_us(), reason="asked", seqs=(1,))
 
@@ -380,7 +380,7 @@ def test_values_that_were_erased_are_told_as_erased(kd: kedge.Client) -> None:
     asyncio.run(story())
 
 
-def test_a_page_hears_that_a_run_moved_and_how_many_there_are(kd: kedge.Client) -> None:
+def test_a_page_hears_that_a_run_moved_and_how_many_there_are(kd: killick.Client) -> None:
     kd.start(asker, id="r")
 
     async def story() -> None:
@@ -403,7 +403,7 @@ def test_a_page_hears_that_a_run_moved_and_how_many_there_are(kd: kedge.Client) 
 
 
 def test_a_run_that_moves_all_the_time_gives_a_few_hints_a_second(
-    kd: kedge.Client, monkeypatch: pytest.MonkeyPatch
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "HINT_SECONDS", 30.0)
     kd.start(asker, id="r")
@@ -421,7 +421,7 @@ def test_a_run_that_moves_all_the_time_gives_a_few_hints_a_second(
     asyncio.run(story())
 
 
-def test_fields_that_are_not_to_be_seen_are_hidden(kd: kedge.Client) -> None:
+def test_fields_that_are_not_to_be_seen_are_hidden(kd: killick.Client) -> None:
     kd.run(looker, 1, id="r")
 
     class Veil:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 from pydantic import Field as Given
 
-from kedge.web.forms import NOTHING, Field, form_of, unveiled
-from kedge.web.problems import Problem
+from killick.web.forms import NOTHING, Field, form_of, unveiled
+from killick.web.problems import Problem
 
 
 def sent(field: Field) -> Any:

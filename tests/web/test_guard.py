@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.runtime.tokens import Person
-from kedge.web.guard import CSP, VISIT, Buckets, Guard, Limits
+import killick
+from killick.runtime.tokens import Person
+from killick.web.guard import CSP, VISIT, Buckets, Guard, Limits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -75,7 +75,7 @@ def ask(app: App, parts: list[bytes] | None = None, **scope: Any) -> Asked:
 
 
 def guarded(app: App = echo, **limits: Any) -> Guard:
-    return Guard(app, kedge.ManualClock(), Limits(**limits))
+    return Guard(app, killick.ManualClock(), Limits(**limits))
 
 
 def test_every_response_forbids_framing_foreign_code_sniffing_and_keeping() -> None:
@@ -159,7 +159,7 @@ def test_a_page_is_refused_with_a_page_and_the_api_with_a_problem() -> None:
 
 
 def test_who_asks_too_often_is_told_when_to_come_again_and_others_are_served() -> None:
-    clock = kedge.ManualClock()
+    clock = killick.ManualClock()
     guard = Guard(echo, clock, Limits(rate=2, burst=3))
     assert [ask(guard).status for _ in range(4)] == [200, 200, 200, 429]
     refused = ask(guard)
@@ -188,7 +188,7 @@ def test_people_who_are_known_count_each_for_themselves_also_from_one_address() 
 
 
 def test_new_addresses_do_not_fill_the_memory() -> None:
-    buckets = Buckets(kedge.ManualClock(), 1, 1)
+    buckets = Buckets(killick.ManualClock(), 1, 1)
     for number in range(30_000):
         buckets.wait_seconds(number)
     assert len(buckets._levels) <= 10_000
@@ -230,7 +230,7 @@ def test_a_write_is_one_line_without_its_query_or_body(caplog: pytest.LogCapture
         scope[VISIT].person = Person("ann", "operator")
         await echo(scope, receive, send)
 
-    with caplog.at_level(logging.INFO, "kedge"):
+    with caplog.at_level(logging.INFO, "killick"):
         ask(
             guarded(known),
             [b"secret body"],

@@ -11,25 +11,25 @@ from typing import Any, cast
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.errors import RunUnknown
-from kedge.model import events as e
-from kedge.runtime import firing, hooks
-from kedge.runtime.client import Client
-from kedge.runtime.triggers import TRIGGERS
-from kedge.store.base import RunQuery
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+import killick
+from killick.clock import ManualClock
+from killick.errors import RunUnknown
+from killick.model import events as e
+from killick.runtime import firing, hooks
+from killick.runtime.client import Client
+from killick.runtime.triggers import TRIGGERS
+from killick.store.base import RunQuery
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 
-@kedge.agent
-async def report(run: kedge.Run, day: str) -> str:
+@killick.agent
+async def report(run: killick.Run, day: str) -> str:
     return f"report of {day}"
 
 
-@kedge.agent
-async def sleeper(run: kedge.Run) -> None:
+@killick.agent
+async def sleeper(run: killick.Run) -> None:
     await run.sleep("1h")
 
 
@@ -41,7 +41,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def kd(tmp_path: Path, clock: ManualClock) -> Iterator[Client]:
     declared, listening = TRIGGERS.copy(), dict(hooks.HOOKS)
-    with kedge.open(str(tmp_path / "kedge.db"), clock=clock) as made:
+    with killick.open(str(tmp_path / "killick.db"), clock=clock) as made:
         yield made
     TRIGGERS.restore(declared)
     hooks.HOOKS.clear()
@@ -74,7 +74,7 @@ def told(web: TestClient, path: str) -> Any:
 
 
 def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Client, web: TestClient) -> None:
-    kedge.every("10m", report, input="x", name="often", missed="all", overlap="queue")
+    killick.every("10m", report, input="x", name="often", missed="all", overlap="queue")
     line = often(web)
     assert (line["name"], line["what"], line["agent"]) == ("often", "every 10m", "report")
     assert (line["missed"], line["overlap"], line["is_set"]) == ("all", "queue", False)
@@ -82,7 +82,7 @@ def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Cl
 
 
 def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClient) -> None:
-    kedge.every("10m", report, input="x", name="often")
+    killick.every("10m", report, input="x", name="often")
     fired = web.post("/api/v1/triggers/often/fire", json={"input": "today"})
     assert fired.status_code == 200, fired.text
     run = fired.json()["run"]
@@ -94,13 +94,13 @@ def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClien
 
 
 def test_an_input_that_the_agent_cannot_take_is_refused_and_fires_nothing(kd: Client, web: TestClient) -> None:
-    kedge.every("10m", report, input="x", name="often")
+    killick.every("10m", report, input="x", name="often")
     assert web.post("/api/v1/triggers/often/fire", json={"input": 5}).status_code in (409, 422)
     assert kd.list(agent="report") == []
 
 
 def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestClient) -> None:
-    kedge.every("10m", report, input="x", name="often")
+    killick.every("10m", report, input="x", name="often")
     web.post("/api/v1/triggers/often/fire", json={})
     assert web.post("/api/v1/triggers/often/pause", json={"because": "wrong numbers"}).json()["did"] == "paused"
     line = often(web)
@@ -115,10 +115,10 @@ def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestC
 
 
 def test_pausing_a_trigger_that_nobody_took_up_says_who_does(web: TestClient) -> None:
-    kedge.every("10m", report, input="x", name="often")
+    killick.every("10m", report, input="x", name="often")
     refused = web.post("/api/v1/triggers/often/pause", json={})
     assert (refused.status_code, refused.json()["code"]) == (409, "trigger_not_set")
-    assert "kedge worker" in refused.json()["detail"]
+    assert "killick worker" in refused.json()["detail"]
 
 
 def test_a_trigger_that_is_not_there_is_not_found(web: TestClient) -> None:
@@ -128,7 +128,7 @@ def test_a_trigger_that_is_not_there_is_not_found(web: TestClient) -> None:
 
 
 def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, clock: ManualClock) -> None:
-    kedge.every("10m", report, input="x", name="often", missed="once", overlap="allow")
+    killick.every("10m", report, input="x", name="often", missed="once", overlap="allow")
     web.post("/api/v1/triggers/often/fire", json={})
     clock.advance(3_600)
     kd.blocking(_attended(kd))
@@ -143,7 +143,7 @@ async def _attended(kd: Client) -> None:
             await asyncio.sleep(0.01)
 
 
-def _ours(kd: Client) -> list[kedge.TriggerInfo]:
+def _ours(kd: Client) -> list[killick.TriggerInfo]:
     return [each for each in firing.triggers(kd) if each.name == "often"]
 
 
@@ -151,8 +151,8 @@ def _ours(kd: Client) -> list[kedge.TriggerInfo]:
 
 
 def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: TestClient) -> None:
-    @kedge.on("run.started", name="chat")
-    def chat(event: kedge.HookEvent) -> None:
+    @killick.on("run.started", name="chat")
+    def chat(event: killick.HookEvent) -> None:
         raise ConnectionError("the chat is down")
 
     async def until_it_failed() -> None:
@@ -200,7 +200,7 @@ def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_star
     assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", None)]
     assert found["late"] is True
     assert "nobody holds anything" in found["advice"]
-    assert "kedge worker" in web.get("/workers").text
+    assert "killick worker" in web.get("/workers").text
 
 
 def test_a_run_whose_holder_is_gone_is_shown_as_left_by_it(kd: Client, web: TestClient) -> None:
@@ -253,7 +253,7 @@ def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client
 
 def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestClient) -> None:
     """However long the log of a trigger is, as much of it is read as is shown."""
-    kedge.every("10m", report, input="x", name="often")
+    killick.every("10m", report, input="x", name="often")
     for _ in range(80):
         web.post("/api/v1/triggers/often/fire", json={})
     read: list[int] = []

@@ -12,24 +12,24 @@ import pytest
 from starlette.testclient import TestClient
 from stories import Story, started
 
-import kedge
-from kedge.history import boundaries
-from kedge.history.diff import between, passed
-from kedge.log import Log
-from kedge.model import events as e
-from kedge.store import MemoryStore
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+import killick
+from killick.history import boundaries
+from killick.history.diff import between, passed
+from killick.log import Log
+from killick.model import events as e
+from killick.store import MemoryStore
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 tries = 0
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def moment_look(n: int) -> dict[str, Any]:
     return {"n": n, "pair": (n, n), "email": f"ann{n}@example.org"}
 
 
-@kedge.tool(effect="at_most_once", retry=3, nothing_happened=(ConnectionRefusedError,))
+@killick.tool(effect="at_most_once", retry=3, nothing_happened=(ConnectionRefusedError,))
 async def moment_pay(amount: int) -> str:
     global tries
     tries += 1
@@ -38,13 +38,13 @@ async def moment_pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.agent
-async def moment_child(run: kedge.Run, n: int) -> int:
+@killick.agent
+async def moment_child(run: killick.Run, n: int) -> int:
     return (await run.call(moment_look, n))["n"] * 2
 
 
-@kedge.agent
-async def moment_agent(run: kedge.Run, n: int) -> str:
+@killick.agent
+async def moment_agent(run: killick.Run, n: int) -> str:
     await run.plan(["look", "pay"])
     await run.at("look")
     seen = await run.call(moment_look, n)
@@ -60,17 +60,17 @@ async def moment_agent(run: kedge.Run, n: int) -> str:
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
+def kd() -> Iterator[killick.Client]:
     global tries
     tries = 0
-    with kedge.Client(MemoryStore(), clock=kedge.LeapingClock()) as made:
-        with pytest.raises(kedge.RunWaiting):
+    with killick.Client(MemoryStore(), clock=killick.LeapingClock()) as made:
+        with pytest.raises(killick.RunWaiting):
             made.run(moment_agent, 4, id="r/1")
         yield made
 
 
 @pytest.fixture
-def web(kd: kedge.Client) -> Iterator[TestClient]:
+def web(kd: killick.Client) -> Iterator[TestClient]:
     with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as made:
         yield made
 
@@ -131,7 +131,7 @@ def test_what_passed_between_two_boundaries_is_what_a_diff_of_the_whole_states_t
         assert state.fold.save([]) == log.state("run_1", two.seq).fold.save([])
 
 
-def test_boundaries_of_a_gather_follow_upon_each_other_in_time(kd: kedge.Client, web: TestClient) -> None:
+def test_boundaries_of_a_gather_follow_upon_each_other_in_time(kd: killick.Client, web: TestClient) -> None:
     count = moment(web, 0)["count"]
     seen = [moment(web, n) for n in range(count)]
     assert [each["seq"] for each in seen] == sorted(each["seq"] for each in seen)
@@ -143,7 +143,7 @@ def test_boundaries_of_a_gather_follow_upon_each_other_in_time(kd: kedge.Client,
     assert labels[-2:] == ["7:before", "now"]
 
 
-def test_a_moment_has_the_state_of_its_place(kd: kedge.Client, web: TestClient) -> None:
+def test_a_moment_has_the_state_of_its_place(kd: killick.Client, web: TestClient) -> None:
     for n in range(moment(web, 0)["count"]):
         seen = moment(web, n)
         state = json.loads(web.get(f"/api/v1{RUN}/state", params={"at": f"@{seen['seq']}"}).content)
@@ -169,7 +169,7 @@ def test_a_step_says_what_it_changed(web: TestClient) -> None:
     ]
 
 
-def test_a_place_that_is_no_boundary_stands_by_the_nearest(kd: kedge.Client, web: TestClient) -> None:
+def test_a_place_that_is_no_boundary_stands_by_the_nearest(kd: killick.Client, web: TestClient) -> None:
     seen = web.get(f"/api/v1{RUN}/moments", params={"place": "@9"}).json()
     assert (seen["place"], seen["seq"], seen["side"]) == ("@9", 9, "event")
     assert moment(web, seen["n"])["seq"] <= 9 < moment(web, seen["n"] + 1)["seq"]
@@ -179,9 +179,9 @@ def test_a_place_that_is_no_boundary_stands_by_the_nearest(kd: kedge.Client, web
     assert moment(web, 10**9)["place"] == "now"
 
 
-def test_what_is_worth_a_look_is_marked_where_it_is(kd: kedge.Client, web: TestClient) -> None:
+def test_what_is_worth_a_look_is_marked_where_it_is(kd: killick.Client, web: TestClient) -> None:
     kd.rewind("r/1", "5:before", by="ann")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(moment_agent, 4, id="r/1")
     marks = moment(web, 0, marks="true")["marks"]
     assert {(mark["sort"], mark["step"]) for mark in marks} >= {("decision", "5"), ("wait", "7"), ("child", "3")}
@@ -205,7 +205,7 @@ def test_the_fragment_says_with_sign_and_colour_what_was_and_what_is(web: TestCl
     assert "<html" not in page.text
 
 
-def test_nothing_that_an_agent_wrote_gets_out_of_its_text(kd: kedge.Client, web: TestClient) -> None:
+def test_nothing_that_an_agent_wrote_gets_out_of_its_text(kd: killick.Client, web: TestClient) -> None:
     hostile: dict[str, Any] = {"<img src=x onerror=alert(1)>": "</pre><script>alert(1)</script>"}
     kd.set("r/1", by="ann", **hostile)
     page = web.get(f"{RUN}/moments").text
@@ -214,7 +214,7 @@ def test_nothing_that_an_agent_wrote_gets_out_of_its_text(kd: kedge.Client, web:
     assert "&lt;script&gt;" in page
 
 
-def test_redacted_fields_are_nowhere_in_a_moment(kd: kedge.Client) -> None:
+def test_redacted_fields_are_nowhere_in_a_moment(kd: killick.Client) -> None:
     with TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"), redact=("email",))) as web:
         assert "ann4@example.org" not in web.get(f"/api/v1{RUN}/state").text
         for n in range(moment(web, 0)["count"]):
@@ -227,7 +227,7 @@ def test_redacted_fields_are_nowhere_in_a_moment(kd: kedge.Client) -> None:
 
 
 def test_a_diff_is_that_of_the_client_and_its_patch_leads_from_the_one_state_to_the_other(
-    kd: kedge.Client, web: TestClient
+    kd: killick.Client, web: TestClient
 ) -> None:
     found = web.get(f"/api/v1{RUN}/diff", params={"from": "5:before", "to": "6:after"}).json()
     wanted = kd.diff("r/1", "5:before", "6:after")
@@ -265,7 +265,7 @@ def test_a_moment_of_a_long_run_reads_no_more_than_lies_between_snapshots() -> N
     told.start()
     for first in range(1, 4_000, 100):
         told.steps("r", first, first + 99)
-    with kedge.Client(store) as kd, TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
+    with killick.Client(store) as kd, TestClient(asgi(kd, access=Identified(kd, lambda request: "ann"))) as web:
         assert web.get("/api/v1/runs/r/moments").json()["count"] == 8_002
         for n in (1, 4_001, 7_999):
             store.rows = 0

@@ -14,17 +14,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-import kedge
-from kedge.errors import RunUnknown, StoreUnavailable
-from kedge.store import MemoryStore, SqliteStore, Store
-from kedge.store.base import RunQuery
-from kedge.web.bridge import Bridge
-from kedge.web.once import AGENT, DAY, Once, derived
-from kedge.web.routing import Call, Nothing, Person, post, starlette_routes
+import killick
+from killick.errors import RunUnknown, StoreUnavailable
+from killick.store import MemoryStore, SqliteStore, Store
+from killick.store.base import RunQuery
+from killick.web.bridge import Bridge
+from killick.web.once import AGENT, DAY, Once, derived
+from killick.web.routing import Call, Nothing, Person, post, starlette_routes
 
 
-@kedge.agent(name="once.counting")
-async def counting(run: kedge.Run, number: int) -> int:
+@killick.agent(name="once.counting")
+async def counting(run: killick.Run, number: int) -> int:
     return number
 
 
@@ -82,8 +82,8 @@ class Dying:
 class App:
     """One process: an app whose writes start runs, and count how often they were carried out."""
 
-    def __init__(self, store: Store, clock: kedge.ManualClock) -> None:
-        self.client = kedge.Client(store, clock=clock, behind=False)
+    def __init__(self, store: Store, clock: killick.ManualClock) -> None:
+        self.client = killick.Client(store, clock=clock, behind=False)
         self.carried_out = 0
         self.fails_with: Exception | None = None
         self.gate: asyncio.Event | None = None
@@ -94,7 +94,7 @@ class App:
             post("/count", self.count, takes=Number, gives=Started),
         )
         app = Starlette(routes=starlette_routes(bridge, routes))
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kedge")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://killick")
 
     def start(self, call: Call[Nothing, Number]) -> Started:
         self.carried_out += 1
@@ -121,13 +121,13 @@ class App:
 
 
 @pytest.fixture
-def clock() -> kedge.ManualClock:
-    return kedge.ManualClock(1_763_000_000_000_000)
+def clock() -> killick.ManualClock:
+    return killick.ManualClock(1_763_000_000_000_000)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, clock: kedge.ManualClock, tmp_path: Path) -> Iterator[Store]:
-    made = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(tmp_path / "kedge.db", clock=clock)
+def store(request: pytest.FixtureRequest, clock: killick.ManualClock, tmp_path: Path) -> Iterator[Store]:
+    made = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(tmp_path / "killick.db", clock=clock)
     store = cast("Store", made)
     yield store
     store.close()
@@ -310,7 +310,7 @@ def test_what_cannot_be_done_again_is_in_doubt_when_a_process_died(
     asyncio.run(story())
 
 
-def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, clock: kedge.ManualClock) -> None:
+def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, clock: killick.ManualClock) -> None:
     async def story() -> None:
         app = App(store, clock)
         await app.post("/count", 1, "k")
@@ -324,7 +324,7 @@ def test_a_key_lives_for_a_day_at_the_least_and_two_at_the_most(store: Store, cl
     asyncio.run(story())
 
 
-def test_the_logs_of_keys_verify_are_no_runs_and_never_due(store: Store, clock: kedge.ManualClock) -> None:
+def test_the_logs_of_keys_verify_are_no_runs_and_never_due(store: Store, clock: killick.ManualClock) -> None:
     async def story() -> None:
         app = App(store, clock)
         await app.post("/count", 1, "k")

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-import kedge
-from kedge.web.app import ROUTES
-from kedge.web.openapi import openapi
-from kedge.web.routing import API, Nothing, Route
+import killick
+from killick.web.app import ROUTES
+from killick.web.openapi import openapi
+from killick.web.routing import API, Nothing, Route
 
 DOCUMENT: dict[str, Any] = openapi(ROUTES)
 
@@ -93,7 +93,7 @@ def test_parameters_are_never_null() -> None:
 @pytest.mark.parametrize("root", ["", "/agents"])
 def test_it_is_served_as_json_and_as_a_page(root: str) -> None:
     async def story() -> None:
-        with kedge.open("memory:") as kd:
+        with killick.open("memory:") as kd:
             app = kd.asgi(identify=lambda _: ("ada", "viewer"))
             transport = httpx.ASGITransport(app, root_path=root)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

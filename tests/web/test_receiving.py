@@ -17,30 +17,30 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-import kedge
-from kedge.errors import DeclarationRefused
-from kedge.runtime.triggers import TRIGGERS
-from kedge.store import MemoryStore
-from kedge.web import published, receiving
-from kedge.web.bridge import Bridge
-from kedge.web.once import Once
-from kedge.web.routing import Paths, Person, starlette_routes
+import killick
+from killick.errors import DeclarationRefused
+from killick.runtime.triggers import TRIGGERS
+from killick.store import MemoryStore
+from killick.web import published, receiving
+from killick.web.bridge import Bridge
+from killick.web.once import Once
+from killick.web.routing import Paths, Person, starlette_routes
 
 SECRET = "a-secret-of-the-shop"
 
 
-@kedge.agent(name="receiving.fulfil")
-async def fulfil(run: kedge.Run, order: dict[str, Any]) -> Any:
+@killick.agent(name="receiving.fulfil")
+async def fulfil(run: killick.Run, order: dict[str, Any]) -> Any:
     return order
 
 
-@kedge.agent(name="receiving.asker")
-async def asker(run: kedge.Run) -> Any:
+@killick.agent(name="receiving.asker")
+async def asker(run: killick.Run) -> Any:
     return await run.wait("paid")
 
 
-@kedge.agent(name="receiving.renewer")
-async def renewer(run: kedge.Run, left: int) -> Any:
+@killick.agent(name="receiving.renewer")
+async def renewer(run: killick.Run, left: int) -> Any:
     await run.wait("paid")
     if left:
         await run.renew(left - 1)
@@ -63,7 +63,7 @@ class Anybody:
 class Desk:
     """An app that takes webhooks, and a sender who has the secret."""
 
-    def __init__(self, client: kedge.Client, clock: kedge.ManualClock, **webhooks: Any) -> None:
+    def __init__(self, client: killick.Client, clock: killick.ManualClock, **webhooks: Any) -> None:
         self.client = client
         self.clock = clock
         bridge = Bridge(client, access=Anybody(), once=Once(client), webhooks=webhooks)
@@ -72,7 +72,7 @@ class Desk:
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
         async def asked() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self._transport, base_url="http://kedge") as http:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://killick") as http:
                 return await http.post(f"/api/v1{path}", content=body, headers=headers)
 
         return asyncio.run(asked())
@@ -98,16 +98,16 @@ class Desk:
 
 
 @pytest.fixture
-def clock() -> kedge.ManualClock:
-    return kedge.ManualClock(1_763_000_000_000_000)
+def clock() -> killick.ManualClock:
+    return killick.ManualClock(1_763_000_000_000_000)
 
 
 @pytest.fixture
-def desk(clock: kedge.ManualClock) -> Iterator[Desk]:
+def desk(clock: killick.ManualClock) -> Iterator[Desk]:
     before = TRIGGERS.copy()
     TRIGGERS.restore({})
-    kedge.on_event("orders", fulfil, name="receiving.orders")
-    with kedge.Client(MemoryStore(clock=clock), clock=clock) as client:
+    killick.on_event("orders", fulfil, name="receiving.orders")
+    with killick.Client(MemoryStore(clock=clock), clock=clock) as client:
         yield Desk(client, clock, orders=SECRET, paid=("another-secret", SECRET))
     TRIGGERS.restore(before)
 
@@ -138,7 +138,7 @@ def test_a_webhook_for_a_run_is_the_message_that_it_waits_for(desk: Desk) -> Non
 def test_what_a_run_took_before_it_went_on_as_another_is_not_taken_again(desk: Desk) -> None:
     desk.client.start(renewer, 1, id="r")
     desk.send("/hooks/paid/runs/r", {"amount": 3})
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         desk.client.run(renewer, 1, id="r")
     assert desk.client.info("r").status == "completed"
     assert desk.send("/hooks/paid/runs/r", {"amount": 3}).status_code == 200
@@ -155,7 +155,7 @@ def test_both_of_two_secrets_are_good_while_one_replaces_the_other(desk: Desk) -
 
 
 def test_whoever_has_no_secret_gets_nowhere_and_learns_nothing(
-    desk: Desk, caplog: pytest.LogCaptureFixture, clock: kedge.ManualClock
+    desk: Desk, caplog: pytest.LogCaptureFixture, clock: killick.ManualClock
 ) -> None:
     desk.client.start(asker, id="r")
     with caplog.at_level(logging.DEBUG):
@@ -191,21 +191,22 @@ def test_a_body_that_is_no_object_is_refused(desk: Desk, body: bytes) -> None:
     assert desk.send("/hooks/orders", body).status_code == 401
 
 
-def test_nobody_reaches_the_logs_that_kedge_keeps_for_itself(desk: Desk) -> None:
+def test_nobody_reaches_the_logs_that_killick_keeps_for_itself(desk: Desk) -> None:
     desk.orders()
     answer = desk.send("/hooks/paid/runs/trigger:receiving.orders", {})
     assert (answer.status_code, answer.json()["code"]) == (404, "run_unknown")
 
 
 @pytest.mark.parametrize(
-    "webhooks", [{"": "x"}, {"kedge.fire": "x"}, {"orders": ""}, {"orders": "env:NOT_SET_HERE"}, {"orders": "whsec_!"}]
+    "webhooks",
+    [{"": "x"}, {"killick.fire": "x"}, {"orders": ""}, {"orders": "env:NOT_SET_HERE"}, {"orders": "whsec_!"}],
 )
-def test_a_webhook_that_cannot_work_is_refused_at_once(webhooks: dict[str, str], clock: kedge.ManualClock) -> None:
+def test_a_webhook_that_cannot_work_is_refused_at_once(webhooks: dict[str, str], clock: killick.ManualClock) -> None:
     with pytest.raises(DeclarationRefused):
         receiving.check(webhooks, at_us=clock.now_us())
 
 
-def test_webhooks_that_can_work_are_let_be(clock: kedge.ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhooks_that_can_work_are_let_be(clock: killick.ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_SECRET", SECRET)
     receiving.check({"a": SECRET, "b": ("x", "env:SHOP_SECRET"), "c": "whsec_AAAA"}, at_us=clock.now_us())
 
@@ -225,6 +226,6 @@ def test_an_event_is_published_by_whoever_may_and_counts_once_by_id_or_key(desk:
     again = publish({"name": "orders", "body": {"number": 2}}, Idempotency_Key="two")
     assert again.headers["idempotency-replayed"] == "true"
     assert publish({"name": "nobody.listens"}).json() == {"name": "nobody.listens", "heard": 0}
-    assert publish({"name": "kedge.fire"}).status_code == 409
+    assert publish({"name": "killick.fire"}).status_code == 409
     assert publish({"name": "orders", "more": 1}).status_code == 422
     assert desk.orders() == [{"number": 1}, {"number": 2}]

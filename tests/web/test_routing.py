@@ -12,14 +12,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.errors import RunUnknown, StoreBusy
-from kedge.runtime.tokens import Person
-from kedge.web.access import Identified
-from kedge.web.bridge import Bridge
-from kedge.web.documents import document
-from kedge.web.problems import Problem, problem_of
-from kedge.web.routing import Call, Paths, address, delete, get, post, starlette_routes
+import killick
+from killick.errors import RunUnknown, StoreBusy
+from killick.runtime.tokens import Person
+from killick.web.access import Identified
+from killick.web.bridge import Bridge
+from killick.web.documents import document
+from killick.web.problems import Problem, problem_of
+from killick.web.routing import Call, Paths, address, delete, get, post, starlette_routes
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ ROUTES = (
 class Trusting(Identified):
     """Lets writes through that no page of ours sent: what that takes is told elsewhere."""
 
-    def __init__(self, kd: kedge.Client) -> None:
+    def __init__(self, kd: killick.Client) -> None:
         super().__init__(kd, lambda request: Person("ann", "admin"))
 
     def refuse_forged(self, request: Request, given: str | None = None) -> None:
@@ -80,7 +80,7 @@ class Trusting(Identified):
 
 @pytest.fixture
 def web() -> Iterator[TestClient]:
-    with kedge.open("memory:") as kd:
+    with killick.open("memory:") as kd:
         bridge = Bridge(kd, access=Trusting(kd))
         app = Paths(Starlette(routes=starlette_routes(bridge, ROUTES)))
         with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5000)) as client:
@@ -138,7 +138,7 @@ def test_a_body_that_does_not_fit_is_refused_before_anything_is_done(
     assert (answer.status_code, code_of(answer)) == (status, code)
 
 
-def test_what_kedge_refuses_is_a_problem_with_a_code(web: TestClient) -> None:
+def test_what_killick_refuses_is_a_problem_with_a_code(web: TestClient) -> None:
     answer = web.get("/api/v1/runs/gone")
     assert (answer.status_code, code_of(answer)) == (404, "run_unknown")
     assert "gone" in answer.json()["detail"]
@@ -160,7 +160,7 @@ def test_taking_something_away_answers_with_nothing(web: TestClient) -> None:
     assert (answer.status_code, answer.content) == (204, b"")
 
 
-def test_every_error_of_kedges_own_has_a_status() -> None:
+def test_every_error_of_killicks_own_has_a_status() -> None:
     assert problem_of(RunUnknown("r")).status == 404
     assert problem_of(StoreBusy("s.db", 5.0)).headers == {"Retry-After": "1"}
     assert problem_of(Problem(418, "no", code="teapot")).code == "teapot"

@@ -13,14 +13,14 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge import rules
-from kedge.history.timeline import timeline
-from kedge.history.why import why
-from kedge.store import MemoryStore
-from kedge.store.base import Row
-from kedge.web.app import asgi
-from kedge.web.steps import reply_text
+import killick
+from killick import rules
+from killick.history.timeline import timeline
+from killick.history.why import why
+from killick.store import MemoryStore
+from killick.store.base import Row
+from killick.web.app import asgi
+from killick.web.steps import reply_text
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 LETTER = "Dear Ada, " * 4_000
@@ -29,19 +29,19 @@ MAIL = "ada@example.org"
 SMALL = rules.arguments("page_pay", amount={"max": 100}, name="small")
 
 
-async def recall(effect: kedge.Effect) -> None:
+async def recall(effect: killick.Effect) -> None:
     return None
 
 
-@kedge.tool(effect="reads", name="page_fetch")
+@killick.tool(effect="reads", name="page_fetch")
 async def fetch(claim: int) -> dict[str, Any]:
     return {"claim": claim, "letter": LETTER, "email": MAIL}
 
 
-@kedge.tool(
-    effect="idempotent", name="page_hold", retry=kedge.Retry(attempts=3, first=0.001, jitter=0), compensate=recall
+@killick.tool(
+    effect="idempotent", name="page_hold", retry=killick.Retry(attempts=3, first=0.001, jitter=0), compensate=recall
 )
-async def hold(amount: int, step: kedge.ToolStep = kedge.STEP) -> str:
+async def hold(amount: int, step: killick.ToolStep = killick.STEP) -> str:
     TRIED.append(amount)
     step.progress({"tried": len(TRIED)})
     if len(TRIED) < 3:
@@ -52,7 +52,7 @@ async def hold(amount: int, step: kedge.ToolStep = kedge.STEP) -> str:
     return f"held {amount}"
 
 
-@kedge.tool(effect="at_most_once", name="page_pay")
+@killick.tool(effect="at_most_once", name="page_pay")
 async def pay(to: str, amount: int) -> str:
     return f"paid {amount} to {to}"
 
@@ -65,14 +65,14 @@ def model(messages: list[dict[str, Any]], **rest: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@kedge.agent(name="page_child")
-async def child(run: kedge.Run, n: int) -> int:
+@killick.agent(name="page_child")
+async def child(run: killick.Run, n: int) -> int:
     await run.call(fetch, n)
     return n
 
 
-@kedge.agent(name="page_review")
-async def review(run: kedge.Run, claim: dict[str, Any]) -> str:
+@killick.agent(name="page_review")
+async def review(run: killick.Run, claim: dict[str, Any]) -> str:
     await run.plan(["fetch", "ask", "pay"])
     await run.at("fetch")
     await run.call(fetch, 17)
@@ -94,37 +94,37 @@ async def review(run: kedge.Run, claim: dict[str, Any]) -> str:
     return await run.call(pay.options(because="approved"), claim["email"], 1250)
 
 
-@kedge.agent(name="page_long")
-async def long(run: kedge.Run, n: int) -> int:
+@killick.agent(name="page_long")
+async def long(run: killick.Run, n: int) -> int:
     for k in range(n):
         await run.call(fetch, k)
     return n
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
+def kd() -> Iterator[killick.Client]:
     TRIED.clear()
-    with kedge.open("memory:") as made:
+    with killick.open("memory:") as made:
         yield made
 
 
-def web(kd: kedge.Client, scope: str = "viewer", **options: Any) -> TestClient:
+def web(kd: killick.Client, scope: str = "viewer", **options: Any) -> TestClient:
     app = asgi(kd, identify=lambda request: ("mia", scope), **options)
     return TestClient(app, base_url="http://127.0.0.1")
 
 
-def api(kd: kedge.Client, path: str, **options: Any) -> Any:
+def api(kd: killick.Client, path: str, **options: Any) -> Any:
     answer = web(kd, **options).get(f"/api/v1{path}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def waiting(kd: kedge.Client, run: str = "r") -> None:
-    with pytest.raises(kedge.RunWaiting):
+def waiting(kd: killick.Client, run: str = "r") -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(review, {"email": MAIL, "words": XSS}, id=run, tags=("storm", XSS))
 
 
-def done(kd: kedge.Client, run: str = "r") -> None:
+def done(kd: killick.Client, run: str = "r") -> None:
     waiting(kd, run)
     kd.answer(run, "approve", by="mia", comment=f"fine {XSS}")
     kd.advance(run)
@@ -133,7 +133,7 @@ def done(kd: kedge.Client, run: str = "r") -> None:
 # where it is --------------------------------------------------------------------------------------
 
 
-def test_a_run_says_where_it_is_why_it_stands_there_and_what_will_wake_it(kd: kedge.Client) -> None:
+def test_a_run_says_where_it_is_why_it_stands_there_and_what_will_wake_it(kd: killick.Client) -> None:
     waiting(kd)
     doc = api(kd, "/runs/r")
     assert doc["status"] == "waiting"
@@ -151,7 +151,7 @@ def test_a_run_says_where_it_is_why_it_stands_there_and_what_will_wake_it(kd: ke
     assert doc["input"]["email"] == MAIL
 
 
-def test_a_run_that_ended_says_how_and_with_what(kd: kedge.Client) -> None:
+def test_a_run_that_ended_says_how_and_with_what(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r")
     assert doc["position"]["where"] == "Completed"
@@ -159,24 +159,24 @@ def test_a_run_that_ended_says_how_and_with_what(kd: kedge.Client) -> None:
     assert doc["worker"] is None or not doc["worker"]["lives"] or doc["status"] == "completed"
 
 
-def test_a_failed_run_says_at_which_step_and_why(kd: kedge.Client) -> None:
-    @kedge.tool(effect="reads", name="page_break")
+def test_a_failed_run_says_at_which_step_and_why(kd: killick.Client) -> None:
+    @killick.tool(effect="reads", name="page_break")
     async def break_it() -> None:
         raise LookupError("no such claim")
 
-    @kedge.agent(name="page_broken")
-    async def broken(run: kedge.Run, n: int) -> None:
+    @killick.agent(name="page_broken")
+    async def broken(run: killick.Run, n: int) -> None:
         await run.call(break_it)
 
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(broken, 1, id="r")
     doc = api(kd, "/runs/r")
     assert doc["position"]["where"] == "Failed at step 1 (page_break)"
     assert doc["position"]["next"] == "Nothing more happens until somebody resumes the run."
-    assert [each["type"] for each in doc["failed"]["errors"]] == ["kedge.errors.StepFailed", "LookupError"]
+    assert [each["type"] for each in doc["failed"]["errors"]] == ["killick.errors.StepFailed", "LookupError"]
 
 
-def test_a_paused_run_says_who_paused_it(kd: kedge.Client) -> None:
+def test_a_paused_run_says_who_paused_it(kd: killick.Client) -> None:
     waiting(kd)
     kd.pause("r", by="otto", because="for a while")
     doc = api(kd, "/runs/r")
@@ -185,7 +185,7 @@ def test_a_paused_run_says_who_paused_it(kd: kedge.Client) -> None:
     assert "until somebody resumes it" in doc["position"]["next"]
 
 
-def test_a_run_that_nobody_knows_is_not_found(kd: kedge.Client) -> None:
+def test_a_run_that_nobody_knows_is_not_found(kd: killick.Client) -> None:
     for path in ("", "/steps", "/trace", "/decisions", "/failures", "/effects", "/events", "/why", "/export"):
         answer = web(kd).get(f"/api/v1/runs/none{path}")
         assert answer.status_code == 404, path
@@ -195,7 +195,7 @@ def test_a_run_that_nobody_knows_is_not_found(kd: kedge.Client) -> None:
     assert web(kd).get("/api/v1/runs/r/why?step=99").json()["code"] == "step_unknown"
 
 
-def test_an_id_with_slashes_and_signs_is_found(kd: kedge.Client) -> None:
+def test_an_id_with_slashes_and_signs_is_found(kd: killick.Client) -> None:
     name = "claim/19 & <b>&amp;?#é"
     waiting(kd, name)
     at = quote(name, safe="")
@@ -208,7 +208,7 @@ def test_an_id_with_slashes_and_signs_is_found(kd: kedge.Client) -> None:
 # steps --------------------------------------------------------------------------------------------
 
 
-def test_sections_by_cursor_have_every_step_once(kd: kedge.Client) -> None:
+def test_sections_by_cursor_have_every_step_once(kd: killick.Client) -> None:
     kd.run(long, 57, id="r")
     found: list[str] = []
     cursor = ""
@@ -222,7 +222,7 @@ def test_sections_by_cursor_have_every_step_once(kd: kedge.Client) -> None:
     assert found == [str(n) for n in range(1, 58)]
 
 
-def test_later_leads_to_the_steps_after(kd: kedge.Client) -> None:
+def test_later_leads_to_the_steps_after(kd: killick.Client) -> None:
     kd.run(long, 40, id="r")
     first = api(kd, "/runs/r/steps?limit=10&cursor=11")
     assert (first["first"], first["last"]) == (1, 10)
@@ -231,7 +231,7 @@ def test_later_leads_to_the_steps_after(kd: kedge.Client) -> None:
     assert api(kd, "/runs/r/steps?limit=10")["later"] is None
 
 
-def test_a_line_says_what_a_step_was_and_came_to(kd: kedge.Client) -> None:
+def test_a_line_says_what_a_step_was_and_came_to(kd: killick.Client) -> None:
     done(kd)
     lines = {row["step"]["number"]: row["step"] for row in api(kd, "/runs/r/steps")["rows"] if row["step"]}
     assert lines["2"]["inside"] == 2
@@ -249,7 +249,7 @@ def test_a_line_says_what_a_step_was_and_came_to(kd: kedge.Client) -> None:
     assert len(lines["1"]["came_to"]) <= 240
 
 
-def test_moments_stand_between_the_steps(kd: kedge.Client) -> None:
+def test_moments_stand_between_the_steps(kd: killick.Client) -> None:
     done(kd)
     told = [row["moment"]["text"] for row in api(kd, "/runs/r/steps")["rows"] if row["moment"]]
     assert told[0].startswith("started with")
@@ -258,7 +258,7 @@ def test_moments_stand_between_the_steps(kd: kedge.Client) -> None:
     assert told[-1].startswith("completed with")
 
 
-def test_a_search_looks_in_names_arguments_outputs_and_errors(kd: kedge.Client) -> None:
+def test_a_search_looks_in_names_arguments_outputs_and_errors(kd: killick.Client) -> None:
     done(kd)
 
     def found(q: str) -> list[str]:
@@ -273,7 +273,7 @@ def test_a_search_looks_in_names_arguments_outputs_and_errors(kd: kedge.Client) 
 
 
 @pytest.mark.slow
-def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: kedge.Client) -> None:
+def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: killick.Client) -> None:
     kd.run(long, 1_300, id="r")
     seen, cursor, asked = list[str](), "", 0
     while True:
@@ -287,9 +287,9 @@ def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: kedge.Client) -> None
     assert asked == 3
 
 
-def test_a_scope_with_very_much_inside_is_shown_in_part(kd: kedge.Client) -> None:
-    @kedge.agent(name="page_wide")
-    async def wide(run: kedge.Run, n: int) -> None:
+def test_a_scope_with_very_much_inside_is_shown_in_part(kd: killick.Client) -> None:
+    @killick.agent(name="page_wide")
+    async def wide(run: killick.Run, n: int) -> None:
         await run.gather(*(run.call(fetch, k) for k in range(n)))
 
     kd.run(wide, 300, id="r")
@@ -307,7 +307,7 @@ def test_a_scope_with_very_much_inside_is_shown_in_part(kd: kedge.Client) -> Non
 # one step -----------------------------------------------------------------------------------------
 
 
-def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: kedge.Client) -> None:
+def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r/steps/2.2.1")
     assert [each["outcome"] for each in doc["attempts"]] == ["unknown", "unknown", "returned"]
@@ -324,7 +324,7 @@ def test_a_step_has_every_attempt_with_its_error_and_what_led_to_it(kd: kedge.Cl
     assert any(each["part"] == "effects" for each in doc["changes"])
 
 
-def test_a_step_has_who_was_asked_who_answered_and_what_was_decided(kd: kedge.Client) -> None:
+def test_a_step_has_who_was_asked_who_answered_and_what_was_decided(kd: killick.Client) -> None:
     done(kd)
     [wait] = api(kd, "/runs/r/steps/8")["waits"]
     assert (wait["to"], wait["by"], wait["how"], wait["comment"]) == (["managers"], "mia", "answered", f"fine {XSS}")
@@ -332,7 +332,7 @@ def test_a_step_has_who_was_asked_who_answered_and_what_was_decided(kd: kedge.Cl
     assert (decision["by"], decision["choice"], decision["options"]) == ("agent", "manager", ["auto", "manager"])
 
 
-def test_a_step_that_was_undone_says_by_which(kd: kedge.Client) -> None:
+def test_a_step_that_was_undone_says_by_which(kd: killick.Client) -> None:
     done(kd)
     kd.undo("r", "2.2.1", by="mia")
     doc = api(kd, "/runs/r/steps/2.2.1")
@@ -343,19 +343,19 @@ def test_a_step_that_was_undone_says_by_which(kd: kedge.Client) -> None:
     assert effects[doc["undone_by"]]["undoes"] == "2.2.1"
 
 
-def test_a_step_that_a_contract_rejected_names_the_rule(kd: kedge.Client) -> None:
-    @kedge.agent(name="page_bound", contract=kedge.Contract("small", [SMALL]))
-    async def bound(run: kedge.Run, n: int) -> None:
+def test_a_step_that_a_contract_rejected_names_the_rule(kd: killick.Client) -> None:
+    @killick.agent(name="page_bound", contract=killick.Contract("small", [SMALL]))
+    async def bound(run: killick.Run, n: int) -> None:
         await run.call(pay, "ada", n)
 
-    with contextlib.suppress(kedge.RunFailed):
+    with contextlib.suppress(killick.RunFailed):
         kd.run(bound, 500, id="r")
     doc = api(kd, "/runs/r/steps/1")
     assert (doc["verdict"]["ruling"], doc["verdict"]["rule"]) == ("reject", "small")
     assert doc["errors"]
 
 
-def test_every_step_of_the_timeline_has_its_document(kd: kedge.Client) -> None:
+def test_every_step_of_the_timeline_has_its_document(kd: killick.Client) -> None:
     done(kd)
     for step in timeline(kd.log, "r").steps():
         doc = api(kd, f"/runs/r/steps/{step.number}")
@@ -366,7 +366,7 @@ def test_every_step_of_the_timeline_has_its_document(kd: kedge.Client) -> None:
 # the record ---------------------------------------------------------------------------------------
 
 
-def test_the_trace_tells_only_what_is_new_of_a_conversation(kd: kedge.Client) -> None:
+def test_the_trace_tells_only_what_is_new_of_a_conversation(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r/trace")
     first, second = (each for each in doc["traced"] if each["sort"] == "model")
@@ -385,7 +385,7 @@ def test_the_trace_tells_only_what_is_new_of_a_conversation(kd: kedge.Client) ->
     ]
 
 
-def test_decisions_and_failures_have_their_context(kd: kedge.Client) -> None:
+def test_decisions_and_failures_have_their_context(kd: killick.Client) -> None:
     done(kd)
     [decision] = api(kd, "/runs/r/decisions")["decisions"]
     assert (decision["step"], decision["because"]) == ("5", f"it is large {XSS}")
@@ -397,7 +397,7 @@ def test_decisions_and_failures_have_their_context(kd: kedge.Client) -> None:
     assert (len(only["failures"]), only["next"], only["total"]) == (1, "1", 2)
 
 
-def test_effects_that_a_rewind_left_stay(kd: kedge.Client) -> None:
+def test_effects_that_a_rewind_left_stay(kd: killick.Client) -> None:
     done(kd)
     kd.rewind("r", "9:before", by="mia")
     effects = {each["step"]: each for each in api(kd, "/runs/r/effects")["effects"]}
@@ -406,7 +406,7 @@ def test_effects_that_a_rewind_left_stay(kd: kedge.Client) -> None:
     assert effects["9"]["result"] == f"paid 1250 to {MAIL}"
 
 
-def test_the_log_is_verbatim_and_in_order(kd: kedge.Client) -> None:
+def test_the_log_is_verbatim_and_in_order(kd: killick.Client) -> None:
     done(kd)
     found, after = list[dict[str, Any]](), 0
     while True:
@@ -423,7 +423,7 @@ def test_the_log_is_verbatim_and_in_order(kd: kedge.Client) -> None:
     assert last["earlier"] == len(recorded) - 10
 
 
-def test_a_value_is_there_whole(kd: kedge.Client) -> None:
+def test_a_value_is_there_whole(kd: killick.Client) -> None:
     done(kd)
     doc = api(kd, "/runs/r/steps/1")
     page = web(kd).get("/runs/r/steps/1").text
@@ -436,33 +436,33 @@ def test_a_value_is_there_whole(kd: kedge.Client) -> None:
     assert web(kd).get("/api/v1/runs/r/events/100000/output").status_code == 404
 
 
-def test_why_is_told_as_the_command_line_tells_it(kd: kedge.Client) -> None:
+def test_why_is_told_as_the_command_line_tells_it(kd: killick.Client) -> None:
     waiting(kd)
     whole = timeline(kd.log, "r")
     assert api(kd, "/runs/r/why?step=5")["why"] == why(whole, "5", text_of=reply_text)
     assert api(kd, "/runs/r/why?step=1")["why"] == why(whole, "1", text_of=reply_text)
 
 
-def test_verifying_is_an_operators_and_says_what_it_found(kd: kedge.Client) -> None:
+def test_verifying_is_an_operators_and_says_what_it_found(kd: killick.Client) -> None:
     done(kd)
     client = web(kd, "operator")
     token = _csrf(client.get("/runs/r").text)
-    found = client.post("/api/v1/runs/r/verify", headers={"X-Kedge-CSRF": token})
+    found = client.post("/api/v1/runs/r/verify", headers={"X-Killick-CSRF": token})
     assert found.status_code == 200
     assert found.json()["holds"]
     assert found.json()["events"] == kd.log.head("r").seq
 
 
 def _csrf(page: str) -> str:
-    found = re.search(r'name="kedge-csrf" content="([^"]*)"', page)
+    found = re.search(r'name="killick-csrf" content="([^"]*)"', page)
     assert found is not None
     return found[1]
 
 
-def test_an_export_can_be_loaded(kd: kedge.Client) -> None:
+def test_an_export_can_be_loaded(kd: killick.Client) -> None:
     done(kd)
     answer = web(kd).get("/api/v1/runs/r/export")
-    assert answer.headers["content-disposition"] == 'attachment; filename="r.kedge"'
+    assert answer.headers["content-disposition"] == 'attachment; filename="r.killick"'
     assert len(answer.content) > 1_000
 
 
@@ -474,7 +474,7 @@ PATHS = (
 )  # fmt: skip
 
 
-def test_hidden_fields_are_hidden_in_every_document(kd: kedge.Client) -> None:
+def test_hidden_fields_are_hidden_in_every_document(kd: killick.Client) -> None:
     done(kd)
     client = web(kd, redact=["email"])
     for path in PATHS:
@@ -504,7 +504,7 @@ class _Attributes(HTMLParser):
         return found.names
 
 
-def test_what_agents_and_people_wrote_is_text_and_nothing_else(kd: kedge.Client) -> None:
+def test_what_agents_and_people_wrote_is_text_and_nothing_else(kd: killick.Client) -> None:
     name = f"r {XSS}"
     done(kd, name)
     client, at = web(kd, "operator"), quote(name, safe="")
@@ -535,13 +535,13 @@ class _Counting:
         return found
 
 
-@kedge.tool(effect="reads", name="page_small")
+@killick.tool(effect="reads", name="page_small")
 async def small(n: int) -> int:
     return n
 
 
-@kedge.agent(name="page_longer")
-async def longer(run: kedge.Run, n: int) -> int:
+@killick.agent(name="page_longer")
+async def longer(run: killick.Run, n: int) -> int:
     for k in range(n):
         await run.call(small, k)
     return n
@@ -551,11 +551,11 @@ def test_a_page_of_a_long_run_reads_no_more_than_what_it_shows() -> None:
     """Between two snapshots lie a thousand events: a few of those, and the events that are shown."""
     store = MemoryStore()
     store.close = lambda: None  # type: ignore[method-assign]
-    with kedge.Client(store, behind=False) as kd:
+    with killick.Client(store, behind=False) as kd:
         kd.run(longer, 4_000, id="r")
         total = kd.log.head("r").seq
     counting = _Counting(store)
-    with kedge.Client(counting, behind=False) as kd:
+    with killick.Client(counting, behind=False) as kd:
         client = web(kd)
         paths = (
             "",

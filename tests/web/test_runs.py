@@ -11,32 +11,32 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.clock import ManualClock
-from kedge.log import Entry
-from kedge.model import events as e
-from kedge.runtime.client import Client
-from kedge.web.access import Identified
-from kedge.web.app import asgi
+import killick
+from killick.clock import ManualClock
+from killick.log import Entry
+from killick.model import events as e
+from killick.runtime.client import Client
+from killick.web.access import Identified
+from killick.web.app import asgi
 
 NASTY = "<img src=x onerror=alert(1)>"
 
 
-@kedge.agent(name="runs.ask")
-async def asks(run: kedge.Run, who: str) -> str:
+@killick.agent(name="runs.ask")
+async def asks(run: killick.Run, who: str) -> str:
     await run.plan(["look", "ask", NASTY])
     await run.at("ask")
     await run.ask(f"Pay {who}? {NASTY}", to="managers")
     return who
 
 
-@kedge.agent(name="runs.fail")
-async def fails(run: kedge.Run, text: str) -> str:
+@killick.agent(name="runs.fail")
+async def fails(run: killick.Run, text: str) -> str:
     raise LookupError(text)
 
 
-@kedge.agent(name="runs.echo")
-async def echo(run: kedge.Run, text: str) -> str:
+@killick.agent(name="runs.echo")
+async def echo(run: killick.Run, text: str) -> str:
     return text
 
 
@@ -47,17 +47,17 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def kd(tmp_path: Path, clock: ManualClock) -> Iterator[Client]:
-    with kedge.open(str(tmp_path / "kedge.db"), clock=clock) as made:
+    with killick.open(str(tmp_path / "killick.db"), clock=clock) as made:
         yield made
 
 
 @pytest.fixture
 def filled(kd: Client, clock: ManualClock) -> Client:
     for number in range(3):
-        with contextlib.suppress(kedge.RunWaiting):
+        with contextlib.suppress(killick.RunWaiting):
             kd.run(asks, f"ada{number}", id=f"Claim-{number}/x", tags=("eu",) if number else ())
         clock.advance(60)
-    with contextlib.suppress(kedge.RunFailed):
+    with contextlib.suppress(killick.RunFailed):
         kd.run(fails, NASTY, id="broken-1")
     kd.run(echo, "x", id="done-1")
     kd.start(echo, "x", id="later-1", priority=7)
@@ -87,7 +87,7 @@ def test_an_empty_store_tells_how_to_begin(web: TestClient) -> None:
     page = web.get("/")
     assert page.status_code == 200
     assert "No runs yet" in page.text
-    assert "kedge demo" in page.text
+    assert "killick demo" in page.text
     assert web.get("/api/v1/runs").json()["runs"] == []
 
 
@@ -200,12 +200,12 @@ def test_only_who_may_act_is_offered_to(filled: Client) -> None:
 def test_a_line_hides_what_is_to_be_hidden_also_where_it_is_cut(kd: Client) -> None:
     secret = "4111-1111-1111-1111"
 
-    @kedge.agent(name="runs.card")
-    async def card(run: kedge.Run, given: dict[str, str]) -> str:
+    @killick.agent(name="runs.card")
+    async def card(run: killick.Run, given: dict[str, str]) -> str:
         await run.ask(f"{'x' * 385} {given['card_number']}")
         return ""
 
-    with contextlib.suppress(kedge.RunWaiting):
+    with contextlib.suppress(killick.RunWaiting):
         kd.run(card, {"card_number": secret}, id="card")
     with served(kd, redact=("card_number",)) as web:
         [line] = [one for one in web.get("/api/v1/runs").json()["runs"] if one["run"] == "card"]

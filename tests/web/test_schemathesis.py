@@ -1,6 +1,6 @@
 """The API does what its document says, whatever it is asked: no fault of the server's, no answer that does not fit.
 
-KEDGE_EXAMPLES says how many requests of each kind are made for each operation; a few unless it is given.
+KILLICK_EXAMPLES says how many requests of each kind are made for each operation; a few unless it is given.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-import kedge
-from kedge.web.app import ROUTES
-from kedge.web.openapi import openapi
-from kedge.web.routing import API
+import killick
+from killick.web.app import ROUTES
+from killick.web.openapi import openapi
+from killick.web.routing import API
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("KEDGE_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("KILLICK_EXAMPLES", "4"))
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
     response_schema_conformance,
@@ -42,20 +42,20 @@ STREAMS = frozenset({f"{API}/live", f"{API}/runs/{{run}}/follow"})
 OPERATIONS = sorted((route.method, API + route.path) for route in ROUTES if API + route.path not in STREAMS)
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def weighed(parcel: str) -> dict[str, Any]:
     return {"parcel": parcel, "grams": 17}
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def shipped(parcel: str, to: str) -> str:
     if to == "nowhere":
         raise ValueError("there is no such place")
     return f"{parcel} is on its way to {to}"
 
 
-@kedge.agent(name="schema.shipper")
-async def shipper(run: kedge.Run, order: dict[str, Any]) -> Any:
+@killick.agent(name="schema.shipper")
+async def shipper(run: killick.Run, order: dict[str, Any]) -> Any:
     await run.plan(["weigh", "agree", "ship"])
     weight = await run.call(weighed, order["parcel"])
     await run.decided("How?", "boat", options=["boat", "train"], because="it is heavy")
@@ -69,8 +69,8 @@ async def shipper(run: kedge.Run, order: dict[str, Any]) -> Any:
     return await run.call(shipped, order["parcel"], order["to"])
 
 
-@kedge.agent(name="schema.plain")
-async def plain(run: kedge.Run, number: int) -> int:
+@killick.agent(name="schema.plain")
+async def plain(run: killick.Run, number: int) -> int:
     return number
 
 
@@ -86,10 +86,10 @@ def orders() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as kd:
+def client() -> Iterator[killick.Client]:
+    with killick.open("memory:") as kd:
         for name, order in orders().items():
-            with contextlib.suppress(kedge.RunWaiting, kedge.RunFailed):
+            with contextlib.suppress(killick.RunWaiting, killick.RunFailed):
                 kd.run(shipper, order, id=name)
         kd.start(plain, 1, id="queued")
         kd.start(plain, 2, id="paused")
@@ -101,7 +101,7 @@ def client() -> Iterator[kedge.Client]:
 
 
 @pytest.fixture(scope="module")
-def schema(client: kedge.Client) -> Any:
+def schema(client: killick.Client) -> Any:
     app = client.asgi(identify=lambda _: ("ada", "admin"), webhooks={"orders": "a secret"})
     made = schemathesis.openapi.from_dict(openapi(ROUTES))
     made.app = app

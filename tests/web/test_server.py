@@ -23,36 +23,36 @@ from typing import Any, Final
 import pytest
 import uvicorn
 
-import kedge
-from kedge.errors import AccessRefused
-from kedge.runtime.tokens import issue, revoke
-from kedge.store import MemoryStore
-from kedge.web import server
-from kedge.web.access import OwnerAccess, TokenAccess
-from kedge.web.guard import Guard, Limits
+import killick
+from killick.errors import AccessRefused
+from killick.runtime.tokens import issue, revoke
+from killick.store import MemoryStore
+from killick.web import server
+from killick.web.access import OwnerAccess, TokenAccess
+from killick.web.guard import Guard, Limits
 
 SECONDS_MAX: Final = 300.0
 APP: Final = """
-import kedge
+import killick
 
 
-@kedge.agent
-async def greet(run: kedge.Run, name: str) -> str:
+@killick.agent
+async def greet(run: killick.Run, name: str) -> str:
     return f"hello {name}"
 """
 
 
 class Serving:
-    """`kedge serve` in a process of its own."""
+    """`killick serve` in a process of its own."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kedge", "serve", "--store", "kedge.db", "--port", "0", *options],
+            [sys.executable, "-m", "killick", "serve", "--store", "killick.db", "--port", "0", *options],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("KEDGE_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("KILLICK_")},
         )
         self.lines: list[str] = []
         assert self.process.stdout is not None
@@ -91,7 +91,7 @@ class Serving:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with kedge.open(str(tmp_path / "kedge.db")):
+    with killick.open(str(tmp_path / "killick.db")):
         pass
     return tmp_path
 
@@ -107,7 +107,7 @@ def serving(folder: Path, *options: str) -> Iterator[Serving]:
 
 def owner(folder: Path) -> dict[str, str]:
     """What a program of the store's owner sends."""
-    return {"Authorization": f"Bearer {(folder / 'kedge.db-owner-key').read_text()}"}
+    return {"Authorization": f"Bearer {(folder / 'killick.db-owner-key').read_text()}"}
 
 
 # the process --------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_it_says_where_it_is_answers_there_and_ends_with_0_when_it_is_told_to(fo
             assert it.get("/api/v1/health", **owner(folder))[0] == 200
             told = it.end(how)
         assert it.process.returncode == 0
-        assert told.count("serving kedge.db at http://127.0.0.1:") == 1
+        assert told.count("serving killick.db at http://127.0.0.1:") == 1
         assert "Traceback" not in told
 
 
@@ -138,7 +138,7 @@ def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(fold
 
 
 def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(folder: Path) -> None:
-    with serving(folder) as it, kedge.open(str(folder / "kedge.db")) as kd:
+    with serving(folder) as it, killick.open(str(folder / "killick.db")) as kd:
         assert it.get("/api/v1/health", **owner(folder))[0] == 200
         made, text = issue(kd, "ann", "viewer")
         assert it.get("/api/v1/health", **owner(folder))[0] == 401
@@ -148,7 +148,7 @@ def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(f
 
 
 def test_neither_tokens_nor_queries_are_printed_and_a_write_is_one_line(folder: Path) -> None:
-    with kedge.open(str(folder / "kedge.db")) as kd:
+    with killick.open(str(folder / "killick.db")) as kd:
         _, text = issue(kd, "ann", "admin")
     with serving(folder) as it:
         it.get("/api/v1/health?wanted=HUSH", Authorization=f"Bearer {text}")
@@ -181,7 +181,7 @@ def test_a_stream_that_somebody_follows_does_not_keep_it_from_stopping(folder: P
 
 
 def test_a_stream_ends_when_the_token_that_it_was_opened_with_is_revoked(folder: Path) -> None:
-    with kedge.open(str(folder / "kedge.db")) as kd:
+    with killick.open(str(folder / "killick.db")) as kd:
         made, text = issue(kd, "ann", "viewer")
         with serving(folder) as it, socket.create_connection(("127.0.0.1", it.port), timeout=SECONDS_MAX) as follower:
             head = f"GET /api/v1/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {text}\r\n"
@@ -196,13 +196,13 @@ def test_a_stream_ends_when_the_token_that_it_was_opened_with_is_revoked(folder:
 
 def test_with_a_worker_it_also_serves_the_runs_that_are_due(folder: Path) -> None:
     (folder / "app.py").write_text(APP)
-    words = ("start", "app.py:greet", "--input", '"ann"', "--id", "g1", "--store", "kedge.db")
+    words = ("start", "app.py:greet", "--input", '"ann"', "--id", "g1", "--store", "killick.db")
     started = subprocess.run(
-        [sys.executable, "-m", "kedge", *words],
+        [sys.executable, "-m", "killick", *words],
         cwd=folder, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert started.returncode == 0, started.stderr
-    with serving(folder, "app.py", "--worker") as it, kedge.open(str(folder / "kedge.db")) as kd:
+    with serving(folder, "app.py", "--worker") as it, killick.open(str(folder / "killick.db")) as kd:
         until = time.monotonic() + SECONDS_MAX
         while kd.info("g1").status != "completed" and time.monotonic() < until:
             time.sleep(0.02)
@@ -213,7 +213,7 @@ def test_with_a_worker_it_also_serves_the_runs_that_are_due(folder: Path) -> Non
 
 def refused(folder: Path, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "kedge", "serve", "--store", "kedge.db", *options],
+        [sys.executable, "-m", "killick", "serve", "--store", "killick.db", *options],
         cwd=folder, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -224,20 +224,20 @@ def refused(folder: Path, *options: str) -> str:
 
 def test_an_address_that_others_reach_is_refused_without_a_token_and_names_the_next_move(folder: Path) -> None:
     line = refused(folder, "--host", "0.0.0.0")
-    assert line.startswith("kedge: 0.0.0.0: others can reach this address")
-    assert "`kedge token create NAME`" in line
+    assert line.startswith("killick: 0.0.0.0: others can reach this address")
+    assert "`killick token create NAME`" in line
 
 
 def test_with_a_token_it_serves_others_and_lets_nobody_else_in(folder: Path) -> None:
-    with kedge.open(str(folder / "kedge.db")) as kd:
+    with killick.open(str(folder / "killick.db")) as kd:
         made, text = issue(kd, "ann", "viewer")
     with serving(folder, "--host", "0.0.0.0") as it:
         it.url = f"http://127.0.0.1:{it.port}/"
         assert it.get("/api/v1/health")[0] == 401
-        assert it.get("/api/v1/health", Authorization=f"Bearer {text}", Host="kedge.example")[0] == 200
-    with kedge.open(str(folder / "kedge.db")) as kd:
+        assert it.get("/api/v1/health", Authorization=f"Bearer {text}", Host="killick.example")[0] == 200
+    with killick.open(str(folder / "killick.db")) as kd:
         revoke(kd, made.id)
-    assert "`kedge token create NAME`" in refused(folder, "--host", "0.0.0.0")
+    assert "`killick token create NAME`" in refused(folder, "--host", "0.0.0.0")
 
 
 def test_a_port_that_is_taken_is_one_line(folder: Path) -> None:
@@ -259,7 +259,7 @@ def test_only_what_this_machine_alone_reaches_is_its_own(host: str, is_local: bo
 
 
 def test_how_people_are_known_goes_by_the_address() -> None:
-    with kedge.Client(MemoryStore(), behind=False) as kd:
+    with killick.Client(MemoryStore(), behind=False) as kd:
         assert isinstance(server.access_at(kd, "127.0.0.1"), OwnerAccess)
         with pytest.raises(AccessRefused, match="others can reach"):
             server.access_at(kd, "10.0.0.1")
@@ -281,7 +281,7 @@ def hurried(
         await send({"type": "http.response.body", "body": b"hi"})
 
     made = type("Tried", (server._Hurried, kind), {"head_seconds": head_seconds, "connections_max": connections_max})
-    guard = Guard(hello, kedge.SystemClock(), limits)
+    guard = Guard(hello, killick.SystemClock(), limits)
     config = uvicorn.Config(
         guard, http=made, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=3600
     )

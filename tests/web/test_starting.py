@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.model.events import RunStarted
+from killick.model.events import RunStarted
 from web.desk import Desk, desk
 
 

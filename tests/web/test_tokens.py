@@ -9,41 +9,41 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.errors import AccessRefused, ValueRefused
-from kedge.ids import SeededIds
-from kedge.model import events as e
-from kedge.runtime.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
-from kedge.store import MemoryStore
-from kedge.web.app import asgi
+import killick
+from killick.errors import AccessRefused, ValueRefused
+from killick.ids import SeededIds
+from killick.model import events as e
+from killick.runtime.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
+from killick.store import MemoryStore
+from killick.web.app import asgi
 
 SECOND = 1_000_000
 
 
 @pytest.fixture
-def clock() -> kedge.ManualClock:
-    return kedge.ManualClock()
+def clock() -> killick.ManualClock:
+    return killick.ManualClock()
 
 
 @pytest.fixture
-def kd(clock: kedge.ManualClock) -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(clock=clock), clock=clock, ids=SeededIds(7), behind=False) as client:
+def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(clock=clock), clock=clock, ids=SeededIds(7), behind=False) as client:
         yield client
 
 
 # what is on record --------------------------------------------------------------------------------
 
 
-def test_a_token_opens_what_it_was_issued_for(kd: kedge.Client) -> None:
+def test_a_token_opens_what_it_was_issued_for(kd: killick.Client) -> None:
     made, text = issue(kd, "ann", "operator", by="root")
-    assert re.fullmatch(r"kedge_[0-9a-z]{8}_[A-Za-z0-9_-]{43}", text)
+    assert re.fullmatch(r"killick_[0-9a-z]{8}_[A-Za-z0-9_-]{43}", text)
     found = Tokens(kd).check(text, kd.clock.now_us())
     assert found == made
     assert found.person == Person("ann", "operator", made.id)
 
 
 def test_the_secret_is_nowhere_in_the_store(tmp_path: Path) -> None:
-    with kedge.open(str(tmp_path / "kedge.db")) as kd:
+    with killick.open(str(tmp_path / "killick.db")) as kd:
         _, text = issue(kd, "ann", "admin", by="root")
         revoke(kd, "ann", by="root", because="lost")
         secret = text.split("_", 2)[2]
@@ -52,18 +52,18 @@ def test_the_secret_is_nowhere_in_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [(-1, 1), (0, 0), (6, 14), (15, 30)])
-def test_a_token_that_is_changed_anywhere_opens_nothing(kd: kedge.Client, change: tuple[int, int]) -> None:
+def test_a_token_that_is_changed_anywhere_opens_nothing(kd: killick.Client, change: tuple[int, int]) -> None:
     _, text = issue(kd, "ann")
     at = change[0] % len(text)
     other = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
     assert Tokens(kd).check(other, kd.clock.now_us()) is None
-    for wrong in ("", "kedge", text[:-1], text + "A", text.upper(), f" {text}", text.replace("_", "-"), "é" * 57):
+    for wrong in ("", "killick", text[:-1], text + "A", text.upper(), f" {text}", text.replace("_", "-"), "é" * 57):
         assert Tokens(kd).check(wrong, kd.clock.now_us()) is None
 
 
 def test_a_revoked_token_opens_nothing_from_the_next_check_on_in_every_process(tmp_path: Path) -> None:
-    place = str(tmp_path / "kedge.db")
-    with kedge.open(place) as here, kedge.open(place) as there:
+    place = str(tmp_path / "killick.db")
+    with killick.open(place) as here, killick.open(place) as there:
         _, text = issue(here, "ann")
         known = Tokens(there)
         assert known.check(text, there.clock.now_us()) is not None
@@ -71,13 +71,13 @@ def test_a_revoked_token_opens_nothing_from_the_next_check_on_in_every_process(t
         assert known.check(text, there.clock.now_us()) is None
 
 
-def test_an_expired_token_opens_nothing(kd: kedge.Client, clock: kedge.ManualClock) -> None:
+def test_an_expired_token_opens_nothing(kd: killick.Client, clock: killick.ManualClock) -> None:
     _, text = issue(kd, "ann", expires_seconds=60)
     assert Tokens(kd).check(text, clock.now_us() + 60 * SECOND - 1) is not None
     assert Tokens(kd).check(text, clock.now_us() + 60 * SECOND) is None
 
 
-def test_a_name_that_two_tokens_bear_is_revoked_by_id(kd: kedge.Client) -> None:
+def test_a_name_that_two_tokens_bear_is_revoked_by_id(kd: killick.Client) -> None:
     (first, _), (second, text) = issue(kd, "ann"), issue(kd, "ann")
     with pytest.raises(AccessRefused, match=f"2 tokens; say which by its id: {first.id}, {second.id}"):
         revoke(kd, "ann")
@@ -86,7 +86,7 @@ def test_a_name_that_two_tokens_bear_is_revoked_by_id(kd: kedge.Client) -> None:
     assert revoke(kd, "ann").id == second.id
 
 
-def test_revoking_twice_says_it_once(kd: kedge.Client) -> None:
+def test_revoking_twice_says_it_once(kd: killick.Client) -> None:
     made, _ = issue(kd, "ann")
     gone = revoke(kd, made.id, by="bob")
     assert revoke(kd, made.id, by="eve") == gone
@@ -95,21 +95,21 @@ def test_revoking_twice_says_it_once(kd: kedge.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 81, "a\nb", "\x1b[31m"])
-def test_a_name_that_is_none_is_refused_and_nothing_is_written(kd: kedge.Client, name: str) -> None:
+def test_a_name_that_is_none_is_refused_and_nothing_is_written(kd: killick.Client, name: str) -> None:
     with pytest.raises(AccessRefused, match="no name for a token"):
         issue(kd, name)
     assert kd.store.head(TOKENS) is None
 
 
-def test_what_cannot_be_revoked_names_the_next_move(kd: kedge.Client) -> None:
-    with pytest.raises(AccessRefused, match="`kedge token list` lists them"):
+def test_what_cannot_be_revoked_names_the_next_move(kd: killick.Client) -> None:
+    with pytest.raises(AccessRefused, match="`killick token list` lists them"):
         revoke(kd, "nobody")
     with pytest.raises(AccessRefused, match="would have expired already"):
         issue(kd, "ann", expires_seconds=0)
 
 
 def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
-    kd: kedge.Client, clock: kedge.ManualClock
+    kd: killick.Client, clock: killick.ManualClock
 ) -> None:
     issue(kd, "ann", by="root")
     revoke(kd, "ann", because="lost")
@@ -124,12 +124,12 @@ def test_the_log_of_tokens_verifies_is_never_due_and_is_listed_among_no_runs(
     assert kd.log.data(TOKENS, 3) == {"because": "lost"}
 
 
-def test_no_run_and_no_fork_can_have_the_name_of_a_log_of_kedges_own(kd: kedge.Client) -> None:
-    @kedge.agent
-    async def other(run: kedge.Run, given: None) -> None: ...
+def test_no_run_and_no_fork_can_have_the_name_of_a_log_of_killicks_own(kd: killick.Client) -> None:
+    @killick.agent
+    async def other(run: killick.Run, given: None) -> None: ...
 
     kd.run(other, None, id="r1")
-    for name in (TOKENS, "kedge:http:2026-11-15", "hook:x", "trigger:x", "seal"):
+    for name in (TOKENS, "killick:http:2026-11-15", "hook:x", "trigger:x", "seal"):
         with pytest.raises(ValueRefused, match="choose another"):
             kd.start(other, None, id=name)
         with pytest.raises(ValueRefused, match="choose another"):
@@ -141,13 +141,13 @@ def test_no_run_and_no_fork_can_have_the_name_of_a_log_of_kedges_own(kd: kedge.C
 
 
 @pytest.fixture
-def web(kd: kedge.Client) -> Iterator[TestClient]:
+def web(kd: killick.Client) -> Iterator[TestClient]:
     _, text = issue(kd, "root", "admin")
     with TestClient(asgi(kd), headers={"Authorization": f"Bearer {text}"}) as client:
         yield client
 
 
-def test_an_admin_makes_a_token_that_is_told_once(web: TestClient, kd: kedge.Client) -> None:
+def test_an_admin_makes_a_token_that_is_told_once(web: TestClient, kd: killick.Client) -> None:
     answer = web.post("/api/v1/tokens", json={"name": "ann", "scope": "operator", "expires": "30d"})
     assert answer.status_code == 201
     told = answer.json()
@@ -163,7 +163,7 @@ def test_an_admin_makes_a_token_that_is_told_once(web: TestClient, kd: kedge.Cli
         assert found.hash not in shown
 
 
-def test_a_token_made_with_a_key_is_kept_for_no_replay(web: TestClient, kd: kedge.Client) -> None:
+def test_a_token_made_with_a_key_is_kept_for_no_replay(web: TestClient, kd: killick.Client) -> None:
     headers = {"Idempotency-Key": "k1"}
     first = web.post("/api/v1/tokens", json={"name": "ann"}, headers=headers).json()["token"]
     again = web.post("/api/v1/tokens", json={"name": "ann"}, headers=headers).json()["token"]
@@ -174,7 +174,7 @@ def test_a_token_made_with_a_key_is_kept_for_no_replay(web: TestClient, kd: kedg
         assert all(secret not in (row.data or b"") + row.body for row in kd.store.read(head.run))
 
 
-def test_an_admin_revokes_a_token_by_its_id(web: TestClient, kd: kedge.Client) -> None:
+def test_an_admin_revokes_a_token_by_its_id(web: TestClient, kd: killick.Client) -> None:
     made, text = issue(kd, "ann")
     assert web.delete(f"/api/v1/tokens/{made.id}").status_code == 204
     assert Tokens(kd).check(text, kd.clock.now_us()) is None

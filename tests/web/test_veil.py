@@ -10,25 +10,25 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.errors import RunWaiting
-from kedge.history.redacting import Sought
-from kedge.model.events import from_text, to_text
-from kedge.runtime.tokens import issue
-from kedge.store import MemoryStore
-from kedge.web.app import ROUTES, asgi
-from kedge.web.veil import HIDDEN, Veil, _Words
+import killick
+from killick.errors import RunWaiting
+from killick.history.redacting import Sought
+from killick.model.events import from_text, to_text
+from killick.runtime.tokens import issue
+from killick.store import MemoryStore
+from killick.web.app import ROUTES, asgi
+from killick.web.veil import HIDDEN, Veil, _Words
 
 SSN = "123-45-6789"
 
 
-@kedge.tool(effect="reads")
+@killick.tool(effect="reads")
 async def look_up(ssn: str, pin: int) -> dict[str, Any]:
     return {"found": f"{ssn} is known", "again": {"of": [ssn]}, "code": pin, "age": 41}
 
 
-@kedge.agent
-async def clerk(run: kedge.Run, person: dict[str, Any]) -> str:
+@killick.agent
+async def clerk(run: killick.Run, person: dict[str, Any]) -> str:
     await run.call(look_up, person["ssn"], person["pin"])
     await run.update(seen=person["ssn"])
     answer = await run.ask(f"Is {person['ssn']} right?", to="managers")
@@ -36,14 +36,14 @@ async def clerk(run: kedge.Run, person: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.Client(MemoryStore(), behind=False) as client:
+def kd() -> Iterator[killick.Client]:
+    with killick.Client(MemoryStore(), behind=False) as client:
         with pytest.raises(RunWaiting):
             client.run(clerk, {"ssn": SSN, "pin": 90_210, "age": 41}, id="r1")
         yield client
 
 
-def test_a_named_field_is_hidden_in_any_document(kd: kedge.Client) -> None:
+def test_a_named_field_is_hidden_in_any_document(kd: killick.Client) -> None:
     veil = Veil(kd, ["ssn", "person.age"])
     shown = veil.over({"steps": [{"arguments": {"ssn": ["a", {"b": 1}], "age": 41}}], "person": {"age": 41}}, run="r1")
     assert shown == {
@@ -52,7 +52,7 @@ def test_a_named_field_is_hidden_in_any_document(kd: kedge.Client) -> None:
     }
 
 
-def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: kedge.Client) -> None:
+def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: killick.Client) -> None:
     veil = Veil(kd, ["ssn"])
     document = {
         "run": "r1",
@@ -70,7 +70,7 @@ def test_its_values_are_hidden_wherever_else_they_stand_in_texts_of_the_run(kd: 
     assert shown["part"] == f"x{SSN}", "a longer word is another word"
 
 
-def test_a_number_is_hidden_where_it_is_long_enough_to_be_one_and_no_time(kd: kedge.Client) -> None:
+def test_a_number_is_hidden_where_it_is_long_enough_to_be_one_and_no_time(kd: killick.Client) -> None:
     shown = Veil(kd, ["pin", "age"]).over({"run": "r1", "code": 90_210, "at_us": 90_210, "seq": 41, "yes": True})
     assert shown == {"run": "r1", "code": HIDDEN, "at_us": 90_210, "seq": 41, "yes": True}
 
@@ -90,14 +90,14 @@ def test_thousands_of_values_are_found_as_one_pattern_would_find_them() -> None:
         assert _Words(frozenset(sought.known)).hidden(document) == sought.words.sub(HIDDEN, document)
 
 
-def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: kedge.Client) -> None:
+def test_what_a_run_says_later_is_hidden_as_soon_as_it_is_on_record(kd: killick.Client) -> None:
     veil = Veil(kd, ["secret_word"])
     assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == "it is swordfish"
     kd.send("r1", "hint", {"secret_word": "swordfish"})
     assert veil.over({"run": "r1", "text": "it is swordfish"})["text"] == f"it is {HIDDEN}"
 
 
-def test_ids_of_runs_stay_for_everything_is_found_by_them(kd: kedge.Client) -> None:
+def test_ids_of_runs_stay_for_everything_is_found_by_them(kd: killick.Client) -> None:
     with pytest.raises(RunWaiting):
         kd.run(clerk, {"ssn": "r2", "pin": 1}, id="r2")
     shown = Veil(kd, ["ssn"]).over({"run": "r2", "parent": "r2", "text": "r2"})
@@ -105,16 +105,16 @@ def test_ids_of_runs_stay_for_everything_is_found_by_them(kd: kedge.Client) -> N
     assert shown["parent"] == "r2"
 
 
-def test_without_rules_the_very_same_document_comes_back_and_no_store_is_read(kd: kedge.Client) -> None:
+def test_without_rules_the_very_same_document_comes_back_and_no_store_is_read(kd: killick.Client) -> None:
     kd.close()
     document = {"run": "r1", "ssn": SSN}
     assert Veil(kd).over(document) is document
 
 
-def test_a_log_is_read_once_however_often_it_is_shown(kd: kedge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_read_once_however_often_it_is_shown(kd: killick.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     veil, read = Veil(kd, ["ssn"]), []
     monkeypatch.setattr(
-        kd.log, "read", lambda run, **asked: read.append(asked) or kedge.log.Log.read(kd.log, run, **asked)
+        kd.log, "read", lambda run, **asked: read.append(asked) or killick.log.Log.read(kd.log, run, **asked)
     )
     for _ in range(5):
         assert veil.over({"run": "r1", "text": SSN})["text"] == HIDDEN
@@ -125,25 +125,25 @@ def test_a_log_is_read_once_however_often_it_is_shown(kd: kedge.Client, monkeypa
     assert read[1]["after"] > 0
 
 
-def test_a_run_is_exported_with_the_fields_that_it_has(kd: kedge.Client) -> None:
+def test_a_run_is_exported_with_the_fields_that_it_has(kd: killick.Client) -> None:
     veil = Veil(kd, ["ssn", "iban"])
     assert veil.redaction("r1") == ("ssn",)
     assert SSN.encode() not in kd.export("r1", redact=veil.redaction("r1"))
 
 
-@kedge.agent
-async def assistant(run: kedge.Run, word: str) -> str:
+@killick.agent
+async def assistant(run: killick.Run, word: str) -> str:
     return f"{word} is filed"
 
 
-@kedge.agent
-async def chief(run: kedge.Run, person: dict[str, str]) -> None:
+@killick.agent
+async def chief(run: killick.Run, person: dict[str, str]) -> None:
     if "ssn" in person:
         await (await run.spawn(assistant, person["ssn"], id="below")).result()
         await run.renew({"named": person["ssn"]})
 
 
-def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_there_too(kd: kedge.Client) -> None:
+def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_there_too(kd: killick.Client) -> None:
     kd.run(chief, {"ssn": SSN}, id="above")
     veil = Veil(kd, ["ssn"])
     for run in ("below", "above+2"):
@@ -153,7 +153,7 @@ def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_the
 
 
 @pytest.mark.parametrize("word", ["run", "next", "status", "waiting", "arguments", "number", "steps", "kind"])
-def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: kedge.Client, word: str) -> None:
+def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, word: str) -> None:
     with pytest.raises(RunWaiting):
         kd.run(clerk, {"ssn": word, "pin": 1}, id="odd")
     _, text = issue(kd, "root", "admin")
@@ -165,7 +165,7 @@ def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: kedge.Client, wor
         assert web.get("/api/v1/runs/odd/steps/1").json()["arguments"]["ssn"] == HIDDEN
 
 
-def test_nobody_learns_by_asking_whether_they_guessed_right(kd: kedge.Client) -> None:
+def test_nobody_learns_by_asking_whether_they_guessed_right(kd: killick.Client) -> None:
     _, text = issue(kd, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for guess in (SSN, "123-45-6780"):
@@ -178,7 +178,7 @@ def test_nobody_learns_by_asking_whether_they_guessed_right(kd: kedge.Client) ->
 PLACES: Final = {"{run}": "r1", "{step}": "1", "{seq}": "3", "{name}": "arguments", "{n}": "1", "{wait}": "r1:2"}
 
 
-def guessable(kd: kedge.Client) -> set[str]:
+def guessable(kd: killick.Client) -> set[str]:
     """Everything by which a reader who guesses a value would know that it was right, in each form that is written."""
     rows = [row for run in ("r1",) for row in kd.log.rows(run)]
     bodies = [msgspec.json.decode(row.body) for row in rows]
@@ -191,7 +191,7 @@ def guessable(kd: kedge.Client) -> set[str]:
 
 
 @pytest.mark.slow
-def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: kedge.Client) -> None:
+def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: killick.Client) -> None:
     _, text = issue(kd, "root", "admin")
     told = guessable(kd)
 
@@ -206,7 +206,7 @@ def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: 
     assert showing("ssn") == []
 
 
-def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: kedge.Client) -> None:
+def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: killick.Client) -> None:
     _, text = issue(kd, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         [question] = web.get("/api/v1/inbox").json()["questions"]
@@ -217,7 +217,7 @@ def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: kedge.Cli
         assert answer.status_code == 200, answer.text
 
 
-def test_hashes_in_values_of_agents_stay_for_they_are_sent_back_as_they_were_shown(kd: kedge.Client) -> None:
+def test_hashes_in_values_of_agents_stay_for_they_are_sent_back_as_they_were_shown(kd: killick.Client) -> None:
     document = {"run": "r1", "arguments": {"image": "a" * 64}, "hash": "a" * 64, "seal": {"root": "b" * 64}}
     shown = Veil(kd, ["ssn"]).over(document)
     assert (shown["arguments"], shown["seal"]) == (document["arguments"], document["seal"])
@@ -239,7 +239,7 @@ def asked() -> list[str]:
     return found
 
 
-def test_no_page_and_no_document_shows_what_is_redacted(kd: kedge.Client) -> None:
+def test_no_page_and_no_document_shows_what_is_redacted(kd: killick.Client) -> None:
     _, text = issue(kd, "root", "admin")
 
     def showing(*redact: str) -> list[str]:

@@ -11,43 +11,43 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-import kedge
-from kedge.history.windows import windows
-from kedge.testing import call, scripted
-from kedge.web.app import asgi
-from kedge.web.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
+import killick
+from killick.history.windows import windows
+from killick.testing import call, scripted
+from killick.web.app import asgi
+from killick.web.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
 from sessions import coder, without_models
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"
 MAIL = "ada@example.org"
 
 
-@kedge.tool(effect="reads", name="window_look_up", changes="never")
+@killick.tool(effect="reads", name="window_look_up", changes="never")
 async def look_up(email: str, words: str) -> str:
     """Look somebody up."""
     return f"{words} {email} " + "is known and has an account with us since long " * 60
 
 
-@kedge.agent(name="window_desk")
-async def desk(run: kedge.Run, email: str) -> str:
+@killick.agent(name="window_desk")
+async def desk(run: killick.Run, email: str) -> str:
     asks = [call("window_look_up", email=email, words=f"{XSS} {at}") for at in range(12)]
     model = scripted(*asks, call("recall", handle="m2"), "Done.", provider="openai")
     asked = f"Who is {email}? {XSS}"
-    done = await kedge.loop(run, model, [look_up], messages=asked, provider="openai", model="gpt-5.4", budget=2_500)
+    done = await killick.loop(run, model, [look_up], messages=asked, provider="openai", model="gpt-5.4", budget=2_500)
     return done.text
 
 
 @pytest.fixture
-def kd() -> Iterator[kedge.Client]:
-    with kedge.open("memory:") as made:
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as made:
         yield made
 
 
-def web(kd: kedge.Client, **options: Any) -> TestClient:
+def web(kd: killick.Client, **options: Any) -> TestClient:
     return TestClient(asgi(kd, identify=lambda request: ("mia", "viewer"), **options), base_url="http://127.0.0.1")
 
 
-def api(kd: kedge.Client, path: str, **options: Any) -> Any:
+def api(kd: killick.Client, path: str, **options: Any) -> Any:
     answer = web(kd, **options).get(f"/api/v1{path}")
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -67,13 +67,13 @@ class _Page(HTMLParser):
         self.links += [value for name, value in attrs if name == "href" and value]
 
 
-def page(kd: kedge.Client, path: str) -> str:
+def page(kd: killick.Client, path: str) -> str:
     answer = web(kd).get(path)
     assert answer.status_code == 200, answer.text
     return answer.text
 
 
-def test_it_is_what_the_command_line_tells(kd: kedge.Client) -> None:
+def test_it_is_what_the_command_line_tells(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "anthropic", "calls": 60, "budget": 4_000}, id="r")
     doc, found = api(kd, "/runs/r/window"), windows(kd.log, "r")
     assert found is not None
@@ -87,7 +87,7 @@ def test_it_is_what_the_command_line_tells(kd: kedge.Client) -> None:
     assert {each["kind"]: each["tokens"] for each in doc["fills"]} == {each.kind: each.tokens for each in found.fills}
 
 
-def test_every_eviction_and_fault_leads_to_its_step_and_every_call_can_be_opened(kd: kedge.Client) -> None:
+def test_every_eviction_and_fault_leads_to_its_step_and_every_call_can_be_opened(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 40, "budget": 3_000}, id="r")
     doc = api(kd, "/runs/r/window")
     links = set(_Page(page(kd, "/runs/r/window")).links)
@@ -99,7 +99,7 @@ def test_every_eviction_and_fault_leads_to_its_step_and_every_call_can_be_opened
     assert web(kd).get(f"/runs/r/window/{doc['points'][-1]['step']}").status_code == 200
 
 
-def test_the_drawing_has_a_bar_a_call_and_nothing_but_geometry(kd: kedge.Client) -> None:
+def test_the_drawing_has_a_bar_a_call_and_nothing_but_geometry(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 40, "budget": 3_000}, id="r")
     text = page(kd, "/runs/r/window")
     drawn = text.partition('<svg class="calls"')[2].partition("</svg>")[0]
@@ -109,7 +109,7 @@ def test_the_drawing_has_a_bar_a_call_and_nothing_but_geometry(kd: kedge.Client)
     assert not _Page(text).names & {"style", "onload", "onclick", "onerror"}
 
 
-def test_it_is_a_tab_of_the_run(kd: kedge.Client) -> None:
+def test_it_is_a_tab_of_the_run(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 3}, id="r")
     text = page(kd, "/runs/r?tab=window")
     assert 'data-load="/runs/r/window"' in text
@@ -117,7 +117,7 @@ def test_it_is_a_tab_of_the_run(kd: kedge.Client) -> None:
     assert "data-fragment" in page(kd, "/runs/r/window")
 
 
-def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that(kd: kedge.Client) -> None:
+def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
     text = page(kd, "/runs/r/window")
     assert "No window was held." in text
@@ -128,7 +128,7 @@ def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that
 
 
 @pytest.mark.parametrize("provider", ["openai", "openai-responses", "anthropic"])
-def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: kedge.Client, provider: str) -> None:
+def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: killick.Client, provider: str) -> None:
     kd.run(coder, {"provider": provider, "calls": 40, "budget": 3_000}, id="r")
     step = api(kd, "/runs/r/window")["at"]["step"]
     seen, cursor = [], ""
@@ -151,7 +151,7 @@ def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: kedge.Cli
     assert "session_deploy" in doc["tools"]
 
 
-def test_what_is_not_there_is_not_found(kd: kedge.Client) -> None:
+def test_what_is_not_there_is_not_found(kd: killick.Client) -> None:
     kd.run(coder, {"provider": "openai", "calls": 3}, id="r")
     client = web(kd)
     assert client.get("/api/v1/runs/none/window").json()["code"] == "run_unknown"
@@ -162,7 +162,7 @@ def test_what_is_not_there_is_not_found(kd: kedge.Client) -> None:
     assert client.get("/api/v1/runs/r/window/2;3").status_code == 400
 
 
-def test_what_agents_and_models_wrote_is_text_and_nothing_else(kd: kedge.Client) -> None:
+def test_what_agents_and_models_wrote_is_text_and_nothing_else(kd: killick.Client) -> None:
     run = f"r {XSS}"
     kd.run(desk, MAIL, id=run)
     at = quote(run, safe="")
@@ -174,7 +174,7 @@ def test_what_agents_and_models_wrote_is_text_and_nothing_else(kd: kedge.Client)
         assert not _Page(text).names & {"style", "onerror", "onload", "onclick"}
 
 
-def test_hidden_fields_are_hidden_here_too(kd: kedge.Client) -> None:
+def test_hidden_fields_are_hidden_here_too(kd: killick.Client) -> None:
     kd.run(desk, MAIL, id="r")
     shown = api(kd, "/runs/r/window")
     assert shown["evictions"]
@@ -189,11 +189,11 @@ def test_hidden_fields_are_hidden_here_too(kd: kedge.Client) -> None:
     assert "window_look_up" in client.get("/runs/r/window").text
 
 
-def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: kedge.Client) -> None:
+def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 
-    @kedge.agent(name="window_long")
-    async def long(run: kedge.Run, calls: int) -> None:
+    @killick.agent(name="window_long")
+    async def long(run: killick.Run, calls: int) -> None:
         said: list[Any] = []
         for number in range(calls):
             said += [{"role": "user", "content": f"{number} " + "a word " * 20}]
@@ -211,12 +211,12 @@ def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: kedge.Clien
     assert api(kd, "/runs/r/window?whole=true")["read"] == READ_MAX + 40
 
 
-def test_lists_are_bounded_however_much_left(kd: kedge.Client) -> None:
+def test_lists_are_bounded_however_much_left(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 
-    @kedge.agent(name="window_busy")
-    async def busy(run: kedge.Run) -> None:
-        window, said = kedge.Window(1_500), list[Any]()
+    @killick.agent(name="window_busy")
+    async def busy(run: killick.Run) -> None:
+        window, said = killick.Window(1_500), list[Any]()
         for number in range(LISTED_MAX + 30):
             said += [{"role": "user", "content": f"{number} " + f"word {number} " * 120}]
             sent = await run.fit(window, said, (), system=None)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from kedge.window import Answer, Decision, Page, Policy, Sent, Situation, Window, estimate
+from killick.window import Answer, Decision, Page, Policy, Sent, Situation, Window, estimate
 from window.histories import Session, name_of
 
 # What may be given to a window --------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Whether a request is one that a provider takes: its published schema, and the rules of order that stand beside it.
 
 The schemas are those of the official clients, which generate their types from the providers' specifications; unknown
-fields are refused. The rules of order are written out here, once for each provider. Nothing of Kedge is imported, so
+fields are refused. The rules of order are written out here, once for each provider. Nothing of Killick is imported, so
 that what is judged has no part in the judging.
 """
 

@@ -6,8 +6,8 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from kedge.model.events import PageEvicted, PageFaulted
-from kedge.window import Decision, Page, Situation, Window
+from killick.model.events import PageEvicted, PageFaulted
+from killick.window import Decision, Page, Situation, Window
 
 
 def reading(number: int, path: str, text: str) -> list[Any]:

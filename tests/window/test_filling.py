@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kedge.window import Decision, Shape, Window, estimate
-from kedge.window.filling import Filled, Filling, Left, request_of
-from kedge.window.shapes import as_json, size_of
+from killick.window import Decision, Shape, Window, estimate
+from killick.window.filling import Filled, Filling, Left, request_of
+from killick.window.shapes import as_json, size_of
 
 SHAPES: tuple[Shape, ...] = ("openai", "openai-responses", "anthropic")
 

@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from kedge.model.events import PageEvicted, PageFaulted, PagePinned, decode, encode
-from kedge.window import Policy, Sent, Window
+from killick.model.events import PageEvicted, PageFaulted, PagePinned, decode, encode
+from killick.window import Policy, Sent, Window
 from window import published
 from window.histories import name_of
 from window.looping import Everything, Loop, Moment, Nothing, played

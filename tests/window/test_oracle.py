@@ -10,7 +10,7 @@ from bench.session.meter import ANTHROPIC, OPENAI, Meter
 from bench.session.oracle import Oracle, Search, floor, played
 from bench.session.play import Outcome, Player
 from bench.session.script import Move, Need, Session
-from bench.session.strategies import MASK, Everything, Kedge, Masking
+from bench.session.strategies import MASK, Everything, Killick, Masking
 
 BUDGET = 6_000
 
@@ -93,7 +93,7 @@ def test_what_is_masked_is_fetched_again_before_it_is_used() -> None:
 
 
 def test_a_page_that_left_the_window_is_missed_and_comes_back() -> None:
-    outcome = play(long(), Kedge(BUDGET), BUDGET)
+    outcome = play(long(), Killick(BUDGET), BUDGET)
     assert [fault.key for fault in outcome.faults] == [need("file_0.py").key]
     assert outcome.lost == 0
     assert outcome.bill.over == 0
@@ -170,7 +170,7 @@ def test_the_simulation_foretells_what_the_meter_will_count() -> None:
 
 def test_knowing_the_future_is_not_dearer_and_nothing_goes_below_the_floor() -> None:
     made = long()
-    oracle, window = played(made, BUDGET), play(made, Kedge(BUDGET), BUDGET)
+    oracle, window = played(made, BUDGET), play(made, Killick(BUDGET), BUDGET)
     # A session without anything to foresee: both do the same, but for a few words of a tombstone.
     assert floor(made) < oracle.bill.cost() <= window.bill.cost() * 1.01
     assert oracle.lost == 0

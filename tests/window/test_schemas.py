@@ -13,8 +13,8 @@ from openai.types.chat import ChatCompletionToolUnionParam
 from openai.types.responses import ToolParam
 from pydantic import ConfigDict, TypeAdapter
 
-from kedge.window.schemas import Schemas
-from kedge.window.shapes import Shape, size_of
+from killick.window.schemas import Schemas
+from killick.window.shapes import Shape, size_of
 
 SHAPES: list[Shape] = ["openai", "openai-responses", "anthropic"]
 PUBLISHED: dict[Shape, TypeAdapter[Any]] = {
@@ -191,12 +191,12 @@ def test_a_tool_that_describes_itself_is_stubbed_like_any_other() -> None:
 
 
 def test_the_windows_tools_give_way_to_the_callers_of_the_same_name() -> None:
-    mine = [tool("openai", name, "Mine.", {}) for name in ("recall", "kedge_recall", "find_tools")]
+    mine = [tool("openai", name, "Mine.", {}) for name in ("recall", "killick_recall", "find_tools")]
     schemas = Schemas([*toolbox("openai"), *mine], "openai", count)
-    assert (schemas.recall_name, schemas.find_name) == ("kedge_kedge_recall", "kedge_find_tools")
+    assert (schemas.recall_name, schemas.find_name) == ("killick_killick_recall", "killick_find_tools")
     assert named(schemas, "recall") is mine[0]
-    assert "[stub: see kedge_find_tools]" in named(schemas, "read_file")["function"]["description"]
-    assert Schemas([{"type": "bash_20250124", "name": "recall"}], "anthropic", count).recall_name == "kedge_recall"
+    assert "[stub: see killick_find_tools]" in named(schemas, "read_file")["function"]["description"]
+    assert Schemas([{"type": "bash_20250124", "name": "recall"}], "anthropic", count).recall_name == "killick_recall"
 
 
 def test_the_same_tools_make_the_same_bytes_and_are_known_again() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kedge import Window
-from kedge.errors import WindowRefused
-from kedge.model.events import PageEvicted, PageFaulted, PagePinned
-from kedge.testing import call, scripted
-from kedge.window import Decision, Page, Sent, Shape, Situation, WorkingSet
+from killick import Window
+from killick.errors import WindowRefused
+from killick.model.events import PageEvicted, PageFaulted, PagePinned
+from killick.testing import call, scripted
+from killick.window import Decision, Page, Sent, Shape, Situation, WorkingSet
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOLS: dict[Shape, list[dict[str, Any]]] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 FILES = [b"a", b"b", b"c.one", b"d.two", b"\xff\xfe", "é".encode(), b"new\nline", b".hidden"]
 FOLDERS = [b"p", b"q", b"skipped", b"r\xfd"]
 RULES = [b"*.one", b"*.two", b"skipped/", b"/q"]
-IGNORES = (b".gitignore", b".kedgeignore")
+IGNORES = (b".gitignore", b".killickignore")
 MODES = [0o644, 0o600, 0o755, 0o444, 0o4755, 0o000 if os.geteuid() == 0 else 0o640]
 LONG = 3 << 20
 FILES_MAX = 150

@@ -10,8 +10,8 @@ import stat
 from hashlib import sha256
 from pathlib import Path
 
-from kedge.workspace import tree
-from kedge.workspace.tree import BLOCK_BYTES, FILE, FOLDER, LINK, Block, Entry, Id, Load
+from killick.workspace import tree
+from killick.workspace.tree import BLOCK_BYTES, FILE, FOLDER, LINK, Block, Entry, Id, Load
 
 Told = dict[bytes, tuple[str, int, int, str]]
 """By path: what it is, its mode, its mtime, and what it holds (a hash, or where a link leads)."""

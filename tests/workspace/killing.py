@@ -18,9 +18,9 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-from kedge.workspace import Workspace, tree
-from kedge.workspace.restoring import PREFIX
-from kedge.workspace.tree import Id
+from killick.workspace import Workspace, tree
+from killick.workspace.restoring import PREFIX
+from killick.workspace.tree import Id
 from workspace.folders import Told, differing, held, told
 
 NAMES = ["a", "b", "c", "d/e", "d/f", "d/g/h", "i/j", "i/k", "l", "m"]

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kedge.workspace import appending, writing
-from kedge.workspace import vault as module
-from kedge.workspace.tree import Id
-from kedge.workspace.vault import Vault
+from killick.workspace import appending, writing
+from killick.workspace import vault as module
+from killick.workspace.tree import Id
+from killick.workspace.vault import Vault
 from workspace.vaults import Files, add, packed_bytes, publish, read, some_files
 
 WATCHED = (str(Path(module.__file__).parent), "sqlite_file.py")

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import pytest
 
-from kedge.workspace import Workspace
-from kedge.workspace.planning import shown
-from kedge.workspace.tree import FILE, Id
-from kedge.workspace.watching import Watch
-from kedge.workspace.workspace import content
+from killick.workspace import Workspace
+from killick.workspace.planning import shown
+from killick.workspace.tree import FILE, Id
+from killick.workspace.watching import Watch
+from killick.workspace.workspace import content
 from seeds import draw_seed
 from workspace.changing import IGNORES
 from workspace.folders import Told, differing, held, told

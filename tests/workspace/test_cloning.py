@@ -10,8 +10,8 @@ from shutil import which
 
 import pytest
 
-from kedge.workspace import Workspace, reading
-from kedge.workspace.reading import Cloning
+from killick.workspace import Workspace, reading
+from killick.workspace.reading import Cloning
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from kedge.errors import WorkspaceRefused
-from kedge.workspace import criu
-from kedge.workspace.processes import MARK, alive, end
+from killick.errors import WorkspaceRefused
+from killick.workspace import criu
+from killick.workspace.processes import MARK, alive, end
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from kedge.workspace.ignoring import GITIGNORE, IGNORE_FILES, KEDGEIGNORE, Rules, Scope
+from killick.workspace.ignoring import GITIGNORE, IGNORE_FILES, KILLICKIGNORE, Rules, Scope
 
 SEEDS: Final = random.Random(7).sample(range(1_000_000), 40)
 
@@ -119,7 +119,7 @@ def test_git_ignores_the_same_files(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
-def test_a_kedgeignore_has_the_last_word_in_its_folder(tmp_path: Path, seed: int) -> None:
+def test_a_killickignore_has_the_last_word_in_its_folder(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     folder, twin = tmp_path / "ours", repository(tmp_path / "twin")
     folder.mkdir()
@@ -129,8 +129,8 @@ def test_a_kedgeignore_has_the_last_word_in_its_folder(tmp_path: Path, seed: int
         more = rules_text(chance).removeprefix(b"\xef\xbb\xbf") if chance.random() < 0.5 else None
         if more is None:
             continue
-        Path(at, ".kedgeignore").write_bytes(more)
-        # Git knows one file for each folder: what comes later in it wins, as a .kedgeignore does.
+        Path(at, ".killickignore").write_bytes(more)
+        # Git knows one file for each folder: what comes later in it wins, as a .killickignore does.
         both = twin / Path(at).relative_to(folder) / ".gitignore"
         both.write_bytes((both.read_bytes() + b"\n" if ".gitignore" in files else b"") + more)
     names = set(IGNORE_FILES)
@@ -145,7 +145,7 @@ def agree(folder: Path, ours: set[bytes], gits: set[bytes]) -> None:
         above = [folder, *(folder / os.fsdecode(path)).parents]
         said = {
             str(at.relative_to(folder)): [
-                (at / name).read_bytes() for name in (".gitignore", ".kedgeignore") if (at / name).exists()
+                (at / name).read_bytes() for name in (".gitignore", ".killickignore") if (at / name).exists()
             ]
             for at in above
             if at.is_relative_to(folder)
@@ -165,7 +165,7 @@ def nothing(name: bytes) -> None:
 
 
 def test_what_is_given_wins_over_every_file() -> None:
-    scope = scoped(b"!*.log\n*.txt\n", name=KEDGEIGNORE, exclude=["*.log", "!keep.txt", "# a remark"])
+    scope = scoped(b"!*.log\n*.txt\n", name=KILLICKIGNORE, exclude=["*.log", "!keep.txt", "# a remark"])
     assert scope.ignores(b"a.log", is_folder=False)
     assert scope.ignores(b"a.txt", is_folder=False)
     assert not scope.ignores(b"keep.txt", is_folder=False)
@@ -184,22 +184,22 @@ def test_a_pattern_with_a_slash_holds_only_at_its_place() -> None:
 
 def test_gitignore_files_are_not_read_where_nobody_wants_them() -> None:
     rules = Rules(gitignore=False)
-    scope = rules.scope(None, b"", {GITIGNORE: b"*", KEDGEIGNORE: b"*.o"}.get)
+    scope = rules.scope(None, b"", {GITIGNORE: b"*", KILLICKIGNORE: b"*.o"}.get)
     assert scope.ignores(b"a.o", is_folder=False)
     assert not scope.ignores(b"a.c", is_folder=False)
 
 
 def test_a_gitignore_says_nothing_of_a_checkouts_own_records() -> None:
     rules = Rules()
-    root = rules.scope(None, b"", {GITIGNORE: b"*\nlogs/\ntags\n", KEDGEIGNORE: b"*.pack\n"}.get)
+    root = rules.scope(None, b"", {GITIGNORE: b"*\nlogs/\ntags\n", KILLICKIGNORE: b"*.pack\n"}.get)
     git = rules.scope(root, b".git", nothing)
     refs = rules.scope(git, b".git/refs", {GITIGNORE: b"*"}.get)
     assert root.ignores(b"a", is_folder=False)
     assert not root.ignores(b".git", is_folder=True)
     assert not git.ignores(b"logs", is_folder=True)
     assert not refs.ignores(b"tags", is_folder=True)
-    assert refs.ignores(b"x.pack", is_folder=False), "a .kedgeignore does"
-    assert scoped(b".git\n", name=KEDGEIGNORE).ignores(b".git", is_folder=True)
+    assert refs.ignores(b"x.pack", is_folder=False), "a .killickignore does"
+    assert scoped(b".git\n", name=KILLICKIGNORE).ignores(b".git", is_folder=True)
 
 
 def test_a_name_that_is_no_text_is_judged_by_its_bytes() -> None:

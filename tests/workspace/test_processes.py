@@ -14,9 +14,9 @@ from typing import Final
 
 import pytest
 
-from kedge.clock import SystemClock
-from kedge.workspace import processes
-from kedge.workspace.processes import MARK, Process, alive, end, marked, started_since, written, written_to
+from killick.clock import SystemClock
+from killick.workspace import processes
+from killick.workspace.processes import MARK, Process, alive, end, marked, started_since, written, written_to
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

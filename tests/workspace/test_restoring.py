@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from kedge.clock import SystemClock
-from kedge.errors import SnapshotBroken, WorkspaceRefused
-from kedge.workspace import restoring, tree
-from kedge.workspace.restoring import PREFIX, Restored, apply, plan
-from kedge.workspace.tree import BLOCK_BYTES, FILE, Entry
+from killick.clock import SystemClock
+from killick.errors import SnapshotBroken, WorkspaceRefused
+from killick.workspace import restoring, tree
+from killick.workspace.restoring import PREFIX, Restored, apply, plan
+from killick.workspace.tree import BLOCK_BYTES, FILE, Entry
 from seeds import draw_seed
 from workspace.folders import Objects, Told, differing, told
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.workspace import Workspace, gathering
-from kedge.workspace.writing import Writing
+from killick.workspace import Workspace, gathering
+from killick.workspace.writing import Writing
 
 
 def test_what_a_look_that_failed_had_heard_of_is_found_by_the_next(

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kedge.clock import ManualClock
-from kedge.errors import SnapshotBroken
-from kedge.workspace import appending, writing
-from kedge.workspace.index import Index
-from kedge.workspace.vault import Vault
+from killick.clock import ManualClock
+from killick.errors import SnapshotBroken
+from killick.workspace import appending, writing
+from killick.workspace.index import Index
+from killick.workspace.vault import Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kedge.errors import SnapshotBroken, StoreBusy
-from kedge.workspace import sweeping, tree
-from kedge.workspace.vault import Swept, Vault
+from killick.errors import SnapshotBroken, StoreBusy
+from killick.workspace import sweeping, tree
+from killick.workspace.vault import Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
@@ -41,7 +41,7 @@ def process(program: str, vault: Vault, *arguments: object) -> subprocess.Popen[
 def swept_elsewhere(vault: Vault) -> str:
     """How many objects another process sweeps, or why it does not."""
     program = (
-        "import sys; from kedge.errors import StoreBusy; from kedge.workspace.vault import Vault\n"
+        "import sys; from killick.errors import StoreBusy; from killick.workspace.vault import Vault\n"
         "try: print(Vault(sys.argv[1], busy_seconds=0.05).sweep().objects)\n"
         "except StoreBusy: print('StoreBusy')"
     )
@@ -308,7 +308,7 @@ def test_processes_that_publish_forget_and_sweep_at_once_lose_nothing(vault: Vau
     seed = draw_seed()
     program = (
         "import random, sys\n"
-        "from kedge.workspace.vault import Vault\n"
+        "from killick.workspace.vault import Vault\n"
         "from workspace.vaults import publish, read, some_files\n"
         "vault, number, seed = Vault(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])\n"
         "vault._packs.pack_bytes_max = 40_000\n"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from kedge.clock import ManualClock
-from kedge.errors import SnapshotBroken, StoreClosed, StoreUnavailable
-from kedge.workspace import tree, writing
-from kedge.workspace.compressing import compressed, decompressed
-from kedge.workspace.vault import Reference, Restoring, Swept, Vault
+from killick.clock import ManualClock
+from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
+from killick.workspace import tree, writing
+from killick.workspace.compressing import compressed, decompressed
+from killick.workspace.vault import Reference, Restoring, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
@@ -59,7 +59,7 @@ def test_a_published_snapshot_is_read_back_as_it_was(vault: Vault) -> None:
 def test_another_process_reads_what_was_published(vault: Vault) -> None:
     root = publish(vault, {b"a": b"one" * 1000})
     program = (
-        "import sys; from kedge.workspace.vault import Vault; from workspace.vaults import read\n"
+        "import sys; from killick.workspace.vault import Vault; from workspace.vaults import read\n"
         "print(read(Vault(sys.argv[1]), bytes.fromhex(sys.argv[2])) == {b'a': b'one' * 1000})"
     )
     assert in_another_process(program, vault, root.hex()) == "True\n"
@@ -369,7 +369,7 @@ def test_folders_are_locked_apart(vault: Vault) -> None:
 
 def test_a_lock_of_a_killed_process_is_free(vault: Vault) -> None:
     program = (
-        "import os, signal, sys; from kedge.workspace.vault import Vault\n"
+        "import os, signal, sys; from killick.workspace.vault import Vault\n"
         "with Vault(sys.argv[1]).lock('/w'), Vault(sys.argv[1]).writing() as w:\n"
         "    w.add(b'x' * 100); print('in', flush=True); sys.stdin.read()"
     )

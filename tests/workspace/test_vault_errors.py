@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from kedge import permissions
-from kedge.errors import KedgeError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
-from kedge.workspace import appending, locking, moving, writing
-from kedge.workspace import packs as packs_module
-from kedge.workspace.index import Index
-from kedge.workspace.vault import Vault
+from killick import permissions
+from killick.errors import KillickError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
+from killick.workspace import appending, locking, moving, writing
+from killick.workspace import packs as packs_module
+from killick.workspace.index import Index
+from killick.workspace.vault import Vault
 from workspace.vaults import add, packed_bytes, packs, publish, read
 
 TESTS = Path(__file__).parent.parent
@@ -46,8 +46,8 @@ def told_by(program: str, *arguments: object, prefix: tuple[str, ...] = ()) -> s
 
 FILL = """
 import os, pathlib, sys
-from kedge.errors import StoreFull
-from kedge.workspace.vault import Vault
+from killick.errors import StoreFull
+from killick.workspace.vault import Vault
 from workspace.vaults import add, packed_bytes, publish, read
 
 folder = pathlib.Path(sys.argv[1])
@@ -108,9 +108,9 @@ def test_a_full_disk_is_a_clear_error_and_everything_works_again_when_there_is_r
 
 NOT_WRITABLE = """
 import os, sys
-import kedge, encodings.idna
-from kedge.errors import StoreReadOnly
-from kedge.workspace.vault import Vault
+import killick, encodings.idna
+from killick.errors import StoreReadOnly
+from killick.workspace.vault import Vault
 from workspace.vaults import publish
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
@@ -154,7 +154,7 @@ def test_an_index_of_a_later_format_is_refused_by_name(vault: Vault) -> None:
     index = sqlite3.connect(vault.path / "index.db")
     index.execute("PRAGMA user_version = 2")
     index.close()
-    with pytest.raises(StoreFormat, match="upgrade kedge"):
+    with pytest.raises(StoreFormat, match="upgrade killick"):
         Vault(vault.path).references()
 
 
@@ -308,7 +308,7 @@ def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
             failing.setattr(appending, "_fdatasync", system.fdatasync)
             try:
                 do(vault)
-            except KedgeError as error:
+            except KillickError as error:
                 failed = error
         assert failed is None or str(vault.path) in str(failed), (count, failed)
         failures += failed is not None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kedge.workspace.watching import Watch, is_trusted
+from killick.workspace.watching import Watch, is_trusted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
@@ -30,7 +30,7 @@ class Folder(NamedTuple):
 
 
 class Follower:
-    """Knows a tree by looking only where the watch says, and keeps to the rules of `kedge.workspace.watching`."""
+    """Knows a tree by looking only where the watch says, and keeps to the rules of `killick.workspace.watching`."""
 
     def __init__(self, root: Path) -> None:
         watch = Watch.begin()
@@ -335,7 +335,7 @@ def test_what_is_no_folder_of_a_local_file_system_is_not_watched(root: Path, fol
 
 ADDING: Final = """
 import os
-from kedge.workspace.watching import Watch
+from killick.workspace.watching import Watch
 watch = Watch.begin()
 print([watch.add(os.path.abspath(b"%d" % number)) for number in range(6)])
 """

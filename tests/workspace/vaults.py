@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from kedge.workspace import tree
-from kedge.workspace.tree import BLOCK_BYTES, FILE, FOLDER, Block, Entry, Id
-from kedge.workspace.vault import Vault, Writing
+from killick.workspace import tree
+from killick.workspace.tree import BLOCK_BYTES, FILE, FOLDER, Block, Entry, Id
+from killick.workspace.vault import Vault, Writing
 
 Files = Mapping[bytes, bytes]
 

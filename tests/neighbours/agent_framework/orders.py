@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_framework import Agent, Executor, FileCheckpointStorage, WorkflowBuilder, WorkflowContext, handler, tool
 
-import kedge
-from kedge.adapters.agent_framework import KedgeChat, KedgeCheckpointStorage, KedgeTools
+import killick
+from killick.adapters.agent_framework import KillickChat, KillickCheckpointStorage, KillickTools
 from neighbours.agent_framework.scripted_chat import ScriptedChat, call
 from neighbours.killed import World, die
 
@@ -64,17 +64,17 @@ def alone(folder: Path, dies: str = "") -> str:
     return asyncio.run(go_on(workflow(world, dies, []), FileCheckpointStorage(folder / "checkpoints")))
 
 
-def on_kedge(folder: Path, dies: str = "") -> str:
+def on_killick(folder: Path, dies: str = "") -> str:
     async def going_on() -> str:
-        orders = workflow(World(folder), dies, [KedgeChat(), KedgeTools()])
-        with kedge.open(folder / "kedge.db") as kd:
+        orders = workflow(World(folder), dies, [KillickChat(), KillickTools()])
+        with killick.open(folder / "killick.db") as kd:
             async with kd.host("order-A7", agent="orders"):
-                return await go_on(orders, KedgeCheckpointStorage(kd))
+                return await go_on(orders, KillickCheckpointStorage(kd))
 
     return asyncio.run(going_on())
 
 
 def answered(folder: Path) -> str:
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         kd.answer("order-A7", "happened", value="5 paid", by="ann")
     return "answered"

@@ -22,11 +22,11 @@ from agent_framework import (
     WorkflowCheckpointException,
 )
 
-import kedge
-from kedge.adapters.agent_framework import KedgeCheckpointStorage, KedgeHistory, KedgeSessions
+import killick
+from killick.adapters.agent_framework import KillickCheckpointStorage, KillickHistory, KillickSessions
 from neighbours.agent_framework.scripted_chat import ScriptedChat
 
-KINDS = ["in memory", "files", "kedge", "kedge over a client"]
+KINDS = ["in memory", "files", "killick", "killick over a client"]
 
 
 @dataclasses.dataclass
@@ -45,13 +45,13 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
             yield InMemoryCheckpointStorage()
         case "files":
             yield FileCheckpointStorage(tmp_path, allowed_checkpoint_types=[ORDER])
-        case "kedge":
-            ours = KedgeCheckpointStorage(tmp_path / "kedge.db", allowed_checkpoint_types=[ORDER])
+        case "killick":
+            ours = KillickCheckpointStorage(tmp_path / "killick.db", allowed_checkpoint_types=[ORDER])
             yield ours
             ours.close()
         case _:
-            with kedge.open("memory:") as kd:
-                yield KedgeCheckpointStorage(kd, allowed_checkpoint_types=[ORDER])
+            with killick.open("memory:") as kd:
+                yield KillickCheckpointStorage(kd, allowed_checkpoint_types=[ORDER])
 
 
 def checkpoint(name: str = "orders", **fields: Any) -> WorkflowCheckpoint:
@@ -108,7 +108,7 @@ async def test_what_is_deleted_is_gone_and_what_is_saved_again_is_there_once(sto
 
 
 async def test_a_type_that_nobody_allowed_is_refused_before_it_is_kept(tmp_path: Path) -> None:
-    storage = KedgeCheckpointStorage(tmp_path / "kedge.db")
+    storage = KillickCheckpointStorage(tmp_path / "killick.db")
     with pytest.raises(WorkflowCheckpointException, match="Order"):
         await storage.save(checkpoint(state={"order": Order(7, datetime.date(2031, 4, 1))}))
     assert await storage.list_checkpoint_ids(workflow_name="orders") == []
@@ -117,7 +117,7 @@ async def test_a_type_that_nobody_allowed_is_refused_before_it_is_kept(tmp_path:
 
 def _save_some(place: str, who: int) -> None:
     async def saving() -> None:
-        storage = KedgeCheckpointStorage(place)
+        storage = KillickCheckpointStorage(place)
         for n in range(10):
             await storage.save(checkpoint(checkpoint_id=f"{who}.{n}"))
         storage.close()
@@ -126,22 +126,22 @@ def _save_some(place: str, who: int) -> None:
 
 
 def test_processes_that_save_at_once_lose_none(tmp_path: Path) -> None:
-    place = str(tmp_path / "kedge.db")
-    kedge.open(place).close()
+    place = str(tmp_path / "killick.db")
+    killick.open(place).close()
     forked = multiprocessing.get_context("fork")
     workers = [forked.Process(target=_save_some, args=(place, who)) for who in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    storage = KedgeCheckpointStorage(place)
+    storage = KillickCheckpointStorage(place)
     found = asyncio.run(storage.list_checkpoint_ids(workflow_name="orders"))
     assert sorted(found) == sorted(f"{who}.{n}" for who in range(3) for n in range(10))
     storage.close()
 
 
 async def test_a_conversation_that_grows_costs_what_is_new(tmp_path: Path) -> None:
-    files, ours = FileCheckpointStorage(tmp_path / "files"), KedgeCheckpointStorage(tmp_path / "kedge.db")
+    files, ours = FileCheckpointStorage(tmp_path / "files"), KillickCheckpointStorage(tmp_path / "killick.db")
     said: list[Message] = []
     for turn in range(60):
         said.append(Message("user", [f"{turn}: " + f"{turn * 7919 % 1000:04d} " * 400]))
@@ -150,8 +150,8 @@ async def test_a_conversation_that_grows_costs_what_is_new(tmp_path: Path) -> No
         await ours.save(one)
     ours.close()
     theirs = sum(file.stat().st_size for file in (tmp_path / "files").iterdir())
-    mine = (tmp_path / "kedge.db").stat().st_size
-    print(f"60 turns of 2 KB, each a checkpoint: files {theirs / 1e6:.1f} MB, Kedge {mine / 1e6:.2f} MB")
+    mine = (tmp_path / "killick.db").stat().st_size
+    print(f"60 turns of 2 KB, each a checkpoint: files {theirs / 1e6:.1f} MB, Killick {mine / 1e6:.2f} MB")
     assert mine < theirs / 8
 
 
@@ -159,7 +159,7 @@ async def test_a_conversation_that_grows_costs_what_is_new(tmp_path: Path) -> No
 
 
 async def test_a_session_is_kept_with_its_state_and_forgotten_when_it_is_deleted(tmp_path: Path) -> None:
-    sessions = KedgeSessions(tmp_path / "kedge.db")
+    sessions = KillickSessions(tmp_path / "killick.db")
     session = AgentSession()
     session.state["in_memory"] = {"messages": [Message("user", ["hello"])]}
     await sessions.set("ann", session)
@@ -178,19 +178,19 @@ async def test_a_session_is_kept_with_its_state_and_forgotten_when_it_is_deleted
 
 async def test_an_agent_goes_on_with_what_was_said_in_another_process(tmp_path: Path) -> None:
     for turn in range(2):
-        history = KedgeHistory(tmp_path / "kedge.db")
+        history = KillickHistory(tmp_path / "killick.db")
         agent = Agent(client=ScriptedChat("one", "two"), context_providers=[history])
         reply = await agent.run(f"turn {turn}", session=AgentSession(session_id="ann"))
         assert reply.text == ["one", "two"][turn]
         history.close()
-    history = KedgeHistory(tmp_path / "kedge.db")
+    history = KillickHistory(tmp_path / "killick.db")
     assert [message.text for message in await history.get_messages("ann")] == ["turn 0", "one", "turn 1", "two"]
     assert await history.get_messages("bob") == []
     history.close()
 
 
 async def test_a_message_that_is_saved_twice_is_there_once_and_two_that_say_the_same_are_two(tmp_path: Path) -> None:
-    history = KedgeHistory(tmp_path / "kedge.db")
+    history = KillickHistory(tmp_path / "killick.db")
     reply = Message("assistant", [Content.from_text("yes")], message_id="m1")
     await history.save_messages("ann", [Message("user", ["again"]), reply])
     await history.save_messages(

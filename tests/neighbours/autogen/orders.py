@@ -11,8 +11,8 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.conditions import TextMentionTermination
 from autogen_agentchat.teams import RoundRobinGroupChat
 
-import kedge
-from kedge.adapters.autogen import KedgeModelClient, KedgeStates, KedgeWorkbench, run
+import killick
+from killick.adapters.autogen import KillickModelClient, KillickStates, KillickWorkbench, run
 from neighbours.autogen.scripted_client import ScriptedClient, call
 from neighbours.killed import World, die
 
@@ -62,12 +62,12 @@ def alone(folder: Path, dies: str = "") -> str:
     return asyncio.run(turn())
 
 
-def on_kedge(folder: Path, dies: str = "") -> str:
+def on_killick(folder: Path, dies: str = "") -> str:
     async def turn() -> str:
-        workbench = KedgeWorkbench(tools(World(folder), dies))
-        orders = team(model_client=KedgeModelClient(model(dies)), workbench=workbench)
-        with kedge.open(folder / "kedge.db") as kd:
-            states = KedgeStates(kd)
+        workbench = KillickWorkbench(tools(World(folder), dies))
+        orders = team(model_client=KillickModelClient(model(dies)), workbench=workbench)
+        with killick.open(folder / "killick.db") as kd:
+            states = KillickStates(kd)
             async with kd.host("order-A7", agent="orders"):
                 await states.load("order-A7", orders)
                 said = (await run(orders, task="see to order A7")).messages[-1].content
@@ -78,6 +78,6 @@ def on_kedge(folder: Path, dies: str = "") -> str:
 
 
 def answered(folder: Path) -> str:
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         kd.answer("order-A7", "happened", value="5 paid", by="ann")
     return "answered"

@@ -18,16 +18,16 @@ from autogen_core.models import UserMessage
 from autogen_core.tools import StaticWorkbench, TextResultContent, ToolResult, Workbench
 from pydantic import BaseModel
 
-import kedge
-from kedge.adapters.autogen import KedgeModelClient, KedgeStates, KedgeWorkbench, run
-from kedge.errors import DeclarationRefused
-from kedge.runtime.hosting import attempt, here
+import killick
+from killick.adapters.autogen import KillickModelClient, KillickStates, KillickWorkbench, run
+from killick.errors import DeclarationRefused
+from killick.runtime.hosting import attempt, here
 from neighbours.autogen.scripted_client import ScriptedClient, call
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -53,10 +53,10 @@ class World:
             return f"{amount} paid"
 
         client = ScriptedClient(*script)
-        workbench = KedgeWorkbench([pay], options={"pay": options} if options else None)
+        workbench = KillickWorkbench([pay], options={"pay": options} if options else None)
         agent = AssistantAgent(
             "clerk",
-            KedgeModelClient(client),
+            KillickModelClient(client),
             workbench=workbench,
             max_tool_iterations=5,
             model_client_stream=stream,
@@ -73,7 +73,7 @@ async def said(agent: Any, task: str = "pay A7") -> str:
     return str((await (run(agent, task=task) if here() else agent.run(task=task))).messages[-1].content)
 
 
-async def test_a_turn_that_runs_again_asks_no_model_and_calls_no_tool(kd: kedge.Client, world: World) -> None:
+async def test_a_turn_that_runs_again_asks_no_model_and_calls_no_tool(kd: killick.Client, world: World) -> None:
     for _ in range(2):
         agent, client = world.agent(PAY, "done")
         async with kd.host("thread", agent="clerk"):
@@ -84,7 +84,7 @@ async def test_a_turn_that_runs_again_asks_no_model_and_calls_no_tool(kd: kedge.
     assert kd.state("thread").trace[0].usage.tokens_in == 7
 
 
-async def test_a_stream_comes_as_it_is_said_and_again_from_the_record(kd: kedge.Client, world: World) -> None:
+async def test_a_stream_comes_as_it_is_said_and_again_from_the_record(kd: killick.Client, world: World) -> None:
     heard = []
     for _ in range(2):
         agent, client = world.agent(PAY, "one two three", stream=True)
@@ -96,10 +96,10 @@ async def test_a_stream_comes_as_it_is_said_and_again_from_the_record(kd: kedge.
     assert client.asked == 0
 
 
-async def test_a_failure_is_told_to_the_model_in_the_same_words_now_and_later(kd: kedge.Client, world: World) -> None:
+async def test_a_failure_is_told_to_the_model_in_the_same_words_now_and_later(kd: killick.Client, world: World) -> None:
     world.fails, told = True, []
     for _ in range(2):
-        agent, _ = world.agent(PAY, "sorry", effect="reads", retry=kedge.Retry(attempts=1))
+        agent, _ = world.agent(PAY, "sorry", effect="reads", retry=killick.Retry(attempts=1))
         async with kd.host("thread", agent="clerk"):
             result = await agent.run(task="pay A7")
         told.append([event.content for event in result.messages if isinstance(event, ToolCallExecutionEvent)])
@@ -109,7 +109,7 @@ async def test_a_failure_is_told_to_the_model_in_the_same_words_now_and_later(kd
     assert world.done == [("A7", 5)]
 
 
-async def test_arguments_that_do_not_fit_are_the_models_to_mend(kd: kedge.Client, world: World) -> None:
+async def test_arguments_that_do_not_fit_are_the_models_to_mend(kd: killick.Client, world: World) -> None:
     agent, _ = world.agent(
         call("c1", "pay", order="A7", amount="lots"), call("c2", "pay", order="A7", amount=6), "done"
     )
@@ -118,9 +118,9 @@ async def test_arguments_that_do_not_fit_are_the_models_to_mend(kd: kedge.Client
     assert world.done == [("A7", 6)]
 
 
-async def test_what_a_contract_rejects_is_told_to_the_model_and_not_done(kd: kedge.Client, world: World) -> None:
+async def test_what_a_contract_rejects_is_told_to_the_model_and_not_done(kd: killick.Client, world: World) -> None:
     agent, _ = world.agent(call("c1", "pay", order="A7", amount=500), "too much, then")
-    contract = kedge.Contract("orders", [kedge.rules.arguments("pay", amount={"max": 100})])
+    contract = killick.Contract("orders", [killick.rules.arguments("pay", amount={"max": 100})])
     async with kd.host("thread", agent="clerk", contract=contract):
         result = await agent.run(task="pay A7")
     told = next(event for event in result.messages if isinstance(event, ToolCallExecutionEvent)).content[0]
@@ -134,13 +134,13 @@ def in_team(agent: AssistantAgent) -> RoundRobinGroupChat:
 
 
 @pytest.mark.parametrize("made", [lambda agent: agent, in_team], ids=["agent", "team"])
-async def test_a_person_is_asked_and_may_change_what_is_done(kd: kedge.Client, world: World, made: Any) -> None:
+async def test_a_person_is_asked_and_may_change_what_is_done(kd: killick.Client, world: World, made: Any) -> None:
     async def turn() -> str:
         agent, _ = world.agent(PAY, "done", approve="managers")
         async with kd.host("thread", agent="clerk"):
             return await said(made(agent))
 
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    with pytest.raises(killick.RunWaiting) as waiting:
         await turn()
     assert waiting.value.waits
     assert world.done == []
@@ -150,40 +150,40 @@ async def test_a_person_is_asked_and_may_change_what_is_done(kd: kedge.Client, w
 
 
 async def test_an_agent_that_asks_no_model_after_its_tools_waits_too_and_its_state_is_not_kept(
-    kd: kedge.Client, world: World
+    kd: killick.Client, world: World
 ) -> None:
     async def turn(run_it: Any) -> Any:
         agent, _ = world.agent(PAY, approve="managers")
         agent._max_tool_iterations = 1
         async with kd.host("thread", agent="clerk"):
             done = await run_it(agent, task="pay A7")
-            await KedgeStates(kd).save("thread", agent)
+            await KillickStates(kd).save("thread", agent)
             return done.messages[-1].content
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         await turn(run)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         await turn(AssistantAgent.run)
     kd.answer("thread", "approve", by="managers")
     assert await turn(run) == "5 paid"
 
 
 @pytest.mark.parametrize("made", [lambda agent: agent, in_team], ids=["agent", "team"])
-async def test_inside_a_kedge_agent_the_whole_loop_replays(kd: kedge.Client, world: World, made: Any) -> None:
-    @kedge.agent(name="autogen_clerk")
-    async def clerk(run: kedge.Run, order: str) -> str:
+async def test_inside_a_killick_agent_the_whole_loop_replays(kd: killick.Client, world: World, made: Any) -> None:
+    @killick.agent(name="autogen_clerk")
+    async def clerk(run: killick.Run, order: str) -> str:
         agent, _ = world.agent(PAY, "done", approve="managers")
         async with run.hosting():
             return await said(made(agent), f"pay {order}")
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         await kd.run.soon(clerk, "A7", id="r")
     kd.answer("r", "approve", by="managers")
     assert await kd.run.soon(clerk, "A7", id="r") == "done"
     assert world.done == [("A7", 5)]
 
 
-async def test_another_workbench_goes_through_the_gate_with_what_it_answers(kd: kedge.Client) -> None:
+async def test_another_workbench_goes_through_the_gate_with_what_it_answers(kd: killick.Client) -> None:
     class Far(StaticWorkbench):
         calls = 0
 
@@ -202,8 +202,8 @@ async def test_another_workbench_goes_through_the_gate_with_what_it_answers(kd: 
         """Look an order up."""
         return "never called"
 
-    inner: Workbench = Far(KedgeWorkbench([look_up])._tools.values())
-    gated = KedgeWorkbench(inner, options={"look_up": {"effect": "reads"}})
+    inner: Workbench = Far(KillickWorkbench([look_up])._tools.values())
+    gated = KillickWorkbench(inner, options={"look_up": {"effect": "reads"}})
     assert [tool["name"] for tool in await gated.list_tools()] == ["look_up"]
     for _ in range(2):
         async with kd.host("thread", agent="clerk"):
@@ -214,7 +214,7 @@ async def test_another_workbench_goes_through_the_gate_with_what_it_answers(kd: 
     assert (await gated.call_tool("nothing", {})).is_error
 
 
-async def test_an_answer_in_a_declared_form_and_a_model_that_failed(kd: kedge.Client) -> None:
+async def test_an_answer_in_a_declared_form_and_a_model_that_failed(kd: killick.Client) -> None:
     class Verdict(BaseModel):
         pays: bool
 
@@ -222,7 +222,7 @@ async def test_an_answer_in_a_declared_form_and_a_model_that_failed(kd: kedge.Cl
         raise LookupError("no such model")
 
     inner = ScriptedClient('{"pays": true}', before=refused)
-    client, asked = KedgeModelClient(inner), [UserMessage(content="pay?", source="ann")]
+    client, asked = KillickModelClient(inner), [UserMessage(content="pay?", source="ann")]
     async with kd.host("thread", agent="clerk"):
         with pytest.raises(LookupError, match="no such model"):
             await client.create(asked, json_output=Verdict)
@@ -240,9 +240,9 @@ async def test_without_a_host_nothing_runs(world: World) -> None:
         world.done.append(order)
         return "paid"
 
-    gates = KedgeWorkbench([pay])
+    gates = KillickWorkbench([pay])
     with pytest.raises(DeclarationRefused, match=r"kd\.host"):
-        await said(AssistantAgent("clerk", KedgeModelClient(ScriptedClient(PAY)), workbench=gates))
+        await said(AssistantAgent("clerk", KillickModelClient(ScriptedClient(PAY)), workbench=gates))
     told = await said(AssistantAgent("clerk", ScriptedClient(PAY), workbench=gates))
     assert "kd.host" in told
     assert world.done == []
@@ -254,35 +254,37 @@ async def test_a_team_goes_on_with_the_state_that_was_kept_in_another_process(tm
         return RoundRobinGroupChat([agent], max_turns=1)
 
     for turn, expected in enumerate(["one", "two"]):
-        states, orders = KedgeStates(tmp_path / "kedge.db"), team()
+        states, orders = KillickStates(tmp_path / "killick.db"), team()
         assert await states.load("ann", orders) is (turn > 0)
         assert await said(orders, f"turn {turn}") == expected
         await states.save("ann", orders)
         states.close()
-    states = KedgeStates(tmp_path / "kedge.db")
+    states = KillickStates(tmp_path / "killick.db")
     await states.forget("ann")
     assert not await states.load("ann", team())
     states.close()
 
 
 @pytest.mark.parametrize("effect", ["reads", "at_most_once"])
-async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(kd: kedge.Client, world: World, effect: str) -> None:
+async def test_an_agent_as_a_tool_waits_with_the_tool_inside_of_it(
+    kd: killick.Client, world: World, effect: str
+) -> None:
     """Entered again, the inner agent's calls come from the record: by itself, or when a person says so."""
 
     async def boss() -> str:
         clerk, _ = world.agent(call("inner", "pay", order="A7"), "it is paid", approve="managers")
-        workbench = KedgeWorkbench([AgentTool(clerk)], options={"clerk": {"effect": effect}})
+        workbench = KillickWorkbench([AgentTool(clerk)], options={"clerk": {"effect": effect}})
         script = ScriptedClient(call("outer", "clerk", task="pay A7"), "all done")
-        agent = AssistantAgent("boss", KedgeModelClient(script), workbench=workbench, max_tool_iterations=5)
+        agent = AssistantAgent("boss", KillickModelClient(script), workbench=workbench, max_tool_iterations=5)
         async with asyncio.timeout(60), kd.host("thread", agent="boss"):
             return await said(agent)
 
     for _ in range(2 if effect == "reads" else 1):
-        with pytest.raises(kedge.RunWaiting, match="pay"):
+        with pytest.raises(killick.RunWaiting, match="pay"):
             await boss()
     await kd.answer.soon(kd.inbox()[0], "approve", by="ann")
     if effect == "at_most_once":
-        with pytest.raises(kedge.RunWaiting, match=r"clerk.*left while step"):
+        with pytest.raises(killick.RunWaiting, match=r"clerk.*left while step"):
             await boss()
         await kd.answer.soon(kd.inbox()[0], "not", by="ann")
     assert await boss() == "all done"

@@ -1,7 +1,7 @@
-"""A clerk on the real Claude Code program that pays, and dies when the money is gone: alone, or with Kedge.
+"""A clerk on the real Claude Code program that pays, and dies when the money is gone: alone, or with Killick.
 
 Reads lines `WAY FOLDER HOME PORT DIES` and takes each in a process of its own, forked from here, because importing the
-SDK takes seconds; answers with how that process ended. WAY is alone or kedge; HOME is the machine's own disk, where
+SDK takes seconds; answers with how that process ended. WAY is alone or killick; HOME is the machine's own disk, where
 Claude Code keeps its transcripts; DIES is yes or no.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_server, query, tool
 from claude_agent_sdk import project_key_for_directory as project
 
-import kedge
-from kedge.adapters.claude_agent import KedgeSessionStore, attempt, gated
+import killick
+from killick.adapters.claude_agent import KillickSessionStore, attempt, gated
 
 SESSION = "6f9c1f3e-2d9f-4c60-8a5e-2a5c3f6f3b11"
 
@@ -39,9 +39,9 @@ async def serve(way: str, folder: Path, home: Path, port: str, *, dies: bool) ->
             os.kill(os.getpid(), signal.SIGKILL)
         return {"content": [{"type": "text", "text": "paid"}]}
 
-    def look_in_the_ledger(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    def look_in_the_ledger(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
         there = ledger.exists() and effect.key in ledger.read_text()
-        return kedge.Happened({"content": [{"type": "text", "text": "paid"}]}) if there else kedge.DidNotHappen()
+        return killick.Happened({"content": [{"type": "text", "text": "paid"}]}) if there else killick.DidNotHappen()
 
     async def ask(tools: Sequence[Any], is_known: bool, **more: Any) -> str:
         options = ClaudeAgentOptions(
@@ -55,8 +55,8 @@ async def serve(way: str, folder: Path, home: Path, port: str, *, dies: bool) ->
     if way == "alone":
         return await ask([pay], any(home.rglob(f"{SESSION}.jsonl")))
     async with AsyncExitStack() as stack:
-        kd = stack.enter_context(kedge.open(folder / "kedge.db"))
-        store = KedgeSessionStore(kd)
+        kd = stack.enter_context(killick.open(folder / "killick.db"))
+        store = KillickSessionStore(kd)
         known = await store.load({"project_key": project(folder), "session_id": SESSION})
         await stack.enter_async_context(kd.host("message-1", agent="claude"))
         tools = gated([pay], tools={"pay": {"reconcile": look_in_the_ledger}})

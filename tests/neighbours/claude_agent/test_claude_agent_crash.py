@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from claude_agent_sdk import project_key_for_directory
 
-import kedge
-from kedge.adapters.claude_agent import KedgeSessionStore
+import killick
+from killick.adapters.claude_agent import KillickSessionStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from claude_api import Api, serving
@@ -54,20 +54,20 @@ def paid(clerk: Clerk, way: str, folder: Path, then: str) -> int:
     return (folder / "ledger.txt").read_text().count("pay ann 5")
 
 
-def test_a_killed_clerk_pays_twice_alone_and_once_with_kedge_where_it_also_remembers(
+def test_a_killed_clerk_pays_twice_alone_and_once_with_killick_where_it_also_remembers(
     clerk: Clerk, api: Api, tmp_path: Path
 ) -> None:
-    # Alone, it finds what is on the disk of the process that died; with Kedge it has nothing but the store.
+    # Alone, it finds what is on the disk of the process that died; with Killick it has nothing but the store.
     alone = paid(clerk, "alone", tmp_path / "alone", "disk-1")
-    ours = paid(clerk, "kedge", tmp_path / "kedge", "disk-2")
-    print(f"killed in pay: the Claude Agent SDK alone pays {alone} times, with Kedge {ours} time")
+    ours = paid(clerk, "killick", tmp_path / "killick", "disk-2")
+    print(f"killed in pay: the Claude Agent SDK alone pays {alone} times, with Killick {ours} time")
     assert (alone, ours) == (2, 1)
     heard = len(api.heard)
-    assert clerk("kedge", tmp_path / "kedge", "disk-3") == 0
+    assert clerk("killick", tmp_path / "killick", "disk-3") == 0
     assert "Done." in str(api.heard[heard][:-1])
-    with kedge.open(tmp_path / "kedge" / "kedge.db") as kd:
-        key: Any = {"project_key": project_key_for_directory(tmp_path / "kedge"), "session_id": SESSION}
-        entries = asyncio.run(KedgeSessionStore(kd).load(key))
+    with killick.open(tmp_path / "killick" / "killick.db") as kd:
+        key: Any = {"project_key": project_key_for_directory(tmp_path / "killick"), "session_id": SESSION}
+        entries = asyncio.run(KillickSessionStore(kd).load(key))
     assert entries is not None
     uuids = [entry["uuid"] for entry in entries if "uuid" in entry]
     assert len(uuids) == len(set(uuids))

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false", "OTEL_SDK_DISABLED": "true"}
-_DATA = tempfile.TemporaryDirectory(prefix="kedge-crewai-")
+_DATA = tempfile.TemporaryDirectory(prefix="killick-crewai-")
 os.environ["XDG_DATA_HOME"] = _DATA.name
 
 # What is imported with CrewAI warns of itself, which is not ours to mend.

@@ -10,8 +10,8 @@ from crewai.flow.persistence import SQLiteFlowPersistence, persist
 from crewai.tools import tool
 from pydantic import BaseModel
 
-import kedge
-from kedge.adapters.crewai import KedgeFlowPersistence, gated
+import killick
+from killick.adapters.crewai import KillickFlowPersistence, gated
 from neighbours.killed import World, die
 
 
@@ -60,14 +60,14 @@ def alone(folder: Path, dies: str = "") -> str:
     return str(flow(persistence, pay, ship, dies).kickoff(inputs={"id": "A7"}))
 
 
-def on_kedge(folder: Path, dies: str = "") -> str:
+def on_killick(folder: Path, dies: str = "") -> str:
     pay, ship = tools(World(folder), dies)
-    with kedge.open(folder / "kedge.db") as kd, kd.host("order-A7", agent="orders"):
-        orders = flow(KedgeFlowPersistence(kd), gated(pay), gated(ship, effect="idempotent"), dies)
+    with killick.open(folder / "killick.db") as kd, kd.host("order-A7", agent="orders"):
+        orders = flow(KillickFlowPersistence(kd), gated(pay), gated(ship, effect="idempotent"), dies)
         return str(orders.kickoff(inputs={"id": "A7"}))
 
 
 def answered(folder: Path) -> str:
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         kd.answer("order-A7", "happened", value="5 paid", by="ann")
     return "answered"

@@ -15,8 +15,8 @@ from crewai.flow.persistence import SQLiteFlowPersistence, persist
 from crewai.flow.persistence.base import FlowPersistence
 from pydantic import BaseModel
 
-import kedge
-from kedge.adapters.crewai import KedgeFlowPersistence
+import killick
+from killick.adapters.crewai import KillickFlowPersistence
 
 
 class OrderState(BaseModel):
@@ -25,18 +25,18 @@ class OrderState(BaseModel):
     due: datetime.date | None = None
 
 
-@pytest.fixture(params=["sqlite", "kedge", "kedge over a client"])
+@pytest.fixture(params=["sqlite", "killick", "killick over a client"])
 def persistence(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FlowPersistence]:
     match request.param:
         case "sqlite":
             yield SQLiteFlowPersistence(str(tmp_path / "flows.db"))
-        case "kedge":
-            ours = KedgeFlowPersistence(tmp_path / "kedge.db")
+        case "killick":
+            ours = KillickFlowPersistence(tmp_path / "killick.db")
             yield ours
             ours.close()
         case _:
-            with kedge.open("memory:") as kd:
-                yield KedgeFlowPersistence(kd)
+            with killick.open("memory:") as kd:
+                yield KillickFlowPersistence(kd)
 
 
 def test_the_state_that_was_saved_last_is_loaded_by_the_flows_id(persistence: FlowPersistence) -> None:
@@ -89,7 +89,7 @@ def test_a_flow_goes_on_with_its_state_and_its_answer_in_another_process(persist
 
 
 def test_a_state_that_cannot_be_stored_is_refused_by_its_path(tmp_path: Path) -> None:
-    ours = KedgeFlowPersistence(tmp_path / "kedge.db")
+    ours = KillickFlowPersistence(tmp_path / "killick.db")
     with pytest.raises(TypeError, match="open_file"):
         ours.save_state("A7", "one", {"id": "A7", "open_file": object()})
     assert ours.load_state("A7") is None
@@ -97,15 +97,15 @@ def test_a_state_that_cannot_be_stored_is_refused_by_its_path(tmp_path: Path) ->
 
 
 def test_all_that_a_state_was_is_in_the_log_and_a_growing_one_costs_what_is_new(tmp_path: Path) -> None:
-    theirs, ours = SQLiteFlowPersistence(str(tmp_path / "flows.db")), KedgeFlowPersistence(tmp_path / "kedge.db")
+    theirs, ours = SQLiteFlowPersistence(str(tmp_path / "flows.db")), KillickFlowPersistence(tmp_path / "killick.db")
     said: list[str] = []
     for turn in range(60):
         said.append(f"{turn}: " + f"{turn * 7919 % 1000:04d} " * 400)
         for each in (theirs, ours):
             each.save_state("A7", f"turn {turn}", {"id": "A7", "said": said})
     ours.close()
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         assert kd.verify().problems == []
-    big, small = (sum(f.stat().st_size for f in tmp_path.glob(f"{name}*")) for name in ("flows.db", "kedge.db"))
-    print(f"60 turns of 2 KB, each saved: SQLiteFlowPersistence {big / 1e6:.1f} MB, Kedge {small / 1e6:.2f} MB")
+    big, small = (sum(f.stat().st_size for f in tmp_path.glob(f"{name}*")) for name in ("flows.db", "killick.db"))
+    print(f"60 turns of 2 KB, each saved: SQLiteFlowPersistence {big / 1e6:.1f} MB, Killick {small / 1e6:.2f} MB")
     assert small < big / 8

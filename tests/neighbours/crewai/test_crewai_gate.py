@@ -14,9 +14,9 @@ from crewai.tools import tool
 from crewai.tools.tool_failure import ToolFailure
 from pydantic import BaseModel, Field
 
-import kedge
-from kedge.adapters.crewai import Waiting, gated, recorded
-from kedge.runtime.hosting import attempt
+import killick
+from killick.adapters.crewai import Waiting, gated, recorded
+from killick.runtime.hosting import attempt
 
 
 class ScriptedLLM(BaseLLM):
@@ -94,8 +94,8 @@ def world() -> World:
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -108,7 +108,7 @@ KICKOFFS: dict[str, Callable[[Crew], Any]] = {
 @pytest.mark.parametrize("kickoff", KICKOFFS.values(), ids=KICKOFFS)
 @pytest.mark.parametrize(("script", "paid"), [(NATIVE, 2), (REACT, 1)], ids=["native", "react"])
 def test_a_crew_that_runs_again_asks_no_model_and_calls_no_tool(
-    kd: kedge.Client, world: World, kickoff: Callable[[Crew], Any], script: list[Any], paid: int
+    kd: killick.Client, world: World, kickoff: Callable[[Crew], Any], script: list[Any], paid: int
 ) -> None:
     for first in (True, False):
         crew, asked = world.crew(script)
@@ -120,10 +120,12 @@ def test_a_crew_that_runs_again_asks_no_model_and_calls_no_tool(
     assert kd.state("order").trace[0].usage.tokens_in == 7
 
 
-def test_a_failure_is_told_to_the_model_and_a_model_that_failed_is_asked_again(kd: kedge.Client, world: World) -> None:
+def test_a_failure_is_told_to_the_model_and_a_model_that_failed_is_asked_again(
+    kd: killick.Client, world: World
+) -> None:
     world.fails = True
     for _ in range(2):
-        crew, _ = world.crew(NATIVE, effect="reads", retry=kedge.Retry(attempts=1))
+        crew, _ = world.crew(NATIVE, effect="reads", retry=killick.Retry(attempts=1))
         with kd.host("order", agent="crew"):
             assert crew.kickoff().raw == "all done"
     assert sorted(world.done) == [("A7", 5), ("A8", 5)]
@@ -138,7 +140,7 @@ def test_a_failure_is_told_to_the_model_and_a_model_that_failed_is_asked_again(k
     assert len(llm.asked) == 2
 
 
-def test_an_answer_in_a_declared_form_comes_back_in_it(kd: kedge.Client) -> None:
+def test_an_answer_in_a_declared_form_comes_back_in_it(kd: killick.Client) -> None:
     class Verdict(BaseModel):
         pays: bool
 
@@ -149,8 +151,8 @@ def test_an_answer_in_a_declared_form_comes_back_in_it(kd: kedge.Client) -> None
     assert isinstance(llm, ScriptedLLM)
 
 
-def test_what_a_contract_rejects_is_told_to_the_model_and_not_done(kd: kedge.Client, world: World) -> None:
-    contract = kedge.Contract("orders", [kedge.rules.arguments("pay", order={"one_of": ["A7"]})])
+def test_what_a_contract_rejects_is_told_to_the_model_and_not_done(kd: killick.Client, world: World) -> None:
+    contract = killick.Contract("orders", [killick.rules.arguments("pay", order={"one_of": ["A7"]})])
     crew, _ = world.crew(NATIVE)
     with kd.host("order", agent="crew", contract=contract):
         done = crew.kickoff()
@@ -159,7 +161,7 @@ def test_what_a_contract_rejects_is_told_to_the_model_and_not_done(kd: kedge.Cli
     assert [told.failure.code for told in done.tasks_output[0].tool_failures] == ["argument_refused"]
 
 
-def test_a_person_is_asked_and_may_change_what_is_done(kd: kedge.Client, world: World) -> None:
+def test_a_person_is_asked_and_may_change_what_is_done(kd: killick.Client, world: World) -> None:
     script = [NATIVE[0][:1], "all done"]
     crew, _ = world.crew(script, approve="managers")
     with kd.host("order", agent="crew"), pytest.raises(Waiting) as waiting:
@@ -173,21 +175,21 @@ def test_a_person_is_asked_and_may_change_what_is_done(kd: kedge.Client, world: 
     assert world.done == [("A7", 4)]
 
 
-def test_inside_a_kedge_agent_the_whole_crew_replays(kd: kedge.Client, world: World) -> None:
-    @kedge.agent(name="crew_of_kedge")
-    def orders(run: kedge.SyncRun, order: str) -> str:
+def test_inside_a_killick_agent_the_whole_crew_replays(kd: killick.Client, world: World) -> None:
+    @killick.agent(name="crew_of_killick")
+    def orders(run: killick.SyncRun, order: str) -> str:
         crew, _ = world.crew([NATIVE[0][:1], "all done"], approve="managers")
         with run.hosting():
             return str(crew.kickoff().raw)
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(orders, "A7", id="r")
     kd.answer("r", "approve", by="managers")
     assert kd.run(orders, "A7", id="r") == "all done"
     assert world.done == [("A7", 5)]
 
 
-def test_what_a_tool_returns_comes_back_in_its_form(kd: kedge.Client) -> None:
+def test_what_a_tool_returns_comes_back_in_its_form(kd: killick.Client) -> None:
     @tool
     def pay(order: str) -> Receipt:
         """Pay for an order."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import anthropic
 
-import kedge
+import killick
 
 store, url = sys.argv[1:]
 client = anthropic.AsyncAnthropic(base_url=url, api_key="sk")
-durable = kedge.durable(client)
+durable = killick.durable(client)
 
 
 async def asked(client: anthropic.AsyncAnthropic, how: str, times: int) -> str:
@@ -26,23 +26,23 @@ async def asked(client: anthropic.AsyncAnthropic, how: str, times: int) -> str:
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
-@kedge.tool(effect="idempotent")
+@killick.tool(effect="idempotent")
 async def mark() -> None: ...
 
 
-@kedge.agent
-async def asks(run: kedge.Run) -> str:
-    said = await asked(durable, "kedge", 1)
+@killick.agent
+async def asks(run: killick.Run) -> str:
+    said = await asked(durable, "killick", 1)
     await run.call(mark)  # what came before is on disk now
     if is_first:
         os.kill(os.getpid(), signal.SIGKILL)
-    return said + await asked(durable, "kedge", 2)
+    return said + await asked(durable, "killick", 2)
 
 
 async def life() -> None:
     said = await asked(client, "alone", 1)
     print(said if is_first else said + await asked(client, "alone", 2))
-    async with kedge.open(store) as kd:
+    async with killick.open(store) as kd:
         print(await kd.run.soon(asks, id="r"))
 
 

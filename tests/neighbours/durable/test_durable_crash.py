@@ -1,4 +1,4 @@
-"""kedge.durable in processes that die, its example, and its page."""
+"""killick.durable in processes that die, its example, and its page."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def url(provider: Provider) -> Iterator[str]:
         yield serving.url
 
 
-def test_a_killed_process_asks_again_alone_and_not_with_kedge(tmp_path: Path, provider: Provider, url: str) -> None:
+def test_a_killed_process_asks_again_alone_and_not_with_killick(tmp_path: Path, provider: Provider, url: str) -> None:
     program = [sys.executable, str(Path(__file__).parent / "killed_durable.py"), str(tmp_path / "k.db"), url]
     ran = subprocess.run(program, timeout=150, check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split()[-2:] == ["hellohello", "hellohello"]
     asked = Counter(body["model"] for body in provider.bodies)
     print(
-        f"requests to the model, two of which are needed: alone {asked['alone']}, with kedge.durable {asked['kedge']}"
+        f"requests to the model, two of which are needed: "
+        f"alone {asked['alone']}, with killick.durable {asked['killick']}"
     )
-    assert asked == {"alone": 3, "kedge": 2}
+    assert asked == {"alone": 3, "killick": 2}
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

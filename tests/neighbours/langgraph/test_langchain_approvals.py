@@ -16,51 +16,51 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-import kedge
-from kedge.adapters import langchain_approvals as approvals
-from kedge.errors import AnswerRefused
+import killick
+from killick.adapters import langchain_approvals as approvals
+from killick.errors import AnswerRefused
 
 ALL = ["approve", "edit", "reject", "respond"]
 OLDER = {"allow_accept": True, "allow_ignore": True, "allow_edit": True, "allow_respond": True}
 
 
-@kedge.tool(approve="ann")
+@killick.tool(approve="ann")
 async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-@kedge.tool
+@killick.tool
 async def ring(bell: str) -> str:
     raise ConnectionError("the line went dead")
 
 
-@kedge.agent
-async def paying(run: kedge.Run, amount: int) -> str:
+@killick.agent
+async def paying(run: killick.Run, amount: int) -> str:
     try:
         return await run.call(pay, amount)
-    except kedge.Rejected as no:
+    except killick.Rejected as no:
         return str(no.response or no.message)
 
 
-@kedge.agent
-async def ringing(run: kedge.Run, bell: str) -> str:
+@killick.agent
+async def ringing(run: killick.Run, bell: str) -> str:
     return await run.call(ring, bell)
 
 
-@kedge.agent
-async def asking(run: kedge.Run, _: None) -> Any:
+@killick.agent
+async def asking(run: killick.Run, _: None) -> Any:
     answer = await run.ask("Which way?", options=["left", "right"])
     return [answer.kind, answer.value]
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(str(tmp_path / "kedge.db")) as made:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(str(tmp_path / "killick.db")) as made:
         yield made
 
 
-def waiting(kd: kedge.Client, agent: Any, given: Any) -> Any:
-    with pytest.raises(kedge.RunWaiting) as found:
+def waiting(kd: killick.Client, agent: Any, given: Any) -> Any:
+    with pytest.raises(killick.RunWaiting) as found:
         kd.run(agent, given, id="r")
     return found.value.waits
 
@@ -79,7 +79,7 @@ def waiting(kd: kedge.Client, agent: Any, given: Any) -> Any:
         ({"type": "response", "args": "done by hand"}, "done by hand"),
     ],
 )
-def test_what_waits_here_is_asked_and_answered_in_either_shape(kd: kedge.Client, response: Any, result: str) -> None:
+def test_what_waits_here_is_asked_and_answered_in_either_shape(kd: killick.Client, response: Any, result: str) -> None:
     waits = waiting(kd, paying, 5)
     request = approvals.hitl_request(waits)
     assert request["action_requests"][0]["name"] == "pay"
@@ -96,14 +96,14 @@ def test_what_waits_here_is_asked_and_answered_in_either_shape(kd: kedge.Client,
 @pytest.mark.parametrize(
     "response", ["yes", {"decisions": []}, [{"type": "shrug"}], {"decisions": [{"type": "approve"}] * 2}]
 )
-def test_an_answer_of_no_shape_is_refused_and_nothing_is_done(kd: kedge.Client, response: Any) -> None:
+def test_an_answer_of_no_shape_is_refused_and_nothing_is_done(kd: killick.Client, response: Any) -> None:
     waits = waiting(kd, paying, 5)
     with pytest.raises(AnswerRefused):
         approvals.answer(kd, waits, response, by="ann")
     assert len(kd.inbox()) == 1
 
 
-def test_an_effect_in_doubt_is_settled_by_a_decision(kd: kedge.Client) -> None:
+def test_an_effect_in_doubt_is_settled_by_a_decision(kd: killick.Client) -> None:
     waits = waiting(kd, ringing, "front door")
     request = approvals.hitl_request(waits)
     assert request["review_configs"][0]["allowed_decisions"] == ["approve", "reject", "respond"]
@@ -112,7 +112,7 @@ def test_an_effect_in_doubt_is_settled_by_a_decision(kd: kedge.Client) -> None:
     assert kd.run(ringing, "front door", id="r") == "it rang"
 
 
-def test_a_question_is_an_action_that_is_answered(kd: kedge.Client) -> None:
+def test_a_question_is_an_action_that_is_answered(kd: killick.Client) -> None:
     waits = waiting(kd, asking, None)
     assert approvals.hitl_request(waits)["action_requests"][0]["args"] == {"options": ["left", "right"]}
     assert approvals.hitl_request(waits)["review_configs"][0]["allowed_decisions"] == ["reject", "respond"]
@@ -146,11 +146,11 @@ def heard(out: Any) -> list[str]:
     return [str(message.content) for message in out["messages"] if isinstance(message, ToolMessage)]
 
 
-def test_what_a_graph_asks_inside_an_agent_is_asked_here(kd: kedge.Client) -> None:
+def test_what_a_graph_asks_inside_an_agent_is_asked_here(kd: killick.Client) -> None:
     thread = {"configurable": {"thread_id": "1"}}
 
-    @kedge.agent(name="asks_here")
-    async def agent(run: kedge.Run, _: None) -> list[str]:
+    @killick.agent(name="asks_here")
+    async def agent(run: killick.Run, _: None) -> list[str]:
         graph = graph_that_asks()
         out = await graph.ainvoke({"messages": [HumanMessage("send")]}, thread)
         response = await approvals.ask(run, out["__interrupt__"][0].value, to="ann")
@@ -180,7 +180,7 @@ def test_what_a_graph_asks_inside_an_agent_is_asked_here(kd: kedge.Client) -> No
 )
 def test_answers_from_here_have_the_shape_of_the_question(kind: str, value: Any, newer: Any, older: Any) -> None:
     asked = {"name": "send", "args": {"to": "ann", "cc": 1}}
-    answer = kedge.Answer(kind=kind, value=value)
+    answer = killick.Answer(kind=kind, value=value)
     request = {"action_requests": [asked], "review_configs": [{"action_name": "send", "allowed_decisions": ALL}]}
     assert approvals.response_of(request, [answer]) == {"decisions": [newer]}
     assert approvals.response_of({"type": "tool_approval", "tool_call_id": "x", **asked}, [answer]) == newer
@@ -195,13 +195,13 @@ def test_what_the_graph_does_not_take_is_no_answer() -> None:
         "review_configs": [{"action_name": "send", "allowed_decisions": ["approve", "reject"]}],
     }
     with pytest.raises(AnswerRefused, match="it takes approve, reject"):
-        approvals.response_of(request, [kedge.Answer(kind="respond", value="x")])
+        approvals.response_of(request, [killick.Answer(kind="respond", value="x")])
     with pytest.raises(AnswerRefused, match="no HITLRequest"):
         approvals.response_of({"something": "else"}, [])
 
 
 @pytest.mark.parametrize("mode", ["batched", "per_call"])
-def test_a_graph_outside_of_any_agent_asks_through_a_host(kd: kedge.Client, mode: str) -> None:
+def test_a_graph_outside_of_any_agent_asks_through_a_host(kd: killick.Client, mode: str) -> None:
     graph, thread = graph_that_asks(mode), {"configurable": {"thread_id": "1"}}
     out = graph.invoke({"messages": [HumanMessage("send")]}, thread)
 
@@ -213,7 +213,7 @@ def test_a_graph_outside_of_any_agent_asks_through_a_host(kd: kedge.Client, mode
             return found
 
     for _ in out["__interrupt__"]:
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             asyncio.run(answered())
         for wait in kd.inbox():
             kd.answer(wait, "approve", by="ann")

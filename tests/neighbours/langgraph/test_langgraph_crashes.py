@@ -1,4 +1,4 @@
-"""Processes that are killed: what LangGraph does again alone, it does once with Kedge; and no checkpoint is torn."""
+"""Processes that are killed: what LangGraph does again alone, it does once with Killick; and no checkpoint is torn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kedge.adapters.langgraph import KedgeSaver
+from killick.adapters.langgraph import KillickSaver
 
 PROGRAM = Path(__file__).with_name("killed_langgraph.py")
 KILLED = -9
@@ -34,7 +34,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str
 
 
 def seen(lives: tuple[Path, list[list[str]]], scenario: str, mode: str) -> tuple[Seen, Seen]:
-    """Alone, and with Kedge."""
+    """Alone, and with Killick."""
     alone, ours = ([*map(int, line[4:])] for line in lives[1] if line[:3] == ["seen", scenario, mode])
     return Seen(*alone), Seen(*ours)
 
@@ -44,7 +44,7 @@ def test_a_hard_kill_amid_fast_nodes_repeats_nothing_that_was_done(
     lives: tuple[Path, list[list[str]]], durability: str
 ) -> None:
     alone, ours = seen(lives, "fast_nodes", durability)
-    print(f"12 quick effects and a hard kill, durability={durability}: {alone.done} alone, {ours.done} with Kedge")
+    print(f"12 quick effects and a hard kill, durability={durability}: {alone.done} alone, {ours.done} with Killick")
     assert alone[:2] == ours[:2] == (KILLED, 0), lives[1]
     assert ours == (KILLED, 0, 12, 12)
     if durability == "exit":
@@ -53,7 +53,7 @@ def test_a_hard_kill_amid_fast_nodes_repeats_nothing_that_was_done(
 
 def test_a_payment_that_was_done_when_the_process_died_is_not_made_again(lives: tuple[Path, list[list[str]]]) -> None:
     alone, ours = seen(lives, "parallel_tools", "exit")
-    print(f"payments across a hard kill: {alone.done} alone, {ours.done} with Kedge")
+    print(f"payments across a hard kill: {alone.done} alone, {ours.done} with Killick")
     assert alone[:2] == ours[:2] == (KILLED, 0), lives[1]
     assert (alone.done, ours.done) == (2, 1)
 
@@ -61,7 +61,7 @@ def test_a_payment_that_was_done_when_the_process_died_is_not_made_again(lives: 
 def test_no_checkpoint_and_no_writes_are_ever_torn(lives: tuple[Path, list[list[str]]]) -> None:
     folder, lines = lives
     assert [int(line[1]) for line in lines if line[0] == "torn"] == [*[KILLED] * 5, 0], lines
-    with KedgeSaver(folder / "torn.db") as saver:
+    with KillickSaver(folder / "torn.db") as saver:
         found = list(saver.list(None))
         assert {each.metadata["step"] for each in found} == set(range(6))
         for each in found:

@@ -19,11 +19,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
-import kedge
-from kedge import rules
-from kedge.adapters.langgraph import Gate, KedgeSaver, Stopped, Waiting
-from kedge.adapters.langgraph.middleware import KedgeMiddleware
-from kedge.errors import DeclarationRefused
+import killick
+from killick import rules
+from killick.adapters.langgraph import Gate, KillickSaver, Stopped, Waiting
+from killick.adapters.langgraph.middleware import KillickMiddleware
+from killick.errors import DeclarationRefused
 from neighbours.trying import try_example, try_page
 
 THREAD = {"configurable": {"thread_id": "1"}}
@@ -77,8 +77,8 @@ class World:
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(str(tmp_path / "kedge.db")) as made:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(str(tmp_path / "killick.db")) as made:
         yield made
 
 
@@ -105,16 +105,18 @@ def heard(out: Any) -> list[str]:
     return [message.content for message in out["messages"] if isinstance(message, ToolMessage)]
 
 
-def agent(world: World, kd: kedge.Client, *messages: AIMessage, **options: Any) -> Any:
+def agent(world: World, kd: killick.Client, *messages: AIMessage, **options: Any) -> Any:
     model = Scripted(messages=iter([*messages, AIMessage("done")]))
-    return create_agent(model, world.tools(), middleware=[KedgeMiddleware(kd, **options)], checkpointer=KedgeSaver(kd))
+    return create_agent(
+        model, world.tools(), middleware=[KillickMiddleware(kd, **options)], checkpointer=KillickSaver(kd)
+    )
 
 
 # pause and resume -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["blocking", "awaited"])
-def test_pay_beside_ask_pays_once_across_pause_and_resume(kd: kedge.Client, how: str) -> None:
+def test_pay_beside_ask_pays_once_across_pause_and_resume(kd: killick.Client, how: str) -> None:
     message = calls(("pay", {"amount": 5}), ("ask", {"question": "sure?"}))
 
     def play(graph: Any) -> Any:
@@ -129,16 +131,16 @@ def test_pay_beside_ask_pays_once_across_pause_and_resume(kd: kedge.Client, how:
 
     theirs, ours = World(), World()
     play(tool_graph(theirs, message, InMemorySaver()))
-    out = play(tool_graph(ours, message, KedgeSaver(kd), **gated(Gate(kd))))
-    print(f"paid across pause and resume, {how}: {len(theirs.paid)} times alone, {len(ours.paid)} with Kedge")
+    out = play(tool_graph(ours, message, KillickSaver(kd), **gated(Gate(kd))))
+    print(f"paid across pause and resume, {how}: {len(theirs.paid)} times alone, {len(ours.paid)} with Killick")
     assert (theirs.paid, ours.paid) == ([5, 5], [5])
     assert heard(out) == ["paid 5", "they said yes"]
     [run] = kd.list()
     assert (run.run, run.agent) == ("langgraph:1", "langgraph")
 
 
-def test_going_back_in_time_does_nothing_twice(kd: kedge.Client, world: World) -> None:
-    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(Gate(kd)))
+def test_going_back_in_time_does_nothing_twice(kd: killick.Client, world: World) -> None:
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KillickSaver(kd), **gated(Gate(kd)))
     first = graph.invoke({"messages": []}, THREAD)
     before = next(state for state in graph.get_state_history(THREAD) if state.next == ("tools",))
     again = graph.invoke(None, before.config)
@@ -146,19 +148,19 @@ def test_going_back_in_time_does_nothing_twice(kd: kedge.Client, world: World) -
     assert world.paid == [5]
 
 
-def test_the_same_call_id_in_another_message_is_another_call(kd: kedge.Client, world: World) -> None:
+def test_the_same_call_id_in_another_message_is_another_call(kd: killick.Client, world: World) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})), calls(("pay", {"amount": 5}), id="m2"))
     out = made.invoke({"messages": [HumanMessage("pay twice")]}, THREAD)
     assert world.paid == [5, 5]
     assert heard(out) == ["paid 5", "paid 5"]
 
 
-def test_a_tool_that_is_not_there_is_told_to_the_model(kd: kedge.Client, world: World) -> None:
+def test_a_tool_that_is_not_there_is_told_to_the_model(kd: killick.Client, world: World) -> None:
     out = agent(world, kd, calls(("fly", {}))).invoke({"messages": [HumanMessage("fly")]}, THREAD)
     assert "fly is not a valid tool" in heard(out)[0]
 
 
-def test_messages_with_artifacts_and_commands_come_back_as_they_were(kd: kedge.Client) -> None:
+def test_messages_with_artifacts_and_commands_come_back_as_they_were(kd: killick.Client) -> None:
     ran: list[str] = []
 
     @tool(response_format="content_and_artifact")
@@ -185,7 +187,7 @@ def test_messages_with_artifacts_and_commands_come_back_as_they_were(kd: kedge.C
     builder.add_node("tools", node)
     builder.add_edge(START, "model")
     builder.add_edge("model", "tools")
-    graph = builder.compile(checkpointer=KedgeSaver(kd))
+    graph = builder.compile(checkpointer=KillickSaver(kd))
     graph.invoke({"messages": []}, THREAD)
     out = graph.invoke(Command(resume="yes"), THREAD)
     assert sorted(ran) == ["chart", "go"]
@@ -198,9 +200,11 @@ def test_messages_with_artifacts_and_commands_come_back_as_they_were(kd: kedge.C
 
 
 def test_a_tool_that_only_reads_fails_as_it_does_alone_and_is_tried_again_when_the_graph_is(
-    kd: kedge.Client, world: World
+    kd: killick.Client, world: World
 ) -> None:
-    made = agent(world, kd, calls(("look", {})), tools={"look": {"effect": "reads", "retry": kedge.Retry(attempts=1)}})
+    made = agent(
+        world, kd, calls(("look", {})), tools={"look": {"effect": "reads", "retry": killick.Retry(attempts=1)}}
+    )
     world.broken = True
     for _ in range(2):
         with pytest.raises(ConnectionError, match="nothing to be seen"):
@@ -209,7 +213,9 @@ def test_a_tool_that_only_reads_fails_as_it_does_alone_and_is_tried_again_when_t
     assert heard(made.invoke(None, THREAD)) == ["saw it 3"]
 
 
-def test_a_payment_whose_outcome_nobody_knows_is_asked_about_and_not_made_again(kd: kedge.Client, world: World) -> None:
+def test_a_payment_whose_outcome_nobody_knows_is_asked_about_and_not_made_again(
+    kd: killick.Client, world: World
+) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})))
     world.broken = True
     for message in ({"messages": [HumanMessage("pay")]}, None, None):
@@ -238,7 +244,7 @@ APPROVED = {"pay": {"approve": "ann"}}
     ],
 )
 def test_an_approval_is_asked_for_in_the_graph_and_given_there(
-    kd: kedge.Client, world: World, decision: dict[str, Any], paid: list[int], said: str
+    kd: killick.Client, world: World, decision: dict[str, Any], paid: list[int], said: str
 ) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED, by="ann")
     [asked] = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
@@ -253,7 +259,7 @@ def test_an_approval_is_asked_for_in_the_graph_and_given_there(
     assert out["messages"][-1].content == "done"
 
 
-def test_an_approval_that_is_given_here_lets_the_graph_go_on(kd: kedge.Client, world: World) -> None:
+def test_an_approval_that_is_given_here_lets_the_graph_go_on(kd: killick.Client, world: World) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED)
     made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
     [wait] = kd.inbox()
@@ -261,7 +267,7 @@ def test_an_approval_that_is_given_here_lets_the_graph_go_on(kd: kedge.Client, w
     assert heard(made.invoke(None, THREAD)) == ["paid 5"]
 
 
-def test_two_calls_that_wait_are_each_asked_for(kd: kedge.Client, world: World) -> None:
+def test_two_calls_that_wait_are_each_asked_for(kd: killick.Client, world: World) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5}), ("pay", {"amount": 6})), tools=APPROVED, by="ann")
     asked = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)["__interrupt__"]
     amounts = {each.value["action_requests"][0]["args"]["amount"]: each.id for each in asked}
@@ -271,9 +277,9 @@ def test_two_calls_that_wait_are_each_asked_for(kd: kedge.Client, world: World) 
     assert [text[:10] for text in heard(out)] == ["paid 5", "pay was re"]
 
 
-def test_of_two_calls_in_one_task_none_gets_what_was_decided_of_the_other(kd: kedge.Client, world: World) -> None:
+def test_of_two_calls_in_one_task_none_gets_what_was_decided_of_the_other(kd: killick.Client, world: World) -> None:
     message = calls(("pay", {"amount": 5}), ("pay", {"amount": 500}))
-    graph = tool_graph(world, message, KedgeSaver(kd), **gated(Gate(kd, tools=APPROVED, by="ann")))
+    graph = tool_graph(world, message, KillickSaver(kd), **gated(Gate(kd, tools=APPROVED, by="ann")))
     with pytest.raises(Waiting):
         graph.invoke({"messages": []}, THREAD)
     while found := kd.inbox():
@@ -285,14 +291,14 @@ def test_of_two_calls_in_one_task_none_gets_what_was_decided_of_the_other(kd: ke
     assert [text[:10] for text in heard(out)] == ["paid 5", "pay was re"]
 
 
-def test_one_call_in_a_plain_node_is_asked_for_in_the_graph(kd: kedge.Client, world: World) -> None:
+def test_one_call_in_a_plain_node_is_asked_for_in_the_graph(kd: killick.Client, world: World) -> None:
     gate = Gate(kd, tools=APPROVED, by="ann")
-    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(gate))
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KillickSaver(kd), **gated(gate))
     assert graph.invoke({"messages": []}, THREAD)["__interrupt__"]
     assert heard(graph.invoke(Command(resume=[{"type": "accept", "args": None}]), THREAD)) == ["paid 5"]
 
 
-def test_whoever_wants_no_interrupts_is_told_what_waits(kd: kedge.Client, world: World) -> None:
+def test_whoever_wants_no_interrupts_is_told_what_waits(kd: killick.Client, world: World) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})), tools=APPROVED, approvals="raise")
     with pytest.raises(Waiting) as waiting:
         made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
@@ -301,17 +307,19 @@ def test_whoever_wants_no_interrupts_is_told_what_waits(kd: kedge.Client, world:
     assert world.paid == [5]
 
 
-def test_a_contract_says_no_before_anything_is_done(kd: kedge.Client, world: World) -> None:
-    contract = kedge.Contract("small sums", [rules.arguments("pay", amount={"max": 100})])
+def test_a_contract_says_no_before_anything_is_done(kd: killick.Client, world: World) -> None:
+    contract = killick.Contract("small sums", [rules.arguments("pay", amount={"max": 100})])
     made = agent(world, kd, calls(("pay", {"amount": 500})), contract=contract)
     out = made.invoke({"messages": [HumanMessage("pay")]}, THREAD)
     assert world.paid == []
     assert "at most 100 is allowed" in heard(out)[0]
 
 
-def test_a_thread_that_another_process_is_at_stops_the_graph_and_not_the_model(kd: kedge.Client, world: World) -> None:
+def test_a_thread_that_another_process_is_at_stops_the_graph_and_not_the_model(
+    kd: killick.Client, world: World
+) -> None:
     made = agent(world, kd, calls(("pay", {"amount": 5})))
-    with kedge.open(kd.store.place) as other:
+    with killick.open(kd.store.place) as other:
         block = other.host("langgraph:1", agent="langgraph")
         copy_context().run(block.__enter__)  # elsewhere: here it would be the host to call
         with pytest.raises(Stopped, match="langgraph:1"):
@@ -323,8 +331,8 @@ def test_a_thread_that_another_process_is_at_stops_the_graph_and_not_the_model(k
 # hosts and nodes ------------------------------------------------------------------------------------
 
 
-def test_without_a_client_a_host_is_needed_and_enough(kd: kedge.Client, world: World) -> None:
-    graph = tool_graph(world, calls(("pay", {"amount": 5})), KedgeSaver(kd), **gated(Gate()))
+def test_without_a_client_a_host_is_needed_and_enough(kd: killick.Client, world: World) -> None:
+    graph = tool_graph(world, calls(("pay", {"amount": 5})), KillickSaver(kd), **gated(Gate()))
     with pytest.raises(Stopped, match=r"kd\.host"):
         graph.invoke({"messages": []}, THREAD)
     with kd.host("conversation-1"):
@@ -332,26 +340,26 @@ def test_without_a_client_a_host_is_needed_and_enough(kd: kedge.Client, world: W
     assert [run.run for run in kd.list()] == ["conversation-1"]
 
 
-def test_a_graph_inside_an_agent_is_played_again_from_the_record(kd: kedge.Client, world: World) -> None:
+def test_a_graph_inside_an_agent_is_played_again_from_the_record(kd: killick.Client, world: World) -> None:
     message = calls(("pay", {"amount": 5}))
 
-    @kedge.agent(name="outer")
-    async def outer(run: kedge.Run, given: None) -> list[str]:
+    @killick.agent(name="outer")
+    async def outer(run: killick.Run, given: None) -> list[str]:
         graph = tool_graph(world, message, None, **gated(Gate()))
         async with run.hosting():
             out = await graph.ainvoke({"messages": []})
         await run.ask("Go on?")
         return heard(out)
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(outer, None, id="outer-1")
     kd.answer("outer-1", "approve")
-    with kedge.open(kd.store.place) as other:
+    with killick.open(kd.store.place) as other:
         assert other.run(outer, None, id="outer-1") == ["paid 5"]
     assert world.paid == [5]
 
 
-def test_steps_of_nodes_are_not_taken_again_with_their_node(kd: kedge.Client) -> None:
+def test_steps_of_nodes_are_not_taken_again_with_their_node(kd: killick.Client) -> None:
     gate, sent = Gate(kd), list[str]()
 
     @gate.step(effect="at_most_once")
@@ -376,7 +384,7 @@ def test_steps_of_nodes_are_not_taken_again_with_their_node(kd: kedge.Client) ->
     builder.add_node("last", last)
     builder.add_edge(START, "node")
     builder.add_edge("node", "last")
-    graph = builder.compile(checkpointer=KedgeSaver(kd))
+    graph = builder.compile(checkpointer=KillickSaver(kd))
 
     async def play() -> Any:
         await graph.ainvoke({"messages": []}, THREAD)
@@ -389,14 +397,14 @@ def test_steps_of_nodes_are_not_taken_again_with_their_node(kd: kedge.Client) ->
         gate.step(lambda *many: None)
 
 
-def test_replies_on_record_are_not_asked_for_again(kd: kedge.Client, world: World) -> None:
+def test_replies_on_record_are_not_asked_for_again(kd: killick.Client, world: World) -> None:
     used = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
     reply = calls(("pay", {"amount": 5}), ("ask", {"question": "sure?"}))
     reply.usage_metadata = used  # type: ignore[assignment]
     made = agent(world, kd, reply, models=True)
     asked = [HumanMessage("pay")]
     made.invoke({"messages": asked}, THREAD, durability="exit")
-    kd_saver = KedgeSaver(kd)
+    kd_saver = KillickSaver(kd)
     kd_saver.delete_thread("1")  # as if nothing had been saved
     again = agent(world, kd, models=True)
     made_again = again.invoke({"messages": [HumanMessage("pay")]}, THREAD)
@@ -408,9 +416,9 @@ def test_replies_on_record_are_not_asked_for_again(kd: kedge.Client, world: Worl
     assert world.paid == [5]
 
 
-def test_another_question_is_asked_though_it_is_in_the_same_place(kd: kedge.Client, world: World) -> None:
+def test_another_question_is_asked_though_it_is_in_the_same_place(kd: killick.Client, world: World) -> None:
     first = agent(world, kd, models=True).invoke({"messages": [HumanMessage("one")]}, THREAD)
-    KedgeSaver(kd).delete_thread("1")
+    KillickSaver(kd).delete_thread("1")
     other = agent(world, kd, AIMessage("something else"), models=True)
 
     async def play() -> Any:
@@ -433,13 +441,13 @@ def test_the_example_pays_once_it_was_agreed_to(tmp_path: Path) -> None:
 # agents inside of agents ----------------------------------------------------------------------------
 
 
-def boss(world: World, kd: kedge.Client, saver: Any, *, is_async: bool = False, **options: Any) -> Any:
+def boss(world: World, kd: killick.Client, saver: Any, *, is_async: bool = False, **options: Any) -> Any:
     """An agent with a tool that runs another agent, whose payments must be agreed to."""
     tools = {"pay": {"approve": "managers"}}
 
     def clerk() -> Any:
         model = Scripted(messages=iter([calls(("pay", {"amount": 5}), id="inner"), AIMessage("it is paid")]))
-        return create_agent(model, world.tools(), middleware=[KedgeMiddleware(kd, tools=tools, **options)])
+        return create_agent(model, world.tools(), middleware=[KillickMiddleware(kd, tools=tools, **options)])
 
     said = {"messages": [HumanMessage("pay 5", id="h2")]}
 
@@ -457,14 +465,14 @@ def boss(world: World, kd: kedge.Client, saver: Any, *, is_async: bool = False, 
 
     used = adelegate if is_async else delegate
     model = Scripted(messages=iter([calls((used.name, {"task": "pay"}), id="outer"), AIMessage("done")]))
-    return create_agent(model, [used], middleware=[KedgeMiddleware(kd, **options)], checkpointer=saver)
+    return create_agent(model, [used], middleware=[KillickMiddleware(kd, **options)], checkpointer=saver)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_wait_inside_of_an_agent_in_a_tool_interrupts_the_graph_and_is_answered_there(
-    kd: kedge.Client, world: World, is_async: bool
+    kd: killick.Client, world: World, is_async: bool
 ) -> None:
-    saver = KedgeSaver(kd)
+    saver = KillickSaver(kd)
 
     def invoke(given: Any) -> Any:
         async def bounded() -> Any:
@@ -486,9 +494,11 @@ def test_a_wait_inside_of_an_agent_in_a_tool_interrupts_the_graph_and_is_answere
     assert kd.inbox() == []
 
 
-def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(kd: kedge.Client, world: World) -> None:
+def test_an_error_inside_of_an_agent_in_a_tool_is_asked_about_and_does_not_hang(
+    kd: killick.Client, world: World
+) -> None:
     world.broken = True
-    saver = KedgeSaver(kd)
+    saver = KillickSaver(kd)
 
     def invoke(given: Any) -> Any:
         async def bounded() -> Any:

@@ -19,9 +19,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
-import kedge
-from kedge.adapters.langgraph import KedgeSaver
-from kedge.adapters.langgraph.packing import Packer, Unpacker, digest_of, inflated, items_of, renumbered
+import killick
+from killick.adapters.langgraph import KillickSaver
+from killick.adapters.langgraph.packing import Packer, Unpacker, digest_of, inflated, items_of, renumbered
 from pages import ROOT
 
 SERDE = JsonPlusSerializer()
@@ -123,9 +123,9 @@ def drive(saver: Any, text: str, turns: int) -> int:
 
 def test_200_turns_of_2200_bytes_take_less_than_a_megabyte(tmp_path: Path) -> None:
     text = " ".join(" ".join(page.read_text().split()) for page in sorted((ROOT / "docs").glob("*.md")))
-    with kedge.open(str(tmp_path / "kedge.db"), durability="process") as kd:
-        said = drive(KedgeSaver(kd), text, 200)
-    ours = (tmp_path / "kedge.db").stat().st_size
+    with killick.open(str(tmp_path / "killick.db"), durability="process") as kd:
+        said = drive(KillickSaver(kd), text, 200)
+    ours = (tmp_path / "killick.db").stat().st_size
     connection = sqlite3.connect(tmp_path / "theirs.db", check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA synchronous = OFF")
     drive(SqliteSaver(connection), text, 50)

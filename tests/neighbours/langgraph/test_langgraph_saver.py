@@ -20,14 +20,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Interrupt, interrupt
 from typing_extensions import TypedDict
 
-import kedge
-from kedge.adapters.langgraph import KedgeSaver
-from kedge.errors import DeclarationRefused, ValueErased
+import killick
+from killick.adapters.langgraph import KillickSaver
+from killick.errors import DeclarationRefused, ValueErased
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KedgeSaver]:
-    with KedgeSaver("memory:" if request.param == "memory" else tmp_path / "kedge.db") as made:
+def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KillickSaver]:
+    with KillickSaver("memory:" if request.param == "memory" else tmp_path / "killick.db") as made:
         yield made
 
 
@@ -50,9 +50,9 @@ def ids(found: Any) -> list[str]:
 
 @pytest.mark.parametrize("where", ["memory", "sqlite"])
 def test_all_of_the_conformance_suite_passes_and_nothing_is_skipped(where: str, tmp_path: Path) -> None:
-    @checkpointer_test(name=f"KedgeSaver on {where}")
+    @checkpointer_test(name=f"KillickSaver on {where}")
     async def made() -> AsyncGenerator[BaseCheckpointSaver[Any], None]:
-        async with KedgeSaver("memory:" if where == "memory" else tmp_path / f"{uuid4()}.db") as saver:
+        async with KillickSaver("memory:" if where == "memory" else tmp_path / f"{uuid4()}.db") as saver:
             yield saver
 
     report = asyncio.run(validate(made))
@@ -67,7 +67,7 @@ def test_all_of_the_conformance_suite_passes_and_nothing_is_skipped(where: str, 
 # the blocking methods -------------------------------------------------------------------------------
 
 
-def test_blocking_and_awaited_methods_give_the_same(saver: KedgeSaver) -> None:
+def test_blocking_and_awaited_methods_give_the_same(saver: KillickSaver) -> None:
     first = put(saver, config(), a=1)
     second = put(saver, first, 1, a=2, b=[HumanMessage("hello", id="h")])
     saver.put_writes(second, [("a", 3), ("b", "more")], "task", "path")
@@ -97,7 +97,7 @@ def test_blocking_and_awaited_methods_give_the_same(saver: KedgeSaver) -> None:
     assert last.checkpoint["channel_values"] == {"a": 2, "b": [HumanMessage("hello", id="h")]}
 
 
-def test_blocking_methods_drop_copy_and_prune(saver: KedgeSaver) -> None:
+def test_blocking_methods_drop_copy_and_prune(saver: KillickSaver) -> None:
     first = put(saver, config(), a=1)
     second = put(saver, first, 1, a=2)
     other = put(saver, config(ns="child"), a=3)
@@ -120,7 +120,7 @@ def test_blocking_methods_drop_copy_and_prune(saver: KedgeSaver) -> None:
         saver.prune(["1"], strategy="keep_some")
 
 
-def test_a_thread_that_was_deleted_begins_anew(saver: KedgeSaver) -> None:
+def test_a_thread_that_was_deleted_begins_anew(saver: KillickSaver) -> None:
     for turn in range(3):
         put(saver, config("a~1"), a="x" * 1000, turn=turn)
         [found] = saver.list(config("a~1"))
@@ -129,7 +129,7 @@ def test_a_thread_that_was_deleted_begins_anew(saver: KedgeSaver) -> None:
         assert saver.get_tuple(config("a~1")) is None
 
 
-def test_what_is_returned_belongs_to_the_caller(saver: KedgeSaver) -> None:
+def test_what_is_returned_belongs_to_the_caller(saver: KillickSaver) -> None:
     put(saver, config(), a=[{"x": [1]}], b={"long": ["word " * 50]})
     for _ in range(2):
         found = saver.get_tuple(config())
@@ -140,7 +140,7 @@ def test_what_is_returned_belongs_to_the_caller(saver: KedgeSaver) -> None:
         found.metadata["step"] = 17
 
 
-def test_threads_named_by_numbers_are_found(saver: KedgeSaver) -> None:
+def test_threads_named_by_numbers_are_found(saver: KillickSaver) -> None:
     stored = put(saver, config(7), a=1)
     assert stored["configurable"]["thread_id"] == 7
     assert saver.get_tuple(config(7)) == saver.get_tuple(config("7"))._replace(  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_threads_named_by_numbers_are_found(saver: KedgeSaver) -> None:
     )
 
 
-def test_versions_go_up_and_those_of_other_checkpointers_stay_what_they_are(saver: KedgeSaver) -> None:
+def test_versions_go_up_and_those_of_other_checkpointers_stay_what_they_are(saver: KillickSaver) -> None:
     assert [saver.get_next_version(each, None) for each in (None, 1, 41)] == [1, 2, 42]
     theirs = f"{9:032}.0.5"
     assert saver.get_next_version(theirs, None) > theirs
@@ -165,7 +165,7 @@ def test_versions_go_up_and_those_of_other_checkpointers_stay_what_they_are(save
 # order, at once, secrets ----------------------------------------------------------------------------
 
 
-def test_writes_come_back_in_the_order_in_which_they_are_applied(saver: KedgeSaver) -> None:
+def test_writes_come_back_in_the_order_in_which_they_are_applied(saver: KillickSaver) -> None:
     stored = put(saver, config())
     saver.put_writes(stored, [("x", 1), ("y", 2)], "z-task", "~a, 1")
     saver.put_writes(stored, [("x", 3)], "a-task", "~b, 2")
@@ -176,7 +176,7 @@ def test_writes_come_back_in_the_order_in_which_they_are_applied(saver: KedgeSav
         assert found.pending_writes == expected
 
 
-def test_the_first_write_of_a_task_stands_but_errors_and_interrupts_are_replaced(saver: KedgeSaver) -> None:
+def test_the_first_write_of_a_task_stands_but_errors_and_interrupts_are_replaced(saver: KillickSaver) -> None:
     stored = put(saver, config())
     for turn in range(2):
         saver.put_writes(stored, [("x", turn), ("__interrupt__", f"i{turn}"), ("__error__", f"e{turn}")], "task")
@@ -191,7 +191,7 @@ def test_the_first_write_of_a_task_stands_but_errors_and_interrupts_are_replaced
 
 def test_many_threads_and_two_checkpointers_lose_nothing(tmp_path: Path) -> None:
     said = [f"{turn} " + "something long enough to be kept once " * 3 for turn in range(10)]
-    with KedgeSaver(tmp_path / "kedge.db") as one, KedgeSaver(tmp_path / "kedge.db") as two:
+    with KillickSaver(tmp_path / "killick.db") as one, KillickSaver(tmp_path / "killick.db") as two:
         stored = put(one, config(), said=said)
 
         def write(number: int) -> None:
@@ -217,7 +217,7 @@ def test_many_threads_and_two_checkpointers_lose_nothing(tmp_path: Path) -> None
 
 def test_a_serializer_that_encrypts_sees_everything(tmp_path: Path) -> None:
     serde = EncryptedSerializer.from_pycryptodome_aes(key=b"0123456789abcdef")
-    with KedgeSaver(tmp_path / "kedge.db", serde=serde) as saver:
+    with KillickSaver(tmp_path / "killick.db", serde=serde) as saver:
         values = {
             "a": "the secret plan",
             "b": ["the secret plan" * 50, 17],
@@ -232,13 +232,13 @@ def test_a_serializer_that_encrypts_sees_everything(tmp_path: Path) -> None:
         copied = saver.get_tuple(config("2"))
         assert copied is not None
         assert copied.pending_writes == [("task", "a", "the secret plan")]
-    assert b"secret plan" not in (tmp_path / "kedge.db").read_bytes()
+    assert b"secret plan" not in (tmp_path / "killick.db").read_bytes()
 
 
-def test_threads_are_nobody_s_runs_and_verification_reads_them(saver: KedgeSaver, tmp_path: Path) -> None:
-    client = kedge.open(str(tmp_path / "mine.db"))
+def test_threads_are_nobody_s_runs_and_verification_reads_them(saver: KillickSaver, tmp_path: Path) -> None:
+    client = killick.open(str(tmp_path / "mine.db"))
     with client:
-        mine = KedgeSaver(client)
+        mine = KillickSaver(client)
         put(mine, config(), a="x" * 5000)
         assert client.list() == []
         assert client.verify().holds
@@ -248,11 +248,11 @@ def test_threads_are_nobody_s_runs_and_verification_reads_them(saver: KedgeSaver
 
 def test_what_was_erased_is_told_and_the_thread_goes_on(tmp_path: Path) -> None:
     secret = "a secret that was said " * 50
-    with kedge.open(str(tmp_path / "kedge.db")) as client:
-        first = put(KedgeSaver(client), config(), said=secret)
-        log = client.log.open("kedge:langgraph:1")
-        client.log.erase(log, at=1, reason="asked for", seqs=[2], pieces=client.log.pieces_of("kedge:langgraph:1", 2))
-        saver = KedgeSaver(client)
+    with killick.open(str(tmp_path / "killick.db")) as client:
+        first = put(KillickSaver(client), config(), said=secret)
+        log = client.log.open("killick:langgraph:1")
+        client.log.erase(log, at=1, reason="asked for", seqs=[2], pieces=client.log.pieces_of("killick:langgraph:1", 2))
+        saver = KillickSaver(client)
         second = put(saver, first, 1, said="something else " * 50)
         found = saver.get_tuple(second)
         assert found is not None
@@ -282,18 +282,18 @@ def asking() -> StateGraph[Any, Any, Any, Any]:
 
 
 def test_a_graph_is_interrupted_and_resumed_by_another_process_s_checkpointer(tmp_path: Path) -> None:
-    with KedgeSaver(tmp_path / "kedge.db") as saver:
+    with KillickSaver(tmp_path / "killick.db") as saver:
         out = asking().compile(checkpointer=saver).invoke({"said": ["hi"]}, config())
         [asked] = out["__interrupt__"]
         assert isinstance(asked, Interrupt)
-    with KedgeSaver(tmp_path / "kedge.db") as saver:
+    with KillickSaver(tmp_path / "killick.db") as saver:
         graph = asking().compile(checkpointer=saver)
         assert graph.get_state(config()).next == ("ask",)
         assert graph.invoke(Command(resume="yes"), config()) == {"said": ["hi", "thought", "you said yes"]}
         assert graph.get_state(config()).next == ()
 
 
-def test_a_graph_is_forked_from_its_past_and_both_ways_stay(saver: KedgeSaver) -> None:
+def test_a_graph_is_forked_from_its_past_and_both_ways_stay(saver: KillickSaver) -> None:
     graph = asking().compile(checkpointer=saver)
     graph.invoke({"said": ["hi"]}, config())
     graph.invoke(Command(resume="yes"), config())
@@ -306,7 +306,7 @@ def test_a_graph_is_forked_from_its_past_and_both_ways_stay(saver: KedgeSaver) -
     assert ends == ["you said no", "you said yes"]
 
 
-def test_an_awaited_graph_with_a_graph_inside_keeps_both(saver: KedgeSaver) -> None:
+def test_an_awaited_graph_with_a_graph_inside_keeps_both(saver: KillickSaver) -> None:
     inner = asking().compile(checkpointer=True)
     builder = StateGraph(State)
     builder.add_node("inner", inner)
@@ -324,7 +324,7 @@ def test_an_awaited_graph_with_a_graph_inside_keeps_both(saver: KedgeSaver) -> N
     assert {each.config["configurable"]["checkpoint_ns"] for each in found} == {"", "inner"}
 
 
-def test_a_conversation_goes_on_with_the_messages_that_it_had(saver: KedgeSaver) -> None:
+def test_a_conversation_goes_on_with_the_messages_that_it_had(saver: KillickSaver) -> None:
     builder = StateGraph(MessagesState)
     builder.add_node("bot", lambda state: {"messages": [AIMessage(f"heard {len(state['messages'])}")]})
     builder.add_edge(START, "bot")
@@ -341,7 +341,7 @@ class Deltas(TypedDict):
     said: Annotated[list[str], DeltaChannel(lambda before, batches: before + [x for each in batches for x in each])]
 
 
-def delta_graph(saver: KedgeSaver) -> Any:
+def delta_graph(saver: KillickSaver) -> Any:
     builder = StateGraph(Deltas)
     builder.add_node("one", lambda state: {"said": [f"one {len(state['said'])}"]})
     builder.add_node("two", lambda state: {"said": [f"two {len(state['said'])}"]})
@@ -350,7 +350,7 @@ def delta_graph(saver: KedgeSaver) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-def test_delta_channels_are_put_together_again_also_after_pruning_copying_and_forking(saver: KedgeSaver) -> None:
+def test_delta_channels_are_put_together_again_also_after_pruning_copying_and_forking(saver: KillickSaver) -> None:
     graph, expected = delta_graph(saver), list[str]()
     for turn in range(4):
         expected += [f"turn {turn}", f"one {len(expected) + 1}", f"two {len(expected) + 1}"]

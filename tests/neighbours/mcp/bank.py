@@ -59,7 +59,7 @@ def made(ledger: Path) -> MCPServer:
         if amount > 50:
             raise ToolError(f"{amount} is more than there is")
         meta: Any = ctx.request_context.meta or {}
-        write(f"paid {amount} to {to} under {meta.get('kedge/key', 'no key')}")
+        write(f"paid {amount} to {to} under {meta.get('killick/key', 'no key')}")
         die("after pay")
         while ledger.with_name(f"slow {to}").exists():
             time.sleep(0.005)

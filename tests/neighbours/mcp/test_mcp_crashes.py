@@ -1,4 +1,4 @@
-"""Real processes that die around a payment: a plain MCP client pays again, one with Kedge does not."""
+"""Real processes that die around a payment: a plain MCP client pays again, one with Killick does not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 from mcp import Client
 
-import kedge
-from kedge.adapters.mcp import Server
+import killick
+from killick.adapters.mcp import Server
 from neighbours.killed import KILLED, die, ended
 from neighbours.mcp.banks import free_port, served
 
@@ -52,14 +52,14 @@ def pays_alone(bank: Bank, to: str, dies: bool) -> str:
     return asyncio.run(pay())
 
 
-def pays_with_kedge(bank: Bank, to: str, dies: str) -> str:
+def pays_with_killick(bank: Bank, to: str, dies: str) -> str:
     def die_when_paid() -> None:
         while not bank.paid(to):
             time.sleep(0.005)
         die()
 
-    @kedge.agent
-    async def pays(run: kedge.Run) -> str:
+    @killick.agent
+    async def pays(run: killick.Run) -> str:
         tools = {each.name: each for each in await server.offered(run)}
         paid: str = await run.call(tools["pay"], to=to, amount=5)
         await run.call(tools["balance"])
@@ -69,27 +69,27 @@ def pays_with_kedge(bank: Bank, to: str, dies: str) -> str:
 
     if dies == "within":
         threading.Thread(target=die_when_paid, daemon=True).start()
-    with kedge.open(bank.ledger.with_name("kedge.db")) as kd, Server(bank.url) as server:
+    with killick.open(bank.ledger.with_name("killick.db")) as kd, Server(bank.url) as server:
         said: str = kd.run(pays, id=to)
         return said
 
 
-def test_killed_after_a_payment_a_plain_client_pays_twice_and_one_with_kedge_once(bank: Bank) -> None:
+def test_killed_after_a_payment_a_plain_client_pays_twice_and_one_with_killick_once(bank: Bank) -> None:
     assert ended(pays_alone, bank, "ann", True) == KILLED
     assert ended(pays_alone, bank, "ann", False) == "{'result': 'paid 5 to ann'}"
-    assert ended(pays_with_kedge, bank, "bob", "after") == KILLED
-    assert ended(pays_with_kedge, bank, "bob", "") == "paid 5 to bob"
+    assert ended(pays_with_killick, bank, "bob", "after") == KILLED
+    assert ended(pays_with_killick, bank, "bob", "") == "paid 5 to bob"
     plain, kept = bank.paid("ann"), bank.paid("bob")
-    print(f"killed after a payment: paid {plain} times by a plain MCP client, {kept} times with Kedge")
+    print(f"killed after a payment: paid {plain} times by a plain MCP client, {kept} times with Killick")
     assert (plain, kept) == (2, 1)
 
 
 def test_killed_while_a_payment_is_on_its_way_a_person_is_asked_and_it_is_not_paid_again(bank: Bank) -> None:
     bank.slow("cyd").touch()
-    assert ended(pays_with_kedge, bank, "cyd", "within") == KILLED
+    assert ended(pays_with_killick, bank, "cyd", "within") == KILLED
     bank.slow("cyd").unlink()
-    assert "Did it happen?" in ended(pays_with_kedge, bank, "cyd", "")
-    with kedge.open(bank.ledger.with_name("kedge.db")) as kd:
+    assert "Did it happen?" in ended(pays_with_killick, bank, "cyd", "")
+    with killick.open(bank.ledger.with_name("killick.db")) as kd:
         kd.answer("cyd", "happened", value="paid, as eve saw", by="eve")
-    assert ended(pays_with_kedge, bank, "cyd", "") == "paid, as eve saw"
+    assert ended(pays_with_killick, bank, "cyd", "") == "paid, as eve saw"
     assert bank.paid("cyd") == 1

@@ -1,4 +1,4 @@
-"""The tools of a real MCP server, over stdio and over HTTP, as Kedge's."""
+"""The tools of a real MCP server, over stdio and over HTTP, as Killick's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-import kedge
-from kedge.adapters.mcp import Server
-from kedge.errors import DeclarationRefused, StepFailed
-from kedge.testing import call, scripted
+import killick
+from killick.adapters.mcp import Server
+from killick.errors import DeclarationRefused, StepFailed
+from killick.testing import call, scripted
 from neighbours.mcp.bank import made
 from neighbours.mcp.banks import BANK, free_port, served
 
@@ -34,8 +34,8 @@ def bank(ledger: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -63,7 +63,7 @@ def test_a_server_that_is_not_believed_has_only_tools_that_are_done_at_most_once
 
 
 def test_models_are_shown_the_schema_that_the_server_wrote(bank: Server) -> None:
-    shown = {each["function"]["name"]: each["function"] for each in kedge.Toolset(*bank.tools()).schemas("openai")}
+    shown = {each["function"]["name"]: each["function"] for each in killick.Toolset(*bank.tools()).schemas("openai")}
     assert shown["pay"]["description"] == "Pay somebody."
     assert shown["pay"]["parameters"]["properties"]["amount"]["description"] == "In euros."
     assert shown["pay"]["parameters"]["required"] == ["to", "amount"]
@@ -78,14 +78,14 @@ def test_people_say_more_of_a_tool_and_choose_which_are_offered(ledger: Path) ->
         tools = by_name(server.tools())
         assert list(tools) == ["bank_pay", "bank_transfer_many"]
         assert tools["bank_pay"].policy.identity == ("to",)
-        many = kedge.Toolset(tools["bank_transfer_many"]).schemas("anthropic")[0]["input_schema"]
+        many = killick.Toolset(tools["bank_transfer_many"]).schemas("anthropic")[0]["input_schema"]
         assert list(many["properties"]) == ["lines"]
 
-        @kedge.agent
-        async def transfers(run: kedge.Run) -> Any:
+        @killick.agent
+        async def transfers(run: killick.Run) -> Any:
             return await run.call(tools["bank_transfer_many"], lines=[{"to": "ann", "amount": 5}])
 
-        with kedge.open("memory:") as kd:
+        with killick.open("memory:") as kd:
             assert kd.run(transfers, id="keyed") == {"ann": 5}
     assert "transferred under keyed:step_1:bank_transfer_many:" in ledger.read_text()
 
@@ -100,12 +100,12 @@ def test_an_option_for_a_tool_that_is_not_there_is_refused_by_name(ledger: Path)
 
 
 def test_answers_come_back_as_data_as_text_or_as_blocks_and_errors_as_answers(
-    bank: Server, kd: kedge.Client, ledger: Path
+    bank: Server, kd: killick.Client, ledger: Path
 ) -> None:
     tools = by_name(bank.tools())
 
-    @kedge.agent
-    async def asks(run: kedge.Run) -> list[Any]:
+    @killick.agent
+    async def asks(run: killick.Run) -> list[Any]:
         return [
             await run.call(tools["set_limit"], amount=7),
             await run.call(tools["transfer_many"], lines=[{"to": "ann", "amount": 5}]),
@@ -126,13 +126,13 @@ def test_answers_come_back_as_data_as_text_or_as_blocks_and_errors_as_answers(
     assert [each.status for each in kd.state("asks").trace] == ["done"] * 5
 
 
-def test_where_an_error_means_that_nothing_happened_the_step_fails(ledger: Path, kd: kedge.Client) -> None:
-    once = {"pay": {"retry": kedge.Retry(attempts=1)}}
+def test_where_an_error_means_that_nothing_happened_the_step_fails(ledger: Path, kd: killick.Client) -> None:
+    once = {"pay": {"retry": killick.Retry(attempts=1)}}
     with Server(made(ledger), tools=once, errors="refused") as bank:
         pay = by_name(bank.tools())["pay"]
 
-        @kedge.agent
-        async def overdraws(run: kedge.Run) -> str:
+        @killick.agent
+        async def overdraws(run: killick.Run) -> str:
             try:
                 await run.call(pay, to="ann", amount=500)
             except StepFailed as failed:
@@ -146,13 +146,13 @@ def test_where_an_error_means_that_nothing_happened_the_step_fails(ledger: Path,
 
 
 def test_a_model_calls_a_servers_tools_in_a_loop_and_its_key_reaches_the_server(
-    bank: Server, kd: kedge.Client, ledger: Path
+    bank: Server, kd: killick.Client, ledger: Path
 ) -> None:
     model = scripted(call("balance"), call("pay", to="bob", amount=3), "Paid.")
 
-    @kedge.agent
-    async def pays(run: kedge.Run, wish: str) -> str:
-        result = await kedge.loop(run, model, await bank.offered(run), messages=wish, provider="openai")
+    @killick.agent
+    async def pays(run: killick.Run, wish: str) -> str:
+        result = await killick.loop(run, model, await bank.offered(run), messages=wish, provider="openai")
         return result.text
 
     assert kd.run(pays, "Pay bob 3.", id="loop") == "Paid."
@@ -161,9 +161,9 @@ def test_a_model_calls_a_servers_tools_in_a_loop_and_its_key_reaches_the_server(
     assert ":pay:" in line
 
 
-def test_a_plain_def_agent_is_offered_them_too(bank: Server, kd: kedge.Client) -> None:
-    @kedge.agent
-    def limits(run: kedge.SyncRun) -> str:
+def test_a_plain_def_agent_is_offered_them_too(bank: Server, kd: killick.Client) -> None:
+    @killick.agent
+    def limits(run: killick.SyncRun) -> str:
         tools = by_name(bank.offered_sync(run))
         limit: str = run.call(tools["set_limit"], amount=9)
         return limit
@@ -172,21 +172,21 @@ def test_a_plain_def_agent_is_offered_them_too(bank: Server, kd: kedge.Client) -
 
 
 def test_what_was_offered_is_on_record_so_that_a_replay_needs_no_server(
-    bank: Server, kd: kedge.Client, tmp_path: Path
+    bank: Server, kd: killick.Client, tmp_path: Path
 ) -> None:
-    @kedge.agent
-    async def waits(run: kedge.Run) -> str:
+    @killick.agent
+    async def waits(run: killick.Run) -> str:
         tools = by_name(await bank.offered(run))
         limit = await run.call(tools["set_limit"], amount=4)
         answer = await run.ask("Go on?")
         return f"{limit}, {answer.approved}"
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(waits, id="w")
     kd.answer("w", "approve", by="eve")
     kd.close()
     bank = Server(["no-such-command"])
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(waits, id="w") == "at most 4, True"
 
 
@@ -194,14 +194,14 @@ def test_what_was_offered_is_on_record_so_that_a_replay_needs_no_server(
 
 
 def test_a_server_that_died_is_started_again_and_only_what_it_may_have_done_is_left_to_a_person(
-    tmp_path: Path, kd: kedge.Client
+    tmp_path: Path, kd: killick.Client
 ) -> None:
     ledger = tmp_path / "ledger"
     deaths = iter(["in balance", "after pay"])
     with Server([sys.executable, str(BANK), str(ledger)]) as server:
         tools = by_name(server.tools())
 
-        @kedge.tool
+        @killick.tool
         def kill() -> None:
             link = server._link
             assert link is not None
@@ -209,12 +209,12 @@ def test_a_server_that_died_is_started_again_and_only_what_it_may_have_done_is_l
             while link.is_up:  # until its end has been heard of
                 time.sleep(0.01)
 
-        @kedge.tool(effect="idempotent")
+        @killick.tool(effect="idempotent")
         def will_die() -> None:
             (tmp_path / "die").write_text(next(deaths))
 
-        @kedge.agent
-        async def pays(run: kedge.Run) -> list[Any]:
+        @killick.agent
+        async def pays(run: killick.Run) -> list[Any]:
             told = [await run.call(tools["pay"], to="ann", amount=1)]
             await run.call(kill)
             told.append(await run.call(tools["pay"], to="bob", amount=2))
@@ -224,7 +224,7 @@ def test_a_server_that_died_is_started_again_and_only_what_it_may_have_done_is_l
             told.append(await run.call(tools["pay"], to="cyd", amount=3))
             return told
 
-        with pytest.raises(kedge.RunWaiting) as waiting:
+        with pytest.raises(killick.RunWaiting) as waiting:
             kd.run(pays, id="r")
         (asked,) = waiting.value.waits
         assert "was lost while it was at pay" in str(asked)
@@ -236,22 +236,22 @@ def test_a_server_that_died_is_started_again_and_only_what_it_may_have_done_is_l
 
 
 def test_over_http_a_server_that_is_away_was_sent_nothing_and_one_that_is_back_is_found(
-    tmp_path: Path, kd: kedge.Client
+    tmp_path: Path, kd: killick.Client
 ) -> None:
     ledger, port = tmp_path / "ledger", free_port()
     running = served(ledger, port)
-    at_once = {"pay": {"retry": kedge.Retry(attempts=2, first=0)}}
+    at_once = {"pay": {"retry": killick.Retry(attempts=2, first=0)}}
     bank, old = (Server(f"http://127.0.0.1:{port}/mcp", tools=at_once, mode=mode) for mode in ("auto", "legacy"))
     try:
         pay, pay_in_session = (by_name(each.tools())["pay"] for each in (bank, old))
 
-        @kedge.tool(effect="idempotent")
+        @killick.tool(effect="idempotent")
         def stop() -> None:
             running.kill()
             running.wait()
 
-        @kedge.agent
-        async def pays(run: kedge.Run) -> list[str]:
+        @killick.agent
+        async def pays(run: killick.Run) -> list[str]:
             told = [await run.call(pay, to="ann", amount=1)]
             await run.call(stop)
             try:
@@ -266,8 +266,8 @@ def test_over_http_a_server_that_is_away_was_sent_nothing_and_one_that_is_back_i
 
         running = served(ledger, port)
 
-        @kedge.agent
-        async def pays_again(run: kedge.Run) -> list[str]:
+        @killick.agent
+        async def pays_again(run: killick.Run) -> list[str]:
             # The second one still has the session of the server that is gone.
             return [await run.call(pay, to="bob", amount=2), await run.call(pay_in_session, to="cyd", amount=3)]
 
@@ -275,12 +275,12 @@ def test_over_http_a_server_that_is_away_was_sent_nothing_and_one_that_is_back_i
 
         (tmp_path / "die").write_text("after pay")
 
-        @kedge.agent
-        async def pays_dan(run: kedge.Run) -> str:
+        @killick.agent
+        async def pays_dan(run: killick.Run) -> str:
             told: str = await run.call(pay, to="dan", amount=4)
             return told
 
-        with pytest.raises(kedge.RunWaiting):
+        with pytest.raises(killick.RunWaiting):
             kd.run(pays_dan, id="lost")
         assert ledger.read_text().count("to dan") == 1
     finally:
@@ -291,7 +291,10 @@ def test_over_http_a_server_that_is_away_was_sent_nothing_and_one_that_is_back_i
 
 
 def test_a_server_that_cannot_be_started_is_named_and_was_sent_nothing() -> None:
-    with Server(["no-such-command"]) as server, pytest.raises(kedge.NotDone, match="no-such-command cannot be reached"):
+    with (
+        Server(["no-such-command"]) as server,
+        pytest.raises(killick.NotDone, match="no-such-command cannot be reached"),
+    ):
         server.tools()
 
 

@@ -1,7 +1,7 @@
-"""A clerk that pays and writes, and dies on the way: with the SDK alone, or with Kedge.
+"""A clerk that pays and writes, and dies on the way: with the SDK alone, or with Killick.
 
 Reads lines `WAY FOLDER DIES` and takes each in a process of its own, forked from here, because importing the SDK takes
-seconds; answers with how that process ended. WAY is alone or kedge; it dies in `pay`, when the money is gone and
+seconds; answers with how that process ended. WAY is alone or killick; it dies in `pay`, when the money is gone and
 nobody knows, or in `mail`, after it; or at `-`, not at all.
 """
 
@@ -19,8 +19,8 @@ from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool
 from agents.memory import SQLiteSession
 from agents.testing import assistant_message, function_call
 
-import kedge
-from kedge.adapters.openai_agents import KedgeRunner, attempt
+import killick
+from killick.adapters.openai_agents import KillickRunner, attempt
 
 
 class Clerk(Model):
@@ -71,18 +71,18 @@ async def serve(way: str, folder: Path, dies: str) -> str:
         _write(ledger, f"mail {to}")
         return f"wrote to {to}"
 
-    def look_in_the_ledger(effect: kedge.Effect) -> kedge.Happened | kedge.DidNotHappen:
+    def look_in_the_ledger(effect: killick.Effect) -> killick.Happened | killick.DidNotHappen:
         """The bank's own list, by the key that was sent along."""
         there = ledger.exists() and effect.key in ledger.read_text()
-        return kedge.Happened("paid 5 to ann") if there else kedge.DidNotHappen()
+        return killick.Happened("paid 5 to ann") if there else killick.DidNotHappen()
 
     agents.set_tracing_disabled(True)
     clerk = Agent(name="clerk", tools=[pay, mail], model=Clerk(folder))
     if way == "alone":
         result = await Runner.run(clerk, "pay ann 5", session=SQLiteSession("thread-1", folder / "session.db"))
     else:
-        with kedge.open(folder / "kedge.db") as kd:
-            runner = KedgeRunner(kd, tools={"pay": {"reconcile": look_in_the_ledger}, "mail": "idempotent"})
+        with killick.open(folder / "killick.db") as kd:
+            runner = KillickRunner(kd, tools={"pay": {"reconcile": look_in_the_ledger}, "mail": "idempotent"})
             result = await runner.run(clerk, "pay ann 5", session="thread-1")
     return str(result.final_output)
 

@@ -1,4 +1,4 @@
-"""A process that is killed: the SDK alone does things twice, with Kedge it does them once."""
+"""A process that is killed: the SDK alone does things twice, with Killick it does them once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import kedge
-from kedge.adapters.openai_agents import KedgeSession
+import killick
+from killick.adapters.openai_agents import KillickSession
 
 Clerk = Callable[[str, Path, str], int]
 
@@ -42,11 +42,11 @@ def killed_and_again(clerk: Clerk, way: str, folder: Path, dies: str) -> list[st
 
 
 @pytest.mark.parametrize("dies", ["pay", "mail"])
-def test_a_killed_clerk_pays_twice_alone_and_once_with_kedge(clerk: Clerk, tmp_path: Path, dies: str) -> None:
+def test_a_killed_clerk_pays_twice_alone_and_once_with_killick(clerk: Clerk, tmp_path: Path, dies: str) -> None:
     alone = killed_and_again(clerk, "alone", tmp_path / "alone", dies)
-    ours = killed_and_again(clerk, "kedge", tmp_path / "kedge", dies)
+    ours = killed_and_again(clerk, "killick", tmp_path / "killick", dies)
     print(
-        f"killed in {dies}: the Agents SDK alone pays {alone.count('pay')} times, with Kedge {ours.count('pay')} time"
+        f"killed in {dies}: the Agents SDK alone pays {alone.count('pay')} times, with Killick {ours.count('pay')} time"
     )
     assert alone.count("pay") == 2
     assert ours == ["pay", "mail"]
@@ -55,15 +55,15 @@ def test_a_killed_clerk_pays_twice_alone_and_once_with_kedge(clerk: Clerk, tmp_p
 def test_a_killed_clerk_asks_no_model_again_and_its_conversation_reads_as_if_nothing_had_been(
     clerk: Clerk, tmp_path: Path
 ) -> None:
-    killed_and_again(clerk, "kedge", tmp_path / "kedge", "mail")
-    assert len((tmp_path / "kedge" / "asked.txt").read_text().splitlines()) == 3
-    with kedge.open(tmp_path / "kedge" / "kedge.db") as kd:
-        items = asyncio.run(KedgeSession("thread-1", kd).get_items())
+    killed_and_again(clerk, "killick", tmp_path / "killick", "mail")
+    assert len((tmp_path / "killick" / "asked.txt").read_text().splitlines()) == 3
+    with killick.open(tmp_path / "killick" / "killick.db") as kd:
+        items = asyncio.run(KillickSession("thread-1", kd).get_items())
     kinds = [item.get("type", item.get("role")) for item in items]
     assert kinds == ["user", *["function_call", "function_call_output"] * 2, "message"]
 
 
 def test_when_a_turn_has_ended_the_same_words_are_the_next_one(clerk: Clerk, tmp_path: Path) -> None:
-    killed_and_again(clerk, "kedge", tmp_path / "kedge", "pay")
-    assert clerk("kedge", tmp_path / "kedge", "-") == 0
-    assert (tmp_path / "kedge" / "ledger.txt").read_text().count("pay ") == 2
+    killed_and_again(clerk, "killick", tmp_path / "killick", "pay")
+    assert clerk("killick", tmp_path / "killick", "-") == 0
+    assert (tmp_path / "killick" / "ledger.txt").read_text().count("pay ") == 2

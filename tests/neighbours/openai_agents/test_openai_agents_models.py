@@ -15,8 +15,8 @@ import pytest
 from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, function_tool
 from openai import AsyncOpenAI
 
-import kedge
-from kedge.adapters.openai_agents import KedgeRunner
+import killick
+from killick.adapters.openai_agents import KillickRunner
 
 agents.set_tracing_disabled(True)
 
@@ -103,19 +103,19 @@ def test_a_turn_is_asked_for_once_whichever_api_the_model_speaks(kind: str, api:
         paid.append(amount)
         return "paid"
 
-    async def turn(kd: kedge.Client) -> Any:
+    async def turn(kd: killick.Client) -> Any:
         async with AsyncOpenAI(base_url=f"http://127.0.0.1:{api.server_address[1]}/v1", api_key="none") as client:
             speaks: Any = OpenAIChatCompletionsModel if kind == "chat completions" else OpenAIResponsesModel
             model: Model = speaks("gpt-scripted", client)
             agent = Agent(name="clerk", tools=[pay], model=model)
             if kind != "streamed responses":
-                return await KedgeRunner(kd).run(agent, "pay 5", turn="m1")
-            async with KedgeRunner(kd).streamed(agent, "pay 5", turn="m1") as result:
+                return await KillickRunner(kd).run(agent, "pay 5", turn="m1")
+            async with KillickRunner(kd).streamed(agent, "pay 5", turn="m1") as result:
                 async for _ in result.stream_events():
                     pass
             return result
 
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    with killick.open(tmp_path / "killick.db") as kd:
         first, again = asyncio.run(turn(kd)), asyncio.run(turn(kd))
         assert first.final_output == again.final_output == "Paid."
         assert first.to_input_list() == again.to_input_list()

@@ -1,4 +1,4 @@
-"""KedgeRunner: every call of a model and of a tool once, people asked, and the SDK's own ways kept."""
+"""KillickRunner: every call of a model and of a tool once, people asked, and the SDK's own ways kept."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from agents.usage import Usage
 from openai.types.responses.response_usage import InputTokensDetails
 from pydantic import BaseModel
 
-import kedge
-from kedge.adapters.openai_agents import KedgeRunner, KedgeSession, attempt
-from kedge.errors import DeclarationRefused
+import killick
+from killick.adapters.openai_agents import KillickRunner, KillickSession, attempt
+from killick.errors import DeclarationRefused
 
 agents.set_tracing_disabled(True)
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -77,43 +77,43 @@ def outputs(result: Any) -> list[Any]:
     return [item.output for item in result.new_items if item.type == "tool_call_output_item"]
 
 
-def run(runner: KedgeRunner, agent: Agent[Any], said: Any = "pay ann 5", **options: Any) -> Any:
+def run(runner: KillickRunner, agent: Agent[Any], said: Any = "pay ann 5", **options: Any) -> Any:
     return runner.run_sync(agent, said, **({"turn": "m1"} | options))
 
 
 # once -------------------------------------------------------------------------------------------
 
 
-def test_a_turn_that_is_run_again_asks_no_model_and_runs_no_tool(kd: kedge.Client) -> None:
+def test_a_turn_that_is_run_again_asks_no_model_and_runs_no_tool(kd: killick.Client) -> None:
     till = Till()
     model = script(calls(PAY), "done")
-    first = run(KedgeRunner(kd), Agent(name="clerk", tools=[till.pay], model=model))
-    again = run(KedgeRunner(kd), Agent(name="clerk", tools=[till.pay], model=script()))
+    first = run(KillickRunner(kd), Agent(name="clerk", tools=[till.pay], model=model))
+    again = run(KillickRunner(kd), Agent(name="clerk", tools=[till.pay], model=script()))
     assert first.final_output == again.final_output == "done"
     assert till.paid == [("ann", 5)]
     assert outputs(first) == outputs(again) == ["paid 5 to ann"]
     assert first.to_input_list() == again.to_input_list()
 
 
-def test_a_tool_s_own_code_can_send_the_key_of_its_step(kd: kedge.Client) -> None:
+def test_a_tool_s_own_code_can_send_the_key_of_its_step(kd: killick.Client) -> None:
     till = Till()
-    run(KedgeRunner(kd), Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "done")))
+    run(KillickRunner(kd), Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "done")))
     [key] = till.keys
     assert key.startswith("m1:step_")
     assert ":pay:" in key
 
 
-def test_the_same_words_are_another_turn_when_the_last_one_has_ended(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_the_same_words_are_another_turn_when_the_last_one_has_ended(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
     for n in (1, 2):
         model = script(calls(PAY, start=n), f"done {n}")
         result = runner.run_sync(Agent(name="clerk", tools=[till.pay], model=model), "pay ann 5", session="thread")
         assert result.final_output == f"done {n}"
     assert len(till.paid) == 2
-    assert len(asyncio.run(KedgeSession("thread", kd).get_items())) == 8
+    assert len(asyncio.run(KillickSession("thread", kd).get_items())) == 8
 
 
-def test_a_turn_that_waits_is_the_same_turn_after_others_were_said_and_answered(kd: kedge.Client) -> None:
+def test_a_turn_that_waits_is_the_same_turn_after_others_were_said_and_answered(kd: killick.Client) -> None:
     till = Till()
 
     @function_tool
@@ -122,14 +122,14 @@ def test_a_turn_that_waits_is_the_same_turn_after_others_were_said_and_answered(
         till.paid.append((to, -1))
         return f"refunded {to}"
 
-    runner = KedgeRunner(kd, tools={"refund": {"approve": "managers"}})
+    runner = KillickRunner(kd, tools={"refund": {"approve": "managers"}})
 
     def said(text: str, *steps: Any) -> Any:
         agent = Agent(name="clerk", tools=[till.pay, refund], model=script(*steps))
         return runner.run_sync(agent, text, session="thread").final_output
 
     wanted = calls(PAY), calls(("refund", {"to": "ann"}), start=2)
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         said("pay ann, then refund her", *wanted)
     assert said("hello?", "a manager looks at it") == "a manager looks at it"
     assert said("hello?", "still") == "still"
@@ -139,8 +139,8 @@ def test_a_turn_that_waits_is_the_same_turn_after_others_were_said_and_answered(
     assert kd.inbox() == []
 
 
-def test_a_turn_that_failed_goes_on_where_it_was_and_says_nothing_twice(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_a_turn_that_failed_goes_on_where_it_was_and_says_nothing_twice(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
     failing = script(calls(PAY), ConnectionError("the model is down"))
     with pytest.raises(ConnectionError):
         runner.run_sync(Agent(name="clerk", tools=[till.pay], model=failing), "pay ann 5", session="thread")
@@ -148,35 +148,38 @@ def test_a_turn_that_failed_goes_on_where_it_was_and_says_nothing_twice(kd: kedg
     result = runner.run_sync(Agent(name="clerk", tools=[till.pay], model=model), "pay ann 5", session="thread")
     assert result.final_output == "done"
     assert till.paid == [("ann", 5)]
-    kinds = [item.get("type", item.get("role")) for item in asyncio.run(KedgeSession("thread", kd).get_items())]
+    kinds = [item.get("type", item.get("role")) for item in asyncio.run(KillickSession("thread", kd).get_items())]
     assert kinds == ["user", "function_call", "function_call_output", "message"]
     assert model.first_call is not None
     assert len(model.first_call.input) == 3
 
 
-def test_a_provider_that_counts_its_call_ids_anew_in_each_turn_is_paid_each_time(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_a_provider_that_counts_its_call_ids_anew_in_each_turn_is_paid_each_time(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
     for turn in ("m1", "m2"):
         agent = Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "done"))
         runner.run_sync(agent, "pay ann 5", session="thread", turn=turn)
     assert till.paid == [("ann", 5), ("ann", 5)]
 
 
-def test_an_edited_prompt_does_not_ask_again_what_is_on_record(kd: kedge.Client) -> None:
+def test_an_edited_prompt_does_not_ask_again_what_is_on_record(kd: killick.Client) -> None:
     till = Till()
-    run(KedgeRunner(kd), Agent(name="clerk", instructions="Be kind.", tools=[till.pay], model=script(calls(PAY), "ok")))
+    run(
+        KillickRunner(kd),
+        Agent(name="clerk", instructions="Be kind.", tools=[till.pay], model=script(calls(PAY), "ok")),
+    )
     edited = Agent(name="clerk", instructions="Be very kind.", tools=[till.pay], model=script())
-    assert run(KedgeRunner(kd), edited).final_output == "ok"
+    assert run(KillickRunner(kd), edited).final_output == "ok"
     assert till.paid == [("ann", 5)]
 
 
-def test_usage_and_words_of_models_are_on_record(kd: kedge.Client) -> None:
+def test_usage_and_words_of_models_are_on_record(kd: killick.Client) -> None:
     cached = InputTokensDetails(cached_tokens=2, cache_write_tokens=0)
     used = Usage(requests=1, input_tokens=7, output_tokens=3, input_tokens_details=cached)
     step = ModelStep(output=[assistant_message("hello")], usage=used)
     agent = Agent(name="clerk", instructions="Greet.", model=ScriptedModel([step]))
-    first = run(KedgeRunner(kd), agent)
-    again = run(KedgeRunner(kd), Agent(name="clerk", model=script()))
+    first = run(KillickRunner(kd), agent)
+    again = run(KillickRunner(kd), Agent(name="clerk", model=script()))
     assert again.context_wrapper.usage == first.context_wrapper.usage
     assert again.context_wrapper.usage.input_tokens == 7
     [call] = kd.state("m1").trace
@@ -187,25 +190,25 @@ def test_usage_and_words_of_models_are_on_record(kd: kedge.Client) -> None:
 # failures ---------------------------------------------------------------------------------------
 
 
-def test_what_the_model_is_told_of_a_failed_tool_is_the_same_on_record(kd: kedge.Client) -> None:
+def test_what_the_model_is_told_of_a_failed_tool_is_the_same_on_record(kd: killick.Client) -> None:
     ran: list[int] = []
 
     @function_tool(failure_error_function=lambda ctx, error: f"failed: {error}")
     async def look_up(name: str) -> str:
         """Look somebody up."""
         ran.append(1)
-        raise kedge.NotDone("no such person")
+        raise killick.NotDone("no such person")
 
     told: list[Any] = []
     for model in (script(calls(("look_up", {"name": "x"})), "sorry"), script()):
-        runner = KedgeRunner(kd, tools={"look_up": {"effect": "reads", "retry": kedge.Retry(attempts=2, first=0)}})
+        runner = KillickRunner(kd, tools={"look_up": {"effect": "reads", "retry": killick.Retry(attempts=2, first=0)}})
         told.append(outputs(run(runner, Agent(name="clerk", tools=[look_up], model=model))))
     assert told[0] == told[1]
     assert "no such person" in told[0][0]
     assert len(ran) == 2
 
 
-def test_a_tool_whose_outcome_is_not_known_waits_for_a_person_and_is_not_tried_again(kd: kedge.Client) -> None:
+def test_a_tool_whose_outcome_is_not_known_waits_for_a_person_and_is_not_tried_again(kd: killick.Client) -> None:
     ran: list[int] = []
 
     @function_tool
@@ -215,26 +218,26 @@ def test_a_tool_whose_outcome_is_not_known_waits_for_a_person_and_is_not_tried_a
         raise TimeoutError("no answer from the bank")
 
     agent = Agent(name="clerk", tools=[pay], model=script(calls(("pay", {"to": "ann"})), "done"))
-    with pytest.raises(kedge.RunWaiting) as waiting:
-        run(KedgeRunner(kd), agent)
+    with pytest.raises(killick.RunWaiting) as waiting:
+        run(KillickRunner(kd), agent)
     assert waiting.value.run == "m1"
     kd.answer("m1", "happened", value="paid", by="kim")
     agent = Agent(name="clerk", tools=[pay], model=script("done"))
-    result = run(KedgeRunner(kd), agent)
+    result = run(KillickRunner(kd), agent)
     assert (result.final_output, outputs(result), ran) == ("done", ["paid"], [1])
 
 
-def test_arguments_that_do_not_fit_are_told_to_the_model_and_nothing_is_in_doubt(kd: kedge.Client) -> None:
+def test_arguments_that_do_not_fit_are_told_to_the_model_and_nothing_is_in_doubt(kd: killick.Client) -> None:
     till = Till()
     model = script(calls(("pay", {"to": "ann", "amount": "much"})), "sorry")
-    result = run(KedgeRunner(kd), Agent(name="clerk", tools=[till.pay], model=model))
+    result = run(KillickRunner(kd), Agent(name="clerk", tools=[till.pay], model=model))
     assert "error occurred" in outputs(result)[0]
     assert (till.paid, kd.info("m1").waits) == ([], ())
-    again = run(KedgeRunner(kd), Agent(name="clerk", tools=[till.pay], model=script()))
+    again = run(KillickRunner(kd), Agent(name="clerk", tools=[till.pay], model=script()))
     assert outputs(again) == outputs(result)
 
 
-def test_a_tool_that_takes_too_long_is_in_doubt_and_one_that_only_reads_is_told(kd: kedge.Client) -> None:
+def test_a_tool_that_takes_too_long_is_in_doubt_and_one_that_only_reads_is_told(kd: killick.Client) -> None:
     ended: list[str] = []
 
     async def slow() -> str:
@@ -246,26 +249,26 @@ def test_a_tool_that_takes_too_long_is_in_doubt_and_one_that_only_reads_is_told(
 
     pay = function_tool(name_override="pay", timeout=0.1)(slow)
     look = function_tool(name_override="look", timeout=0.1, failure_error_function=lambda c, error: f"{error}")(slow)
-    runner = KedgeRunner(kd, tools={"look": {"effect": "reads", "retry": kedge.Retry(attempts=1)}})
+    runner = KillickRunner(kd, tools={"look": {"effect": "reads", "retry": killick.Retry(attempts=1)}})
     result = run(runner, Agent(name="clerk", tools=[look], model=script(calls(("look", {})), "sorry")))
     assert "TimeoutError" in outputs(result)[0]
-    with pytest.raises(kedge.RunWaiting, match="outcome is not known"):
+    with pytest.raises(killick.RunWaiting, match="outcome is not known"):
         run(runner, Agent(name="clerk", tools=[pay], model=script(calls(("pay", {})))), turn="m2")
     assert ended == ["slow", "slow"]
 
 
-def test_a_tool_without_words_for_its_failure_raises_it(kd: kedge.Client) -> None:
+def test_a_tool_without_words_for_its_failure_raises_it(kd: killick.Client) -> None:
     @function_tool(failure_error_function=None)
     async def look_up() -> str:
         """Look."""
-        raise kedge.NotDone("closed")
+        raise killick.NotDone("closed")
 
-    runner = KedgeRunner(kd, tools={"look_up": {"effect": "reads", "retry": kedge.Retry(attempts=1)}})
+    runner = KillickRunner(kd, tools={"look_up": {"effect": "reads", "retry": killick.Retry(attempts=1)}})
     with pytest.raises(agents.UserError, match="closed"):
         run(runner, Agent(name="clerk", tools=[look_up], model=script(calls(("look_up", {})))))
 
 
-def test_the_sdk_s_own_retries_of_models_stay_its_own_and_replay_in_order(kd: kedge.Client) -> None:
+def test_the_sdk_s_own_retries_of_models_stay_its_own_and_replay_in_order(kd: killick.Client) -> None:
     till = Till()
     settings = ModelSettings(
         retry=ModelRetrySettings(max_retries=2, policy=lambda _: True, backoff={"initial_delay": 0})
@@ -275,8 +278,8 @@ def test_the_sdk_s_own_retries_of_models_stay_its_own_and_replay_in_order(kd: ke
         return Agent(name="clerk", tools=[till.pay], model=model, model_settings=settings)
 
     model = script(calls(PAY), ConnectionError("blip"), "done")
-    assert run(KedgeRunner(kd), clerk(model)).final_output == "done"
-    assert run(KedgeRunner(kd), clerk(script())).final_output == "done"
+    assert run(KillickRunner(kd), clerk(model)).final_output == "done"
+    assert run(KillickRunner(kd), clerk(script())).final_output == "done"
     assert till.paid == [("ann", 5)]
 
 
@@ -288,18 +291,18 @@ class Receipt(BaseModel):
     amount: int
 
 
-def test_a_tool_s_output_comes_back_as_what_its_function_returns(kd: kedge.Client) -> None:
+def test_a_tool_s_output_comes_back_as_what_its_function_returns(kd: killick.Client) -> None:
     @function_tool
     async def pay(to: str, amount: int) -> Receipt:
         """Pay somebody."""
         return Receipt(to=to, amount=amount)
 
     for model in (script(calls(PAY), "done"), script()):
-        [receipt] = outputs(run(KedgeRunner(kd), Agent(name="clerk", tools=[pay], model=model)))
+        [receipt] = outputs(run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=model)))
         assert receipt == Receipt(to="ann", amount=5)
 
 
-def test_an_output_that_cannot_be_stored_is_kept_as_the_model_sees_it(kd: kedge.Client) -> None:
+def test_an_output_that_cannot_be_stored_is_kept_as_the_model_sees_it(kd: killick.Client) -> None:
     class Odd:
         def __str__(self) -> str:
             return "odd"
@@ -310,46 +313,46 @@ def test_an_output_that_cannot_be_stored_is_kept_as_the_model_sees_it(kd: kedge.
         return Odd()
 
     for model in (script(calls(PAY), "done"), script()):
-        assert outputs(run(KedgeRunner(kd), Agent(name="clerk", tools=[pay], model=model))) == ["odd"]
+        assert outputs(run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=model))) == ["odd"]
 
 
-def test_a_picture_reaches_the_model_as_a_picture_on_record_too(kd: kedge.Client) -> None:
+def test_a_picture_reaches_the_model_as_a_picture_on_record_too(kd: killick.Client) -> None:
     @function_tool
     async def draw() -> Any:
         """Draw."""
         return agents.ToolOutputImage(image_url="https://example.org/a.png")
 
     for model in (script(calls(("draw", {})), "done"), script()):
-        result = run(KedgeRunner(kd), Agent(name="clerk", tools=[draw], model=model))
+        result = run(KillickRunner(kd), Agent(name="clerk", tools=[draw], model=model))
         [item] = [item for item in result.to_input_list() if item.get("type") == "function_call_output"]
         assert item["output"][0]["type"] == "input_image"
 
 
-def test_a_blocking_tool_and_a_context_work_as_ever(kd: kedge.Client) -> None:
+def test_a_blocking_tool_and_a_context_work_as_ever(kd: killick.Client) -> None:
     @function_tool
     def pay(ctx: RunContextWrapper[dict[str, str]], amount: int) -> str:
         """Pay."""
         return f"{ctx.context['who']} paid {amount}"
 
     agent = Agent[dict[str, str]](name="clerk", tools=[pay], model=script(calls(("pay", {"amount": 5})), "done"))
-    assert outputs(run(KedgeRunner(kd), agent, context={"who": "kim"})) == ["kim paid 5"]
+    assert outputs(run(KillickRunner(kd), agent, context={"who": "kim"})) == ["kim paid 5"]
 
 
-def test_a_kedge_tool_can_be_said_for_a_tool_and_is_given_its_key(kd: kedge.Client) -> None:
+def test_a_killick_tool_can_be_said_for_a_tool_and_is_given_its_key(kd: killick.Client) -> None:
     keys: list[str] = []
 
-    @kedge.tool(effect="idempotent")
-    async def pay(to: str, amount: int, key: kedge.Key = kedge.KEY) -> str:
+    @killick.tool(effect="idempotent")
+    async def pay(to: str, amount: int, key: killick.Key = killick.KEY) -> str:
         keys.append(key)
         return f"paid {amount} to {to}"
 
-    runner = KedgeRunner(kd, tools={"pay": pay})
+    runner = KillickRunner(kd, tools={"pay": pay})
     result = run(runner, Agent(name="clerk", tools=[Till().pay], model=script(calls(PAY), "done")))
     assert outputs(result) == ["paid 5 to ann"]
     assert len(keys) == 1
 
 
-def test_a_custom_tool_goes_through_the_gate(kd: kedge.Client) -> None:
+def test_a_custom_tool_goes_through_the_gate(kd: killick.Client) -> None:
     from openai.types.responses import ResponseCustomToolCall
 
     ran: list[str] = []
@@ -361,7 +364,7 @@ def test_a_custom_tool_goes_through_the_gate(kd: kedge.Client) -> None:
     tool = CustomTool(name="shout", description="Shout.", on_invoke_tool=invoke)
     wanted = ResponseCustomToolCall(type="custom_tool_call", name="shout", call_id="c1", id="x1", input="hey")
     for model in (script([wanted], "done"), script()):
-        result = run(KedgeRunner(kd), Agent(name="clerk", tools=[tool], model=model))
+        result = run(KillickRunner(kd), Agent(name="clerk", tools=[tool], model=model))
         assert result.final_output == "done"
     assert ran == ["hey"]
 
@@ -369,7 +372,7 @@ def test_a_custom_tool_goes_through_the_gate(kd: kedge.Client) -> None:
 # people and rules -------------------------------------------------------------------------------
 
 
-def test_a_tool_that_needs_approval_waits_for_a_person_and_is_done_once(kd: kedge.Client) -> None:
+def test_a_tool_that_needs_approval_waits_for_a_person_and_is_done_once(kd: killick.Client) -> None:
     paid: list[str] = []
 
     @function_tool(needs_approval=True)
@@ -378,8 +381,8 @@ def test_a_tool_that_needs_approval_waits_for_a_person_and_is_done_once(kd: kedg
         paid.append(to)
         return f"paid {to}"
 
-    runner = KedgeRunner(kd, to="managers")
-    with pytest.raises(kedge.RunWaiting) as waiting:
+    runner = KillickRunner(kd, to="managers")
+    with pytest.raises(killick.RunWaiting) as waiting:
         run(runner, Agent(name="clerk", tools=[pay], model=script(calls(("pay", {"to": "ann"})))))
     [wait] = waiting.value.waits
     assert "pay" in str(wait)
@@ -389,25 +392,25 @@ def test_a_tool_that_needs_approval_waits_for_a_person_and_is_done_once(kd: kedg
     assert (result.final_output, paid) == ("done", ["ann"])
 
 
-def test_the_model_is_told_why_a_person_refused(kd: kedge.Client) -> None:
+def test_the_model_is_told_why_a_person_refused(kd: killick.Client) -> None:
     @function_tool(needs_approval=True)
     async def pay(to: str) -> str:
         """Pay."""
         raise AssertionError
 
     agent = Agent(name="clerk", tools=[pay], model=script(calls(("pay", {"to": "ann"}))))
-    with pytest.raises(kedge.RunWaiting):
-        run(KedgeRunner(kd), agent)
+    with pytest.raises(killick.RunWaiting):
+        run(KillickRunner(kd), agent)
     kd.answer("m1", "reject", by="kim", comment="not this month")
-    result = run(KedgeRunner(kd), Agent(name="clerk", tools=[pay], model=script("sorry")))
+    result = run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=script("sorry")))
     assert result.final_output == "sorry"
     assert "not this month" in outputs(result)[0]
 
 
-def test_a_person_may_change_the_arguments(kd: kedge.Client) -> None:
+def test_a_person_may_change_the_arguments(kd: killick.Client) -> None:
     till = Till()
-    runner = KedgeRunner(kd, tools={"pay": {"approve": "managers"}})
-    with pytest.raises(kedge.RunWaiting):
+    runner = KillickRunner(kd, tools={"pay": {"approve": "managers"}})
+    with pytest.raises(killick.RunWaiting):
         run(runner, Agent(name="clerk", tools=[till.pay], model=script(calls(PAY))))
     kd.answer("m1", "edit", value={"amount": 3}, by="kim")
     result = run(runner, Agent(name="clerk", tools=[till.pay], model=script("done")))
@@ -415,7 +418,7 @@ def test_a_person_may_change_the_arguments(kd: kedge.Client) -> None:
     assert outputs(result) == ["paid 3 to ann"]
 
 
-def test_approval_by_the_arguments_asks_only_for_what_needs_it(kd: kedge.Client) -> None:
+def test_approval_by_the_arguments_asks_only_for_what_needs_it(kd: killick.Client) -> None:
     paid: list[int] = []
 
     async def is_much(ctx: Any, given: dict[str, Any], call: str) -> bool:
@@ -428,15 +431,15 @@ def test_approval_by_the_arguments_asks_only_for_what_needs_it(kd: kedge.Client)
         return "paid"
 
     wanted = calls(("pay", {"amount": 5}), ("pay", {"amount": 500}))
-    with pytest.raises(kedge.RunWaiting):
-        run(KedgeRunner(kd), Agent(name="clerk", tools=[pay], model=script(wanted)))
+    with pytest.raises(killick.RunWaiting):
+        run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=script(wanted)))
     assert paid == [5]
     kd.answer("m1", "approve", by="kim")
-    run(KedgeRunner(kd), Agent(name="clerk", tools=[pay], model=script("done")))
+    run(KillickRunner(kd), Agent(name="clerk", tools=[pay], model=script("done")))
     assert paid == [5, 500]
 
 
-def test_a_call_beside_one_that_waits_comes_to_its_end(kd: kedge.Client) -> None:
+def test_a_call_beside_one_that_waits_comes_to_its_end(kd: killick.Client) -> None:
     paid: list[str] = []
 
     @function_tool
@@ -452,24 +455,24 @@ def test_a_call_beside_one_that_waits_comes_to_its_end(kd: kedge.Client) -> None
         return "yes"
 
     wanted = calls(("pay", {"to": "ann"}), ("ask", {}))
-    with pytest.raises(kedge.RunWaiting):
-        run(KedgeRunner(kd), Agent(name="clerk", tools=[pay, ask], model=script(wanted)))
+    with pytest.raises(killick.RunWaiting):
+        run(KillickRunner(kd), Agent(name="clerk", tools=[pay, ask], model=script(wanted)))
     assert paid == ["ann"]
     kd.answer("m1", "approve", by="kim")
-    result = run(KedgeRunner(kd), Agent(name="clerk", tools=[pay, ask], model=script("done")))
+    result = run(KillickRunner(kd), Agent(name="clerk", tools=[pay, ask], model=script("done")))
     assert (result.final_output, paid) == ("done", ["ann"])
 
 
-def test_a_contract_says_no_before_anything_is_done_and_the_model_learns_why(kd: kedge.Client) -> None:
+def test_a_contract_says_no_before_anything_is_done_and_the_model_learns_why(kd: killick.Client) -> None:
     till = Till()
-    contract = kedge.Contract("small", [kedge.rules.arguments("pay", amount={"max": 3})])
-    runner = KedgeRunner(kd, contract=contract)
+    contract = killick.Contract("small", [killick.rules.arguments("pay", amount={"max": 3})])
+    runner = KillickRunner(kd, contract=contract)
     result = run(runner, Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "sorry")))
     assert till.paid == []
     assert "at most 3 is allowed" in outputs(result)[0]
 
 
-def test_what_the_sdk_interrupts_for_itself_becomes_a_question_to_people(kd: kedge.Client) -> None:
+def test_what_the_sdk_interrupts_for_itself_becomes_a_question_to_people(kd: killick.Client) -> None:
     ran: list[str] = []
 
     @function_tool(needs_approval=True)
@@ -478,9 +481,9 @@ def test_what_the_sdk_interrupts_for_itself_becomes_a_question_to_people(kd: ked
         ran.append(what)
         return "shouted"
 
-    runner = KedgeRunner(kd, tools={"shout": None}, to="managers")
+    runner = KillickRunner(kd, tools={"shout": None}, to="managers")
     wanted = calls(("shout", {"what": "hey"}))
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         run(runner, Agent(name="clerk", tools=[shout], model=script(wanted)))
     kd.answer("m1", "approve", by="kim")
     result = run(runner, Agent(name="clerk", tools=[shout], model=script("done")))
@@ -490,7 +493,7 @@ def test_what_the_sdk_interrupts_for_itself_becomes_a_question_to_people(kd: ked
 # many agents ------------------------------------------------------------------------------------
 
 
-def test_agents_that_are_handed_to_go_through_the_gate_and_may_hand_back(kd: kedge.Client) -> None:
+def test_agents_that_are_handed_to_go_through_the_gate_and_may_hand_back(kd: killick.Client) -> None:
     for form in ("agent", "handoff"):
         till = Till()
 
@@ -501,23 +504,23 @@ def test_agents_that_are_handed_to_go_through_the_gate_and_may_hand_back(kd: ked
             return triage
 
         first, second = script(calls(("transfer_to_refunds", {}))), script(calls(PAY, start=2), "done")
-        result = run(KedgeRunner(kd), agents_of(first, second), turn=form)
+        result = run(KillickRunner(kd), agents_of(first, second), turn=form)
         assert (result.final_output, result.last_agent.name) == ("done", "refunds")
-        again = run(KedgeRunner(kd), agents_of(script(), script()), turn=form)
+        again = run(KillickRunner(kd), agents_of(script(), script()), turn=form)
         assert (again.final_output, again.last_agent.name) == ("done", "refunds")
         assert till.paid == [("ann", 5)]
 
 
-def test_the_last_agent_of_a_result_can_go_on(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_the_last_agent_of_a_result_can_go_on(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
     agent = Agent(name="clerk", tools=[till.pay], model=script(calls(PAY), "one", calls(PAY, start=2), "two"))
     first = run(runner, agent)
     second = run(runner, first.last_agent, turn="m2")
     assert (first.final_output, second.final_output, len(till.paid)) == ("one", "two", 2)
 
 
-def test_an_agent_as_a_tool_is_no_step_but_its_calls_are(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_an_agent_as_a_tool_is_no_step_but_its_calls_are(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
 
     def boss(outer: ScriptedModel, inner: ScriptedModel) -> Agent[Any]:
         clerk = runner.agent(Agent(name="clerk", tools=[till.pay], model=inner))
@@ -533,15 +536,15 @@ def test_an_agent_as_a_tool_is_no_step_but_its_calls_are(kd: kedge.Client) -> No
     assert outputs(again) == outputs(result)
 
 
-def test_a_wait_inside_an_agent_that_is_a_tool_reaches_whoever_runs_the_outer_one(kd: kedge.Client) -> None:
+def test_a_wait_inside_an_agent_that_is_a_tool_reaches_whoever_runs_the_outer_one(kd: killick.Client) -> None:
     till = Till()
-    runner = KedgeRunner(kd, tools={"pay": {"approve": "managers"}})
+    runner = KillickRunner(kd, tools={"pay": {"approve": "managers"}})
 
     def boss(outer: ScriptedModel, inner: ScriptedModel) -> Agent[Any]:
         clerk = runner.agent(Agent(name="clerk", tools=[till.pay], model=inner))
         return Agent(name="boss", model=outer, tools=[clerk.as_tool("clerk", "Pays people.")])
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         run(runner, boss(script(calls(("clerk", {"input": "pay ann"}))), script(calls(PAY))))
     kd.answer("m1", "approve", by="kim")
     assert run(runner, boss(script("done"), script("paid"))).final_output == "done"
@@ -549,7 +552,7 @@ def test_a_wait_inside_an_agent_that_is_a_tool_reaches_whoever_runs_the_outer_on
 
 
 @pytest.mark.parametrize("session", [None, "inner"])
-def test_a_run_inside_a_tool_waits_with_it_and_ends_no_turn_twice(kd: kedge.Client, session: str | None) -> None:
+def test_a_run_inside_a_tool_waits_with_it_and_ends_no_turn_twice(kd: killick.Client, session: str | None) -> None:
     """The tool is entered again from its top; the run in it that has ended is found again, and pays nobody."""
     till = Till()
 
@@ -559,7 +562,7 @@ def test_a_run_inside_a_tool_waits_with_it_and_ends_no_turn_twice(kd: kedge.Clie
         till.paid.append((to, -1))
         return f"refunded {to}"
 
-    runner = KedgeRunner(kd, tools={"refund": {"approve": "managers"}, "delegate": "reads"})
+    runner = KillickRunner(kd, tools={"refund": {"approve": "managers"}, "delegate": "reads"})
 
     def boss(outer: ScriptedModel, pays: ScriptedModel, refunds: ScriptedModel) -> Agent[Any]:
         @function_tool(failure_error_function=None)
@@ -582,17 +585,17 @@ def test_a_run_inside_a_tool_waits_with_it_and_ends_no_turn_twice(kd: kedge.Clie
 
     wanted = script(calls(("delegate", {"task": "do it"})))
     refunds = script(calls(("refund", {"to": "ann"})))
-    with pytest.raises(kedge.RunWaiting, match="refund"):
+    with pytest.raises(killick.RunWaiting, match="refund"):
         bounded(boss(wanted, script(calls(PAY), "paid"), refunds))
-    with pytest.raises(kedge.RunWaiting, match="refund"):
+    with pytest.raises(killick.RunWaiting, match="refund"):
         bounded(boss(script(), script(), script()))
     kd.answer("m1", "approve", by="kim")
     assert bounded(boss(script("done"), script(), script("refunded"))) == "done"
     assert till.paid == [("ann", 5), ("ann", -1)]
 
 
-def test_an_agent_as_a_tool_can_be_one_step_as_a_whole(kd: kedge.Client) -> None:
-    runner = KedgeRunner(kd, tools={"clerk": "idempotent"})
+def test_an_agent_as_a_tool_can_be_one_step_as_a_whole(kd: killick.Client) -> None:
+    runner = KillickRunner(kd, tools={"clerk": "idempotent"})
     found = []
     for outer, inner in ((script(calls(("clerk", {"input": "?"})), "done"), script("it is 17")), (script(), script())):
         tool = Agent(name="clerk", model="inner").as_tool("clerk", "Knows.")
@@ -602,20 +605,20 @@ def test_an_agent_as_a_tool_can_be_one_step_as_a_whole(kd: kedge.Client) -> None
     assert found == [("done", ["it is 17"])] * 2
 
 
-def test_an_agent_as_a_tool_that_does_not_go_through_the_gate_is_refused(kd: kedge.Client) -> None:
+def test_an_agent_as_a_tool_that_does_not_go_through_the_gate_is_refused(kd: killick.Client) -> None:
     tool = Agent(name="clerk", model=script()).as_tool("clerk", "Pays people.")
     with pytest.raises(DeclarationRefused, match=r"runner\.agent\(clerk\)\.as_tool"):
-        run(KedgeRunner(kd), Agent(name="boss", model=script(), tools=[tool]))
+        run(KillickRunner(kd), Agent(name="boss", model=script(), tools=[tool]))
 
 
 # ways to run ------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_on_record_and_comes_whole_the_next_time(kd: kedge.Client) -> None:
+def test_a_stream_is_on_record_and_comes_whole_the_next_time(kd: killick.Client) -> None:
     till = Till()
 
     async def stream(model: ScriptedModel) -> tuple[Any, int]:
-        runner, count = KedgeRunner(kd), 0
+        runner, count = KillickRunner(kd), 0
         agent = Agent(name="clerk", tools=[till.pay], model=model)
         async with runner.streamed(agent, "pay ann 5", session="thread", turn="m1") as result:
             async for event in result.stream_events():
@@ -627,12 +630,12 @@ def test_a_stream_is_on_record_and_comes_whole_the_next_time(kd: kedge.Client) -
     assert (live[0], again[0]) == ("done", "done")
     assert live[1] > again[1] == 2
     assert till.paid == [("ann", 5)]
-    assert len(asyncio.run(KedgeSession("thread", kd).get_items())) == 4
+    assert len(asyncio.run(KillickSession("thread", kd).get_items())) == 4
 
 
-def test_a_stream_that_waits_for_a_person_says_so(kd: kedge.Client) -> None:
+def test_a_stream_that_waits_for_a_person_says_so(kd: killick.Client) -> None:
     till = Till()
-    runner = KedgeRunner(kd, tools={"pay": {"approve": "managers"}})
+    runner = KillickRunner(kd, tools={"pay": {"approve": "managers"}})
 
     async def stream(model: ScriptedModel) -> Any:
         async with runner.streamed(
@@ -642,14 +645,14 @@ def test_a_stream_that_waits_for_a_person_says_so(kd: kedge.Client) -> None:
                 pass
         return result.final_output
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         asyncio.run(stream(script(calls(PAY))))
     kd.answer("m1", "approve", by="kim")
     assert asyncio.run(stream(script("done"))) == "done"
 
 
-def test_a_stream_that_nobody_reads_to_its_end_leaves_its_turn_open(kd: kedge.Client) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_a_stream_that_nobody_reads_to_its_end_leaves_its_turn_open(kd: killick.Client) -> None:
+    till, runner = Till(), KillickRunner(kd)
 
     async def stream(model: ScriptedModel, *, stops: bool) -> Any:
         agent = Agent(name="clerk", tools=[till.pay], model=model)
@@ -667,8 +670,8 @@ def test_a_stream_that_nobody_reads_to_its_end_leaves_its_turn_open(kd: kedge.Cl
 
 
 @pytest.mark.parametrize("mode", ["immediate", "after_turn"])
-def test_a_stream_that_is_cancelled_leaves_its_turn_open(kd: kedge.Client, mode: Any) -> None:
-    till, runner = Till(), KedgeRunner(kd)
+def test_a_stream_that_is_cancelled_leaves_its_turn_open(kd: killick.Client, mode: Any) -> None:
+    till, runner = Till(), KillickRunner(kd)
 
     async def stream(model: ScriptedModel, *, cancels: bool) -> Any:
         agent = Agent(name="clerk", tools=[till.pay], model=model)
@@ -697,44 +700,44 @@ class Named(ModelProvider):
         return self.model
 
 
-def test_models_by_name_are_on_record_too(kd: kedge.Client) -> None:
+def test_models_by_name_are_on_record_too(kd: killick.Client) -> None:
     till = Till()
     for model in (script(calls(PAY), "done"), script()):
         config = RunConfig(model_provider=Named(model))
         agent = Agent(name="clerk", tools=[till.pay], model="some-model")
-        assert run(KedgeRunner(kd), agent, run_config=config).final_output == "done"
+        assert run(KillickRunner(kd), agent, run_config=config).final_output == "done"
     assert till.paid == [("ann", 5)]
 
 
-def test_inside_a_kedge_agent_the_whole_turn_is_part_of_its_run(tmp_path: Path) -> None:
-    till, runner = Till(), KedgeRunner(tools={"pay": {"approve": "managers"}})
+def test_inside_a_killick_agent_the_whole_turn_is_part_of_its_run(tmp_path: Path) -> None:
+    till, runner = Till(), KillickRunner(tools={"pay": {"approve": "managers"}})
     model = script(calls(PAY), "done", "twice")
     begun: list[str] = []
 
-    @kedge.agent
-    async def desk(run: kedge.Run, said: str) -> str:
+    @killick.agent
+    async def desk(run: killick.Run, said: str) -> str:
         begun.append(run.id)
         async with run.hosting():
             first = await runner.run(Agent(name="clerk", tools=[till.pay], model=model), said)
             second = await runner.run(Agent(name="clerk", model=model), said)
         return f"{first.final_output} {second.final_output}"
 
-    with kedge.open(tmp_path / "kedge.db") as kd, pytest.raises(kedge.RunWaiting):
+    with killick.open(tmp_path / "killick.db") as kd, pytest.raises(killick.RunWaiting):
         kd.run(desk, "pay ann 5", id="d1")
     assert till.paid == []
-    with kedge.open(tmp_path / "kedge.db") as kd:  # nothing of it is in memory any more
+    with killick.open(tmp_path / "killick.db") as kd:  # nothing of it is in memory any more
         kd.answer("d1", "approve", by="kim")
         assert kd.run(desk, "pay ann 5", id="d1") == "done twice"
     assert (till.paid, begun) == ([("ann", 5)], ["d1", "d1"])
 
 
-def test_inside_somebody_s_host_calls_are_its_steps(kd: kedge.Client) -> None:
+def test_inside_somebody_s_host_calls_are_its_steps(kd: killick.Client) -> None:
     till = Till()
 
     async def main(model: ScriptedModel) -> Any:
         async with kd.host("h1"):
             agent = Agent(name="clerk", tools=[till.pay], model=model)
-            return (await KedgeRunner(kd).run(agent, "pay ann 5", session="thread", turn="m1")).final_output
+            return (await KillickRunner(kd).run(agent, "pay ann 5", session="thread", turn="m1")).final_output
 
     assert asyncio.run(main(script(calls(PAY), "done"))) == "done"
     assert asyncio.run(main(script())) == "done"
@@ -744,33 +747,33 @@ def test_inside_somebody_s_host_calls_are_its_steps(kd: kedge.Client) -> None:
 # refused ----------------------------------------------------------------------------------------
 
 
-def test_a_tool_that_acts_here_past_the_gate_is_refused_unless_somebody_says_so(kd: kedge.Client) -> None:
+def test_a_tool_that_acts_here_past_the_gate_is_refused_unless_somebody_says_so(kd: killick.Client) -> None:
     shell = LocalShellTool(executor=lambda request: "ran")
     with pytest.raises(DeclarationRefused, match="past the gate"):
-        run(KedgeRunner(kd), Agent(name="clerk", tools=[shell], model=script()))
-    left = KedgeRunner(kd, tools={"local_shell": None})
+        run(KillickRunner(kd), Agent(name="clerk", tools=[shell], model=script()))
+    left = KillickRunner(kd, tools={"local_shell": None})
     assert run(left, Agent(name="clerk", tools=[shell], model=script("done"))).final_output == "done"
 
 
-def test_a_turn_that_could_not_be_found_again_is_refused(kd: kedge.Client) -> None:
+def test_a_turn_that_could_not_be_found_again_is_refused(kd: killick.Client) -> None:
     with pytest.raises(DeclarationRefused, match="session= or turn="):
-        KedgeRunner(kd).run_sync(Agent(name="clerk", model=script()), "hi")
+        KillickRunner(kd).run_sync(Agent(name="clerk", model=script()), "hi")
     with pytest.raises(DeclarationRefused, match="knows no store"):
-        KedgeRunner().run_sync(Agent(name="clerk", model=script()), "hi", turn="m1")
+        KillickRunner().run_sync(Agent(name="clerk", model=script()), "hi", turn="m1")
 
 
-def test_a_session_that_does_not_know_turns_is_refused(kd: kedge.Client) -> None:
+def test_a_session_that_does_not_know_turns_is_refused(kd: killick.Client) -> None:
     with pytest.raises(DeclarationRefused, match="SQLiteSession: does not know a turn"):
-        KedgeRunner(kd).run_sync(Agent(name="clerk", model=script()), "hi", session=SQLiteSession("x"))  # type: ignore[arg-type]
+        KillickRunner(kd).run_sync(Agent(name="clerk", model=script()), "hi", session=SQLiteSession("x"))  # type: ignore[arg-type]
 
 
-def test_an_agent_made_for_kedge_does_not_run_past_it() -> None:
-    agent = KedgeRunner().agent(Agent(name="clerk", model=script("done")))
-    with pytest.raises(DeclarationRefused, match=r"KedgeRunner\.run"):
+def test_an_agent_made_for_killick_does_not_run_past_it() -> None:
+    agent = KillickRunner().agent(Agent(name="clerk", model=script("done")))
+    with pytest.raises(DeclarationRefused, match=r"KillickRunner\.run"):
         asyncio.run(Runner.run(agent, "hi"))
 
 
-def test_tools_of_an_mcp_server_go_through_the_gate_and_its_hints_are_heard(kd: kedge.Client, tmp_path: Path) -> None:
+def test_tools_of_an_mcp_server_go_through_the_gate_and_its_hints_are_heard(kd: killick.Client, tmp_path: Path) -> None:
     counted = tmp_path / "counted.txt"
     command: Any = {"command": sys.executable, "args": [str(Path(__file__).with_name("till_server.py")), str(counted)]}
 
@@ -779,7 +782,7 @@ def test_tools_of_an_mcp_server_go_through_the_gate_and_its_hints_are_heard(kd: 
             found = []
             for model in (script(calls(PAY, ("balance", {})), "done"), script()):
                 agent = Agent(name="clerk", mcp_servers=[server], model=model)
-                found.append(outputs(await KedgeRunner(kd).run(agent, "pay ann 5", turn="m1")))
+                found.append(outputs(await KillickRunner(kd).run(agent, "pay ann 5", turn="m1")))
             return found
 
     first, again = asyncio.run(main())

@@ -1,4 +1,4 @@
-"""KedgeSession and KedgeRunStates: what is kept, once, and by whom it can be read."""
+"""KillickSession and KillickRunStates: what is kept, once, and by whom it can be read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agents import Agent, Runner, Session, SessionSettings, function_tool
 from agents.memory import SQLiteSession
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-import kedge
-from kedge.adapters.openai_agents import KedgeRunStates, KedgeSession
+import killick
+from killick.adapters.openai_agents import KillickRunStates, KillickSession
 
 agents.set_tracing_disabled(True)
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -43,114 +43,114 @@ def message(text: str, id: str = "msg_1") -> Any:  # noqa: A002
     return {"type": "message", "role": "assistant", "id": id, "status": "completed", "content": content}
 
 
-def test_it_is_a_session_of_the_sdk(kd: kedge.Client) -> None:
-    assert isinstance(KedgeSession("t", kd), Session)
+def test_it_is_a_session_of_the_sdk(kd: killick.Client) -> None:
+    assert isinstance(KillickSession("t", kd), Session)
 
 
-def test_items_come_back_as_they_were_added_in_another_session_object_too(kd: kedge.Client) -> None:
+def test_items_come_back_as_they_were_added_in_another_session_object_too(kd: killick.Client) -> None:
     items = [said("pay ann"), call("c1"), output("c1"), message("done")]
-    asyncio.run(KedgeSession("t", kd).add_items(items))
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == items
-    assert asyncio.run(KedgeSession("other", kd).get_items()) == []
+    asyncio.run(KillickSession("t", kd).add_items(items))
+    assert asyncio.run(KillickSession("t", kd).get_items()) == items
+    assert asyncio.run(KillickSession("other", kd).get_items()) == []
 
 
-def test_an_item_of_an_id_that_is_there_is_not_added_again(kd: kedge.Client) -> None:
+def test_an_item_of_an_id_that_is_there_is_not_added_again(kd: killick.Client) -> None:
     items = [call("c1"), output("c1"), message("done", "msg_9")]
-    asyncio.run(KedgeSession("t", kd).add_items(items))
-    asyncio.run(KedgeSession("t", kd).add_items([*items, call("c2")]))
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == [*items, call("c2")]
+    asyncio.run(KillickSession("t", kd).add_items(items))
+    asyncio.run(KillickSession("t", kd).add_items([*items, call("c2")]))
+    assert asyncio.run(KillickSession("t", kd).get_items()) == [*items, call("c2")]
 
 
-def test_a_call_that_changed_under_its_id_stands_once_as_it_is_now(kd: kedge.Client) -> None:
-    session = KedgeSession("t", kd)
+def test_a_call_that_changed_under_its_id_stands_once_as_it_is_now(kd: killick.Client) -> None:
+    session = KillickSession("t", kd)
     asyncio.run(session.add_items([call("c1"), output("c1", "pending")]))
     asyncio.run(session.add_items([output("c1", "paid")]))
     assert asyncio.run(session.get_items()) == [call("c1"), output("c1", "paid")]
 
 
-def test_different_messages_under_one_id_are_both_kept(kd: kedge.Client) -> None:
+def test_different_messages_under_one_id_are_both_kept(kd: killick.Client) -> None:
     both = [message("one", "same"), message("two", "same")]
-    asyncio.run(KedgeSession("t", kd).add_items(both))
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == both
+    asyncio.run(KillickSession("t", kd).add_items(both))
+    assert asyncio.run(KillickSession("t", kd).get_items()) == both
 
 
-def test_placeholder_ids_of_other_providers_are_no_ids(kd: kedge.Client) -> None:
+def test_placeholder_ids_of_other_providers_are_no_ids(kd: killick.Client) -> None:
     twice = [message("yes", "__fake_id__"), said("again?"), message("yes", "__fake_id__")]
-    asyncio.run(KedgeSession("t", kd).add_items(twice))
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == twice
+    asyncio.run(KillickSession("t", kd).add_items(twice))
+    assert asyncio.run(KillickSession("t", kd).get_items()) == twice
 
 
-def test_what_a_person_says_twice_is_kept_twice(kd: kedge.Client) -> None:
-    session = KedgeSession("t", kd)
+def test_what_a_person_says_twice_is_kept_twice(kd: killick.Client) -> None:
+    session = KillickSession("t", kd)
     asyncio.run(session.add_items([said("hello")]))
     asyncio.run(session.add_items([said("hello")]))
     assert asyncio.run(session.get_items()) == [said("hello"), said("hello")]
 
 
-def test_a_turn_that_begins_again_sees_what_was_before_it_and_adds_nothing_twice(kd: kedge.Client) -> None:
-    asyncio.run(KedgeSession("t", kd, turn="m1").add_items([said("hi"), message("hello", "__fake_id__")]))
-    first = KedgeSession("t", kd, turn="m2")
+def test_a_turn_that_begins_again_sees_what_was_before_it_and_adds_nothing_twice(kd: killick.Client) -> None:
+    asyncio.run(KillickSession("t", kd, turn="m1").add_items([said("hi"), message("hello", "__fake_id__")]))
+    first = KillickSession("t", kd, turn="m2")
     asyncio.run(first.add_items([said("pay"), said("pay"), call("c1")]))
-    again = KedgeSession("t", kd, turn="m2")
+    again = KillickSession("t", kd, turn="m2")
     assert asyncio.run(again.get_items()) == [said("hi"), message("hello", "__fake_id__")]
     asyncio.run(again.add_items([said("pay"), said("pay"), call("c1")]))
     assert asyncio.run(again.get_items())[2:] == [said("pay"), said("pay"), call("c1")]
     asyncio.run(again.add_items([output("c1")]))
     whole = [said("hi"), message("hello", "__fake_id__"), said("pay"), said("pay"), call("c1"), output("c1")]
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == whole
+    assert asyncio.run(KillickSession("t", kd).get_items()) == whole
 
 
-def test_an_old_turn_that_is_looked_at_again_does_not_see_what_was_said_since(kd: kedge.Client) -> None:
+def test_an_old_turn_that_is_looked_at_again_does_not_see_what_was_said_since(kd: killick.Client) -> None:
     for turn in ("m1", "m2", "m3"):
-        asyncio.run(KedgeSession("t", kd, turn=turn).add_items([said(turn)]))
-    assert asyncio.run(KedgeSession("t", kd, turn="m2").get_items()) == [said("m1")]
+        asyncio.run(KillickSession("t", kd, turn=turn).add_items([said(turn)]))
+    assert asyncio.run(KillickSession("t", kd, turn="m2").get_items()) == [said("m1")]
 
 
-def test_the_same_call_id_in_another_turn_is_another_call(kd: kedge.Client) -> None:
-    asyncio.run(KedgeSession("t", kd, turn="m1").add_items([call("call_0", '{"a":1}')]))
-    asyncio.run(KedgeSession("t", kd, turn="m2").add_items([call("call_0", '{"a":2}')]))
-    assert len(asyncio.run(KedgeSession("t", kd).get_items())) == 2
+def test_the_same_call_id_in_another_turn_is_another_call(kd: killick.Client) -> None:
+    asyncio.run(KillickSession("t", kd, turn="m1").add_items([call("call_0", '{"a":1}')]))
+    asyncio.run(KillickSession("t", kd, turn="m2").add_items([call("call_0", '{"a":2}')]))
+    assert len(asyncio.run(KillickSession("t", kd).get_items())) == 2
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, [0, 1, 2, 3]), (2, [2, 3]), (9, [0, 1, 2, 3]), (0, [])])
-def test_a_limit_gives_the_last_items(kd: kedge.Client, limit: int | None, expected: list[int]) -> None:
+def test_a_limit_gives_the_last_items(kd: killick.Client, limit: int | None, expected: list[int]) -> None:
     items = [said(f"{n}") for n in range(4)]
-    asyncio.run(KedgeSession("t", kd).add_items(items))
-    assert asyncio.run(KedgeSession("t", kd).get_items(limit)) == [items[n] for n in expected]
-    by_settings = KedgeSession("t", kd, session_settings=SessionSettings(limit=limit))
+    asyncio.run(KillickSession("t", kd).add_items(items))
+    assert asyncio.run(KillickSession("t", kd).get_items(limit)) == [items[n] for n in expected]
+    by_settings = KillickSession("t", kd, session_settings=SessionSettings(limit=limit))
     assert asyncio.run(by_settings.get_items()) == [items[n] for n in expected]
 
 
-def test_the_last_item_can_be_taken_back_and_added_again(kd: kedge.Client) -> None:
-    session = KedgeSession("t", kd)
+def test_the_last_item_can_be_taken_back_and_added_again(kd: killick.Client) -> None:
+    session = KillickSession("t", kd)
     asyncio.run(session.add_items([said("one"), call("c1")]))
     assert asyncio.run(session.pop_item()) == call("c1")
     assert asyncio.run(session.get_items()) == [said("one")]
     asyncio.run(session.add_items([call("c1")]))
     assert asyncio.run(session.get_items()) == [said("one"), call("c1")]
-    assert asyncio.run(KedgeSession("empty", kd).pop_item()) is None
+    assert asyncio.run(KillickSession("empty", kd).pop_item()) is None
 
 
-def test_a_cleared_session_is_empty_and_can_be_used_again(kd: kedge.Client) -> None:
-    session = KedgeSession("t", kd)
+def test_a_cleared_session_is_empty_and_can_be_used_again(kd: killick.Client) -> None:
+    session = KillickSession("t", kd)
     asyncio.run(session.add_items([said("my secret is swordfish")]))
     asyncio.run(session.clear_session())
     assert asyncio.run(session.get_items()) == []
     asyncio.run(session.add_items([said("new")]))
-    assert asyncio.run(KedgeSession("t", kd).get_items()) == [said("new")]
+    assert asyncio.run(KillickSession("t", kd).get_items()) == [said("new")]
 
 
-def test_what_is_got_can_be_changed_without_changing_what_is_kept(kd: kedge.Client) -> None:
-    session = KedgeSession("t", kd)
+def test_what_is_got_can_be_changed_without_changing_what_is_kept(kd: killick.Client) -> None:
+    session = KillickSession("t", kd)
     asyncio.run(session.add_items([said("one")]))
     got: Any = asyncio.run(session.get_items())
     got[0]["content"] = "changed"
     assert asyncio.run(session.get_items()) == [said("one")]
 
 
-def test_many_at_once_lose_nothing_and_double_nothing(kd: kedge.Client) -> None:
+def test_many_at_once_lose_nothing_and_double_nothing(kd: killick.Client) -> None:
     def work(n: int) -> None:
-        session = KedgeSession("t", kd)
+        session = KillickSession("t", kd)
         for m in range(5):
             asyncio.run(session.add_items([call(f"{n}-{m}"), call(f"shared-{m}")]))
 
@@ -159,12 +159,12 @@ def test_many_at_once_lose_nothing_and_double_nothing(kd: kedge.Client) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found: Any = asyncio.run(KedgeSession("t", kd).get_items())
+    found: Any = asyncio.run(KillickSession("t", kd).get_items())
     ids = [item["call_id"] for item in found]
     assert sorted(ids) == sorted([f"{n}-{m}" for n in range(4) for m in range(5)] + [f"shared-{m}" for m in range(5)])
 
 
-def test_the_sdk_s_own_runner_converses_as_with_its_own_session(kd: kedge.Client, tmp_path: Path) -> None:
+def test_the_sdk_s_own_runner_converses_as_with_its_own_session(kd: killick.Client, tmp_path: Path) -> None:
     @function_tool
     def pay(to: str) -> str:
         return f"paid {to}"
@@ -179,13 +179,13 @@ def test_the_sdk_s_own_runner_converses_as_with_its_own_session(kd: kedge.Client
         assert last is not None
         return [await session.get_items(), last.input]
 
-    ours = asyncio.run(converse(KedgeSession("t", kd)))
+    ours = asyncio.run(converse(KillickSession("t", kd)))
     assert ours == asyncio.run(converse(SQLiteSession("t", tmp_path / "theirs.db")))
     assert len(ours[0]) == 6
 
 
-def test_its_logs_are_not_listed_among_people_s_runs(kd: kedge.Client) -> None:
-    asyncio.run(KedgeSession("t", kd).add_items([said("one")]))
+def test_its_logs_are_not_listed_among_people_s_runs(kd: killick.Client) -> None:
+    asyncio.run(KillickSession("t", kd).add_items([said("one")]))
     assert not list(kd.list())
 
 
@@ -201,13 +201,13 @@ def test_a_run_state_is_gone_on_with_in_another_process_s_client(tmp_path: Path)
     agent = Agent(name="clerk", tools=[pay], model=ScriptedModel(script))
 
     async def ask() -> None:
-        with kedge.open(tmp_path / "kedge.db") as kd:
+        with killick.open(tmp_path / "killick.db") as kd:
             result = await Runner.run(agent, "pay ann")
             assert result.interruptions
-            await KedgeRunStates(kd).save("t", result)
+            await KillickRunStates(kd).save("t", result)
 
     async def approve() -> Any:
-        states = KedgeRunStates(tmp_path / "kedge.db")
+        states = KillickRunStates(tmp_path / "killick.db")
         assert await states.ids() == ["t"]
         state = await states.load("t", agent)
         assert state is not None
@@ -224,5 +224,5 @@ def test_a_run_state_is_gone_on_with_in_another_process_s_client(tmp_path: Path)
     assert paid == ["ann"]
 
 
-def test_a_state_that_nobody_kept_is_none(kd: kedge.Client) -> None:
-    assert asyncio.run(KedgeRunStates(kd).load("t", Agent(name="clerk"))) is None
+def test_a_state_that_nobody_kept_is_none(kd: killick.Client) -> None:
+    assert asyncio.run(KillickRunStates(kd).load("t", Agent(name="clerk"))) is None

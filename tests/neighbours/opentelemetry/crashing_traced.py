@@ -1,4 +1,4 @@
-"""A program that pays, dies in the middle, and is run again: traced by hand, or with Kedge. Spans go to a file."""
+"""A program that pays, dies in the middle, and is run again: traced by hand, or with Killick. Spans go to a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-import kedge
-from kedge.adapters.opentelemetry import instrument
+import killick
+from killick.adapters.opentelemetry import instrument
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 spans = (folder / f"{how}.jsonl").open("a")
@@ -47,18 +47,18 @@ async def alone() -> None:
             looked()
 
 
-@kedge.tool
+@killick.tool
 async def pay(amount: int) -> str:
     return paid(amount)
 
 
-@kedge.tool(effect="idempotent")  # so that it begins when all before it is on disk
+@killick.tool(effect="idempotent")  # so that it begins when all before it is on disk
 async def look() -> str:
     return looked()
 
 
-@kedge.agent
-async def pays(run: kedge.Run) -> str:
+@killick.agent
+async def pays(run: killick.Run) -> str:
     await run.call(pay, 5)
     return await run.call(look)
 
@@ -67,6 +67,6 @@ if how == "alone":
     asyncio.run(alone())
 else:
     instrument()
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         kd.run(pays, id="r1")
 spans.close()

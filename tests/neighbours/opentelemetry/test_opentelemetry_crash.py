@@ -25,18 +25,18 @@ def twice(folder: Path, how: str) -> tuple[int, list[dict[str, Any]]]:
 
 def test_a_run_that_goes_on_in_another_process_repeats_no_span_and_stays_in_its_trace(tmp_path: Path) -> None:
     paid_alone, alone = twice(tmp_path, "alone")
-    paid, spans = twice(tmp_path, "kedge")
+    paid, spans = twice(tmp_path, "killick")
     names = [span["name"] for span in spans]
     print(
-        f"paid: alone {paid_alone} times, with Kedge {paid}; "
+        f"paid: alone {paid_alone} times, with Killick {paid}; "
         f"spans of it: alone {[span['name'] for span in alone].count('execute_tool pay')}, "
-        f"with Kedge {names.count('execute_tool pay')}"
+        f"with Killick {names.count('execute_tool pay')}"
     )
     assert (paid_alone, paid) == (2, 1)
     assert names == ["execute_tool pay", "execute_tool look", "invoke_agent pays"]
     pay, look, agent = spans
-    assert agent["attributes"]["kedge.replayed.steps"] == 1
-    assert look["attributes"]["kedge.attempt.number"] == 2, "the attempt that died is on record"
+    assert agent["attributes"]["killick.replayed.steps"] == 1
+    assert look["attributes"]["killick.attempt.number"] == 2, "the attempt that died is on record"
     assert len({span["context"]["trace_id"] for span in spans}) == 1, "one trace over both processes"
     assert agent["parent_id"] == pay["parent_id"], "under the span of the process that died"
     assert len({span["context"]["trace_id"] for span in alone}) == 2

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import kedge
-from kedge.runtime.meters import MEDIA, Meters, exposed
-from kedge.runtime.observing import observe
+import killick
+from killick.runtime.meters import MEDIA, Meters, exposed
+from killick.runtime.observing import observe
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -33,34 +33,34 @@ def of(samples: Samples, metric: str, /, **labels: str) -> float:
     return samples[metric, frozenset((label.rstrip("_"), value) for label, value in labels.items())]
 
 
-@kedge.tool(effect="reads", retry=kedge.Retry(attempts=2, first=0.001, on=(ConnectionRefusedError,)))
+@killick.tool(effect="reads", retry=killick.Retry(attempts=2, first=0.001, on=(ConnectionRefusedError,)))
 async def knock(door: str) -> str:
     if door == "closed":
         raise ConnectionRefusedError("closed")
     return "open"
 
 
-@kedge.agent
-async def visitor(run: kedge.Run, door: str) -> str:
+@killick.agent
+async def visitor(run: killick.Run, door: str) -> str:
     found = await run.call(knock, door)
     await run.ask("come in?", to="people")
     return found
 
 
 APP = """
-import kedge
+import killick
 
 
-@kedge.agent
-async def naps(run: kedge.Run) -> str:
+@killick.agent
+async def naps(run: killick.Run) -> str:
     await run.sleep(0.01)
     return "awake"
 """
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
@@ -72,73 +72,75 @@ def meters() -> Iterator[Meters]:
     stop()
 
 
-def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: kedge.Client, meters: Meters) -> None:
-    with pytest.raises(kedge.RunWaiting):
+def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: killick.Client, meters: Meters) -> None:
+    with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v1")
-    with pytest.raises(kedge.RunFailed):
+    with pytest.raises(killick.RunFailed):
         kd.run(visitor, "closed", id="v2")
     seen = read("\n".join(meters.lines()) + "\n")
     knocks = {"agent": "visitor", "sort": "tool", "name": "knock"}
-    assert of(seen, "kedge_attempts_total", **knocks, outcome="returned") == 1
-    assert of(seen, "kedge_attempts_total", **knocks, outcome="unknown") == 2
-    assert of(seen, "kedge_attempt_seconds_count", **knocks) == 3
-    assert of(seen, "kedge_attempt_seconds_bucket", **knocks, le="+Inf") == 3
-    assert of(seen, "kedge_waits_opened_total", agent="visitor", for_="answer") == 1
-    assert of(seen, "kedge_stretches_total", agent="visitor", status="waiting") == 1
-    assert of(seen, "kedge_runs_ended_total", agent="visitor", status="failed") == 1
-    assert of(seen, "kedge_runs_live", agent="visitor") == 0
+    assert of(seen, "killick_attempts_total", **knocks, outcome="returned") == 1
+    assert of(seen, "killick_attempts_total", **knocks, outcome="unknown") == 2
+    assert of(seen, "killick_attempt_seconds_count", **knocks) == 3
+    assert of(seen, "killick_attempt_seconds_bucket", **knocks, le="+Inf") == 3
+    assert of(seen, "killick_waits_opened_total", agent="visitor", for_="answer") == 1
+    assert of(seen, "killick_stretches_total", agent="visitor", status="waiting") == 1
+    assert of(seen, "killick_runs_ended_total", agent="visitor", status="failed") == 1
+    assert of(seen, "killick_runs_live", agent="visitor") == 0
     kd.answer("v1", "approve", by="ann")
     kd.run(visitor, "front", id="v1")
     seen = read("\n".join(meters.lines()) + "\n")
-    assert of(seen, "kedge_wait_seconds_count", agent="visitor", for_="answer", how="answered") == 1
-    assert of(seen, "kedge_runs_ended_total", agent="visitor", status="completed") == 1
-    assert of(seen, "kedge_attempts_total", **knocks, outcome="returned") == 1, "what is replayed is not counted again"
+    assert of(seen, "killick_wait_seconds_count", agent="visitor", for_="answer", how="answered") == 1
+    assert of(seen, "killick_runs_ended_total", agent="visitor", status="completed") == 1
+    assert of(seen, "killick_attempts_total", **knocks, outcome="returned") == 1, (
+        "what is replayed is not counted again"
+    )
 
 
-def test_the_store_is_shown_as_it_stands(kd: kedge.Client) -> None:
+def test_the_store_is_shown_as_it_stands(kd: killick.Client) -> None:
     kd.start(visitor, "front", id="v1")
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v2")
     seen = read(exposed(kd))
-    assert of(seen, "kedge_store_up") == 1
-    assert of(seen, "kedge_store_runs", status="queued") == 1
-    assert of(seen, "kedge_store_runs", status="waiting") == 1
-    assert of(seen, "kedge_store_runs_asking") == 1
-    assert of(seen, "kedge_store_runs_due") == 1
-    assert of(seen, "kedge_store_due_oldest_seconds") >= 0
+    assert of(seen, "killick_store_up") == 1
+    assert of(seen, "killick_store_runs", status="queued") == 1
+    assert of(seen, "killick_store_runs", status="waiting") == 1
+    assert of(seen, "killick_store_runs_asking") == 1
+    assert of(seen, "killick_store_runs_due") == 1
+    assert of(seen, "killick_store_due_oldest_seconds") >= 0
 
 
-def test_the_app_shows_them_to_who_may_look(kd: kedge.Client) -> None:
+def test_the_app_shows_them_to_who_may_look(kd: killick.Client) -> None:
     async def asked(app: object, path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
 
-    anybody = kd.asgi(lambda request: kedge.Person("ann", "viewer"))
+    anybody = kd.asgi(lambda request: killick.Person("ann", "viewer"))
     nobody = kd.asgi(lambda request: None)
     for path in ("/metrics", "/api/v1/metrics"):
         shown = asyncio.run(asked(anybody, path))
         assert shown.status_code == 200
         assert shown.headers["content-type"] == MEDIA
-        assert of(read(shown.text), "kedge_store_up") == 1
+        assert of(read(shown.text), "killick_store_up") == 1
         assert asyncio.run(asked(nobody, path)).status_code == 401
 
 
 def test_a_worker_shows_them_at_a_port_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    environment = {**os.environ, "KEDGE_STORE": str(tmp_path / "kedge.db"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "kedge", "worker", "app.py", "--metrics", "0"]
+    environment = {**os.environ, "KILLICK_STORE": str(tmp_path / "killick.db"), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "killick", "worker", "app.py", "--metrics", "0"]
     worker = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert worker.stdout is not None
         line = next(line for line in worker.stdout if "/metrics" in line)
         url = next(word for word in line.split() if word.startswith("http://"))
-        start = [sys.executable, "-m", "kedge", "start", "app.py:naps", "--id", "n1"]
+        start = [sys.executable, "-m", "killick", "start", "app.py:naps", "--id", "n1"]
         subprocess.run(start, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
         next(line for line in worker.stdout if "completed" in line)
         seen = read(httpx.get(url).text)
-        assert of(seen, "kedge_runs_ended_total", agent="naps", status="completed") == 1
-        assert of(seen, "kedge_store_runs", status="completed") == 1
+        assert of(seen, "killick_runs_ended_total", agent="naps", status="completed") == 1
+        assert of(seen, "killick_store_runs", status="completed") == 1
         assert httpx.get(url.replace("/metrics", "/other")).status_code == 404
     finally:
         worker.send_signal(signal.SIGTERM)
@@ -148,7 +150,7 @@ def test_a_worker_shows_them_at_a_port_of_its_own(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_or_none_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     for given, told in [("nine", "no port"), ("127.0.0.1:99999", "cannot be served on")]:
-        command = [sys.executable, "-m", "kedge", "worker", "app.py", "--metrics", given]
+        command = [sys.executable, "-m", "killick", "worker", "app.py", "--metrics", given]
         made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert made.returncode == 2
         assert told in made.stderr

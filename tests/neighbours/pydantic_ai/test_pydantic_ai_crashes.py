@@ -1,4 +1,4 @@
-"""Real processes that die around a payment: Pydantic AI alone pays again, with Kedge it does not."""
+"""Real processes that die around a payment: Pydantic AI alone pays again, with Killick it does not."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-import kedge
-from kedge.adapters.pydantic_ai import KedgeDurability
+import killick
+from killick.adapters.pydantic_ai import KillickDurability
 from neighbours.killed import KILLED, World, die, ended
 
 
-def pays(how: Literal["alone", "kedge"], folder: Path, dies: str) -> str:
+def pays(how: Literal["alone", "killick"], folder: Path, dies: str) -> str:
     """What one process does, and says in the end. It may die once it has "paid", or when the model is "asked" next."""
     world = World(folder)
 
@@ -27,7 +27,7 @@ def pays(how: Literal["alone", "kedge"], folder: Path, dies: str) -> str:
             die()
         return ModelResponse(parts=[TextPart("Paid ann.")])
 
-    capabilities: list[Any] = [KedgeDurability()] if how == "kedge" else []
+    capabilities: list[Any] = [KillickDurability()] if how == "killick" else []
     assistant = Agent(FunctionModel(model), name="assistant", capabilities=capabilities)
 
     @assistant.tool_plain
@@ -37,34 +37,34 @@ def pays(how: Literal["alone", "kedge"], folder: Path, dies: str) -> str:
             die()
         return f"paid {to}"
 
-    @kedge.agent
-    async def paying(run: kedge.Run) -> str:
+    @killick.agent
+    async def paying(run: killick.Run) -> str:
         async with run.hosting():
             return (await assistant.run("Pay ann.")).output
 
     if how == "alone":
         return asyncio.run(assistant.run("Pay ann.")).output
-    with kedge.open(folder / "kedge.db") as kd:
+    with killick.open(folder / "killick.db") as kd:
         said: str = kd.run(paying, id="r")
         return said
 
 
-def test_killed_after_a_payment_pydantic_ai_alone_pays_twice_and_with_kedge_once(tmp_path: Path) -> None:
+def test_killed_after_a_payment_pydantic_ai_alone_pays_twice_and_with_killick_once(tmp_path: Path) -> None:
     counts = {}
-    for how in ("alone", "kedge"):
+    for how in ("alone", "killick"):
         assert ended(pays, how, tmp_path / how, "asked") == KILLED
         assert ended(pays, how, tmp_path / how, "") == "Paid ann."
         done = World(tmp_path / how).done
         counts[how] = done.count("paid"), done.count("asked")
         print(f"killed after a payment, {how}: paid {counts[how][0]} times, model asked {counts[how][1]} times")
     # Whoever dies while a model is asked asks that once more: of 3 requests one got no answer.
-    assert counts == {"alone": (2, 4), "kedge": (1, 3)}
+    assert counts == {"alone": (2, 4), "killick": (1, 3)}
 
 
 def test_killed_in_a_payment_a_person_is_asked_and_it_is_not_paid_again(tmp_path: Path) -> None:
-    assert ended(pays, "kedge", tmp_path, "paid") == KILLED
-    assert "Did it happen?" in ended(pays, "kedge", tmp_path, "")
-    with kedge.open(tmp_path / "kedge.db") as kd:
+    assert ended(pays, "killick", tmp_path, "paid") == KILLED
+    assert "Did it happen?" in ended(pays, "killick", tmp_path, "")
+    with killick.open(tmp_path / "killick.db") as kd:
         kd.answer("r", "happened", value="paid ann", by="eve")
-    assert ended(pays, "kedge", tmp_path, "") == "Paid ann."
+    assert ended(pays, "killick", tmp_path, "") == "Paid ann."
     assert World(tmp_path).done == ["asked", "paid", "asked"]

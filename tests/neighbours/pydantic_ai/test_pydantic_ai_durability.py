@@ -1,4 +1,4 @@
-"""Agents of Pydantic AI in a host of Kedge: what they do is on record, by key, and is not done again."""
+"""Agents of Pydantic AI in a host of Killick: what they do is on record, by key, and is not done again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.toolsets import DynamicToolset, FunctionToolset, WrapperToolset
 
-import kedge
-from kedge.adapters.pydantic_ai import GatedToolset, KedgeDurability
-from kedge.errors import DeclarationRefused, StepFailed
-from kedge.model import events as e
+import killick
+from killick.adapters.pydantic_ai import GatedToolset, KillickDurability
+from killick.errors import DeclarationRefused, StepFailed
+from killick.model import events as e
 
 Say = str | list[ToolCallPart]
 
@@ -51,14 +51,14 @@ def pay(to: str = "ann", amount: int = 5, id: str = "call_pay") -> ToolCallPart:
 class Desk:
     """A paying agent, and what it did."""
 
-    def __init__(self, script: Script, *, capability: KedgeDurability[Any] | None = None, **tool: Any) -> None:
+    def __init__(self, script: Script, *, capability: KillickDurability[Any] | None = None, **tool: Any) -> None:
         self.done: list[str] = []
         self.script = script
         self.agent: Agent[None, Any] = Agent(
             script.model,
             name="desk",
             output_type=[str, DeferredToolRequests],
-            capabilities=[capability or KedgeDurability(tools={"look_up": {"effect": "reads"}})],
+            capabilities=[capability or KillickDurability(tools={"look_up": {"effect": "reads"}})],
         )
 
         @self.agent.tool_plain(**tool)
@@ -76,8 +76,8 @@ class Desk:
 def kept(desk: Desk, name: str = "paying", **options: Any) -> Any:
     """An agent that goes on only when somebody says so: another process then has to replay it."""
 
-    @kedge.agent(name=name, **options)
-    async def paying(run: kedge.Run, wish: str) -> str:
+    @killick.agent(name=name, **options)
+    async def paying(run: killick.Run, wish: str) -> str:
         async with run.hosting():
             result = await desk.agent.run(wish)
         answer = await run.ask("Done?")
@@ -87,19 +87,19 @@ def kept(desk: Desk, name: str = "paying", **options: Any) -> Any:
 
 
 @pytest.fixture
-def kd(tmp_path: Path) -> Iterator[kedge.Client]:
-    with kedge.open(tmp_path / "kedge.db") as client:
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
         yield client
 
 
-def waits(kd: kedge.Client, agent: Any, wish: str = "Pay ann.") -> kedge.Wait:
-    with pytest.raises(kedge.RunWaiting) as waiting:
+def waits(kd: killick.Client, agent: Any, wish: str = "Pay ann.") -> killick.Wait:
+    with pytest.raises(killick.RunWaiting) as waiting:
         kd.run(agent, wish, id="r")
     (wait,) = waiting.value.waits
     return wait
 
 
-def steps(kd: kedge.Client) -> list[tuple[str, str]]:
+def steps(kd: killick.Client) -> list[tuple[str, str]]:
     return [(each.step, each.name) for each in kd.state("r").trace]
 
 
@@ -107,7 +107,7 @@ def steps(kd: kedge.Client) -> list[tuple[str, str]]:
 
 
 def test_requests_and_calls_are_steps_and_a_replay_asks_and_does_nothing_again(
-    kd: kedge.Client, tmp_path: Path
+    kd: killick.Client, tmp_path: Path
 ) -> None:
     script = Script([ToolCallPart("look_up", {"name": "ann"}), pay()], "Paid.")
     desk = Desk(script)
@@ -117,7 +117,7 @@ def test_requests_and_calls_are_steps_and_a_replay_asks_and_does_nothing_again(
     assert [each.output for each in kd.state("r").trace[1:3]] == [{"mail": "ann@harbour"}, "paid 5"]
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(kept(desk), "Pay ann.", id="r") == "Paid. True"
         told = [type(each.event) for each in other.log.read("r")]
     assert script.asked == 2
@@ -125,7 +125,7 @@ def test_requests_and_calls_are_steps_and_a_replay_asks_and_does_nothing_again(
     assert e.StepDrifted not in told
 
 
-def test_a_request_is_on_record_with_what_was_sent_and_what_it_used(kd: kedge.Client) -> None:
+def test_a_request_is_on_record_with_what_was_sent_and_what_it_used(kd: killick.Client) -> None:
     waits(kd, kept(Desk(Script("Hello."))), "Hi.")
     (request,) = kd.state("r").trace
     assert request.input["messages"] == [
@@ -138,7 +138,7 @@ def test_a_request_is_on_record_with_what_was_sent_and_what_it_used(kd: kedge.Cl
     assert (usage.tokens_in, usage.tokens_out) == (52, 2)
 
 
-def test_what_nobody_named_is_done_at_most_once_and_left_to_a_person_when_it_breaks(kd: kedge.Client) -> None:
+def test_what_nobody_named_is_done_at_most_once_and_left_to_a_person_when_it_breaks(kd: killick.Client) -> None:
     desk = Desk(Script([ToolCallPart("break_", {})], "Well."))
 
     @desk.agent.tool_plain
@@ -148,21 +148,21 @@ def test_what_nobody_named_is_done_at_most_once_and_left_to_a_person_when_it_bre
 
     assert waits(kd, kept(desk)).verbs == ("happened", "not", "stop")
     kd.answer("r", "happened", value="fine", by="eve")
-    with pytest.raises(kedge.RunWaiting, match=r"Done\?"):
+    with pytest.raises(killick.RunWaiting, match=r"Done\?"):
         kd.run(kept(desk), "Pay ann.", id="r")
     assert desk.done == ["broke"]
     assert desk.script.heard[-1] == "fine"
 
 
-def test_a_tool_that_only_reads_fails_for_the_agent_as_any_step_does(kd: kedge.Client) -> None:
+def test_a_tool_that_only_reads_fails_for_the_agent_as_any_step_does(kd: killick.Client) -> None:
     desk = Desk(Script([ToolCallPart("break_", {})], "Well."))
 
-    @desk.agent.tool_plain(metadata={"kedge": {"effect": "reads"}})
+    @desk.agent.tool_plain(metadata={"killick": {"effect": "reads"}})
     def break_() -> str:
         raise LookupError("no such page")
 
-    @kedge.agent
-    async def reading(run: kedge.Run) -> str:
+    @killick.agent
+    async def reading(run: killick.Run) -> str:
         try:
             async with run.hosting():
                 await desk.agent.run("Look.")
@@ -173,7 +173,7 @@ def test_a_tool_that_only_reads_fails_for_the_agent_as_any_step_does(kd: kedge.C
     assert "no such page" in kd.run(reading, id="r")
 
 
-def test_what_a_tool_tells_the_model_to_do_better_is_on_record(kd: kedge.Client) -> None:
+def test_what_a_tool_tells_the_model_to_do_better_is_on_record(kd: killick.Client) -> None:
     desk = Desk(Script([pay(amount=500)], [pay(amount=5, id="call_2")], "Paid 5."))
     calls: list[int] = []
 
@@ -183,7 +183,7 @@ def test_what_a_tool_tells_the_model_to_do_better_is_on_record(kd: kedge.Client)
             raise ModelRetry("at most 50")
         return "paid"
 
-    desk.agent = Agent(desk.script.model, name="desk", output_type=str, capabilities=[KedgeDurability()], retries=2)
+    desk.agent = Agent(desk.script.model, name="desk", output_type=str, capabilities=[KillickDurability()], retries=2)
     desk.agent.tool_plain(name="pay")(careful)
     waits(kd, kept(desk))
     assert calls == [500, 5]
@@ -193,15 +193,15 @@ def test_what_a_tool_tells_the_model_to_do_better_is_on_record(kd: kedge.Client)
     assert calls == [500, 5]
 
 
-def test_a_model_that_fails_raises_the_same_now_and_from_the_record(kd: kedge.Client, tmp_path: Path) -> None:
+def test_a_model_that_fails_raises_the_same_now_and_from_the_record(kd: killick.Client, tmp_path: Path) -> None:
     def refuses(messages: list[ModelMessage]) -> Say:
         raise ModelHTTPError(418, "scripted", {"error": "short and stout"})
 
     desk = Desk(Script(refuses))
     seen: list[str] = []
 
-    @kedge.agent
-    async def trying(run: kedge.Run) -> str:
+    @killick.agent
+    async def trying(run: killick.Run) -> str:
         async with run.hosting():
             try:
                 await desk.agent.run("Tea?")
@@ -210,11 +210,11 @@ def test_a_model_that_fails_raises_the_same_now_and_from_the_record(kd: kedge.Cl
         await run.ask("Go on?")
         return "over"
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(trying, id="r")
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(trying, id="r") == "over"
     assert seen == ["418", "418"]
     assert desk.script.asked == 1
@@ -223,9 +223,9 @@ def test_a_model_that_fails_raises_the_same_now_and_from_the_record(kd: kedge.Cl
 # rules and people ---------------------------------------------------------------------------------
 
 
-def test_a_contract_says_no_and_the_model_hears_why(kd: kedge.Client) -> None:
+def test_a_contract_says_no_and_the_model_hears_why(kd: killick.Client) -> None:
     desk = Desk(Script([pay(amount=500)], lambda _: "I could not."))
-    contract = kedge.Contract("house", [kedge.rules.arguments("pay", amount={"max": 50}, name="small")])
+    contract = killick.Contract("house", [killick.rules.arguments("pay", amount={"max": 50}, name="small")])
     waits(kd, kept(desk, contract=contract))
     assert desk.done == []
     assert "small" in desk.script.heard[-1]
@@ -240,23 +240,23 @@ def test_a_contract_says_no_and_the_model_hears_why(kd: kedge.Client) -> None:
     ],
 )
 def test_an_approval_that_pydantic_ai_wants_is_a_wait_about_this_very_call(
-    kd: kedge.Client, tmp_path: Path, verb: Any, value: Any, done: list[str], heard: str
+    kd: killick.Client, tmp_path: Path, verb: Any, value: Any, done: list[str], heard: str
 ) -> None:
-    desk = Desk(Script([pay()], "Over."), capability=KedgeDurability(approvers="treasurer"), requires_approval=True)
+    desk = Desk(Script([pay()], "Over."), capability=KillickDurability(approvers="treasurer"), requires_approval=True)
     asked = waits(kd, kept(desk))
     assert (asked.to, asked.verbs) == (("treasurer",), ("approve", "reject", "edit", "respond"))
     assert desk.done == []
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         other.answer("r", verb, value=value, by="treasurer")
-        with pytest.raises(kedge.RunWaiting, match=r"Done\?"):
+        with pytest.raises(killick.RunWaiting, match=r"Done\?"):
             other.run(kept(desk), "Pay ann.", id="r")
     assert desk.done == done
     assert heard in desk.script.heard[-1]
     assert desk.script.asked == 2
 
 
-def test_a_tool_that_asks_for_approval_itself_is_called_again_once_somebody_agreed(kd: kedge.Client) -> None:
+def test_a_tool_that_asks_for_approval_itself_is_called_again_once_somebody_agreed(kd: killick.Client) -> None:
     desk = Desk(Script([ToolCallPart("wire", {"amount": 5}, tool_call_id="w")], "Over."))
 
     @desk.agent.tool
@@ -268,17 +268,17 @@ def test_a_tool_that_asks_for_approval_itself_is_called_again_once_somebody_agre
 
     assert waits(kd, kept(desk)).verbs == ("approve", "reject", "edit", "respond")
     kd.answer("r", "approve", by="eve")
-    with pytest.raises(kedge.RunWaiting, match=r"Done\?"):
+    with pytest.raises(killick.RunWaiting, match=r"Done\?"):
         kd.run(kept(desk), "Pay ann.", id="r")
     assert desk.done == ["wired 5"]
 
 
-def test_without_approvers_the_agent_ends_with_what_is_deferred(kd: kedge.Client) -> None:
-    desk = Desk(Script([pay()], "Over."), capability=KedgeDurability(approvers=None), requires_approval=True)
+def test_without_approvers_the_agent_ends_with_what_is_deferred(kd: killick.Client) -> None:
+    desk = Desk(Script([pay()], "Over."), capability=KillickDurability(approvers=None), requires_approval=True)
     seen: list[str] = []
 
-    @kedge.agent
-    async def deferring(run: kedge.Run) -> str:
+    @killick.agent
+    async def deferring(run: killick.Run) -> str:
         async with run.hosting():
             first = await desk.agent.run("Pay ann.")
             requests = first.output
@@ -293,15 +293,15 @@ def test_without_approvers_the_agent_ends_with_what_is_deferred(kd: kedge.Client
     assert desk.done == ["paid 5 to ann"]
 
 
-def test_a_call_that_waits_for_people_leaves_alone_what_was_done_beside_it(kd: kedge.Client, tmp_path: Path) -> None:
+def test_a_call_that_waits_for_people_leaves_alone_what_was_done_beside_it(kd: killick.Client, tmp_path: Path) -> None:
     beside = [ToolCallPart("look_up", {"name": "ann"}), pay(), pay(to="bob", id="call_2")]
-    capability: KedgeDurability[Any] = KedgeDurability(tools={"pay": {"approve": approve_ann}})
+    capability: KillickDurability[Any] = KillickDurability(tools={"pay": {"approve": approve_ann}})
     desk = Desk(Script(beside, "Over."), capability=capability)
     waits(kd, kept(desk))
     assert sorted(desk.done) == ["looked up ann", "paid 5 to bob"]
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other, pytest.raises(kedge.RunWaiting, match=r"Done\?"):
+    with killick.open(tmp_path / "killick.db") as other, pytest.raises(killick.RunWaiting, match=r"Done\?"):
         other.run(kept(desk), "Pay ann.", id="r")
     assert sorted(desk.done) == ["looked up ann", "paid 5 to ann", "paid 5 to bob"]
 
@@ -313,33 +313,35 @@ def approve_ann(**arguments: Any) -> str | None:
 # the ways an agent is run --------------------------------------------------------------------------
 
 
-def test_several_turns_and_runs_in_one_block_are_told_apart_though_ids_repeat(kd: kedge.Client, tmp_path: Path) -> None:
+def test_several_turns_and_runs_in_one_block_are_told_apart_though_ids_repeat(
+    kd: killick.Client, tmp_path: Path
+) -> None:
     script = Script([pay()], "First.", [pay(to="bob")], "Second.")
     desk = Desk(script)
 
-    @kedge.agent
-    async def talking(run: kedge.Run) -> list[str]:
+    @killick.agent
+    async def talking(run: killick.Run) -> list[str]:
         async with run.hosting():
             first = await desk.agent.run("Pay ann.")
             second = await desk.agent.run("And bob.", message_history=first.all_messages())
         await run.ask("Done?")
         return [first.output, second.output]
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(talking, id="r")
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(talking, id="r") == ["First.", "Second."]
     assert desk.done == ["paid 5 to ann", "paid 5 to bob"]
     assert script.asked == 4
 
 
-def test_a_plain_def_agent_uses_run_sync(kd: kedge.Client) -> None:
+def test_a_plain_def_agent_uses_run_sync(kd: killick.Client) -> None:
     desk = Desk(Script([pay()], "Paid."))
 
-    @kedge.agent
-    def paying(run: kedge.SyncRun) -> str:
+    @killick.agent
+    def paying(run: killick.SyncRun) -> str:
         with run.hosting():
             told: str = desk.agent.run_sync("Pay ann.").output
         asyncio.get_event_loop().close()  # which Pydantic AI made for this thread, and leaves open
@@ -349,7 +351,7 @@ def test_a_plain_def_agent_uses_run_sync(kd: kedge.Client) -> None:
     assert [name for _, name in steps(kd)] == ["scripted", "pay", "scripted"]
 
 
-def test_streams_and_events_reach_their_handler_once(kd: kedge.Client, tmp_path: Path) -> None:
+def test_streams_and_events_reach_their_handler_once(kd: killick.Client, tmp_path: Path) -> None:
     events: list[str] = []
 
     async def handler(ctx: RunContext[None], stream: AsyncIterable[Any]) -> None:
@@ -365,36 +367,36 @@ def test_streams_and_events_reach_their_handler_once(kd: kedge.Client, tmp_path:
     agent = Agent(
         FunctionModel(stream_function=speak, model_name="streamed"),
         name="streams",
-        capabilities=[KedgeDurability(event_stream_handler=handler)],
+        capabilities=[KillickDurability(event_stream_handler=handler)],
     )
 
     @agent.tool_plain
     def note(text: str) -> str:
         return text
 
-    @kedge.agent
-    async def streaming(run: kedge.Run) -> str:
+    @killick.agent
+    async def streaming(run: killick.Run) -> str:
         async with run.hosting():
             result = await agent.run("Go.")
         await run.ask("Done?")
         return result.output
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(streaming, id="r")
     before = list(events)
     assert "function_tool_call" in before
     assert before.count("part_delta") >= 1
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(streaming, id="r") == "All done."
     assert events == before
 
 
-def test_an_agent_that_a_tool_runs_has_steps_of_its_own_where_the_tool_has_none(kd: kedge.Client) -> None:
+def test_an_agent_that_a_tool_runs_has_steps_of_its_own_where_the_tool_has_none(kd: killick.Client) -> None:
     expert = Desk(Script([pay(to="cyd")], "Expertly paid."))
     desk = Desk(
-        Script([ToolCallPart("delegate", {})], "Delegated."), capability=KedgeDurability(tools={"delegate": False})
+        Script([ToolCallPart("delegate", {})], "Delegated."), capability=KillickDurability(tools={"delegate": False})
     )
 
     @desk.agent.tool_plain
@@ -407,11 +409,11 @@ def test_an_agent_that_a_tool_runs_has_steps_of_its_own_where_the_tool_has_none(
     assert expert.done == ["paid 5 to cyd"]
 
 
-def test_tools_that_are_added_for_one_run_would_pass_by_the_gate_and_are_refused(kd: kedge.Client) -> None:
+def test_tools_that_are_added_for_one_run_would_pass_by_the_gate_and_are_refused(kd: killick.Client) -> None:
     desk = Desk(Script("Hello."))
 
-    @kedge.agent
-    async def adding(run: kedge.Run) -> str:
+    @killick.agent
+    async def adding(run: killick.Run) -> str:
         async with run.hosting():
             try:
                 await desk.agent.run("Hi.", toolsets=[FunctionToolset([lambda: "x"], id="late")])
@@ -419,7 +421,7 @@ def test_tools_that_are_added_for_one_run_would_pass_by_the_gate_and_are_refused
                 return str(error)
         return "ran"
 
-    assert "Kedge" in kd.run(adding, id="r")
+    assert "Killick" in kd.run(adding, id="r")
 
 
 def test_without_a_host_nothing_changes() -> None:
@@ -428,7 +430,7 @@ def test_without_a_host_nothing_changes() -> None:
     assert desk.done == ["paid 5 to ann"]
 
 
-def test_tools_that_are_made_for_each_run_go_through_the_gate(kd: kedge.Client, tmp_path: Path) -> None:
+def test_tools_that_are_made_for_each_run_go_through_the_gate(kd: killick.Client, tmp_path: Path) -> None:
     script, done = Script([ToolCallPart("greet", {"name": "ann"})], "Over."), list[str]()
 
     def greet(name: str) -> str:
@@ -439,21 +441,21 @@ def test_tools_that_are_made_for_each_run_go_through_the_gate(kd: kedge.Client, 
         script.model,
         name="dynamic",
         toolsets=[DynamicToolset(lambda ctx: FunctionToolset([greet]), id="made")],
-        capabilities=[KedgeDurability()],
+        capabilities=[KillickDurability()],
     )
 
-    @kedge.agent
-    async def greeting(run: kedge.Run) -> str:
+    @killick.agent
+    async def greeting(run: killick.Run) -> str:
         async with run.hosting():
             result = await agent.run("Greet ann.")
         await run.ask("Done?")
         return result.output
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(greeting, id="r")
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(greeting, id="r") == "Over."
     assert done == ["ann"]
     assert script.heard[-1] == "hello ann"
@@ -470,14 +472,14 @@ class Own(WrapperToolset[None]):
         return visitor(self)
 
 
-def test_a_toolset_of_a_class_of_ones_own_goes_through_the_gate_where_there_is_a_host(kd: kedge.Client) -> None:
+def test_a_toolset_of_a_class_of_ones_own_goes_through_the_gate_where_there_is_a_host(kd: killick.Client) -> None:
     script, done = Script([pay()], "Paid."), list[str]()
     functions: FunctionToolset[None] = FunctionToolset(id="bank")
     functions.add_function(lambda to, amount: done.append(to), name="pay")
-    agent = Agent(script.model, name="own", toolsets=[Own(functions)], capabilities=[KedgeDurability()])
+    agent = Agent(script.model, name="own", toolsets=[Own(functions)], capabilities=[KillickDurability()])
 
-    @kedge.agent
-    async def paying(run: kedge.Run) -> str:
+    @killick.agent
+    async def paying(run: killick.Run) -> str:
         async with run.hosting():
             return (await agent.run("Pay ann.")).output
 
@@ -491,12 +493,12 @@ def test_a_toolset_of_a_class_of_ones_own_goes_through_the_gate_where_there_is_a
 
 
 def test_outside_of_an_agent_the_same_turn_again_is_on_record_and_the_next_is_asked(
-    kd: kedge.Client, tmp_path: Path
+    kd: killick.Client, tmp_path: Path
 ) -> None:
     script = Script([pay()], "First.", [pay(to="bob", id="call_2")], "Second.")
     desk = Desk(script)
 
-    async def turns(client: kedge.Client, *wishes: str) -> list[str]:
+    async def turns(client: killick.Client, *wishes: str) -> list[str]:
         history: list[ModelMessage] = []
         said = []
         async with client.host("thread-1", agent="desk"):
@@ -508,13 +510,13 @@ def test_outside_of_an_agent_the_same_turn_again_is_on_record_and_the_next_is_as
 
     assert asyncio.run(turns(kd, "Pay ann.")) == ["First."]
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert asyncio.run(turns(other, "Pay ann.", "And bob.")) == ["First.", "Second."]
     assert desk.done == ["paid 5 to ann", "paid 5 to bob"]
     assert script.asked == 4
 
 
-def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_are(kd: kedge.Client) -> None:
+def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_are(kd: killick.Client) -> None:
     script, done = Script([pay()], "Paid."), list[str]()
 
     def pay_(to: str, amount: int) -> str:
@@ -538,7 +540,7 @@ def test_a_gated_toolset_alone_calls_each_tool_once_and_leaves_models_as_they_ar
     assert intended.effect == "idempotent"
 
 
-def test_a_gated_tool_that_asks_for_approval_is_done_once_somebody_agreed(kd: kedge.Client) -> None:
+def test_a_gated_tool_that_asks_for_approval_is_done_once_somebody_agreed(kd: killick.Client) -> None:
     script, done = Script([ToolCallPart("wire", {}, tool_call_id="w")], "Wired."), list[str]()
 
     def wire(ctx: RunContext[None]) -> str:
@@ -566,7 +568,7 @@ def test_a_gated_tool_that_asks_for_approval_is_done_once_somebody_agreed(kd: ke
 # a server's tools -----------------------------------------------------------------------------------
 
 
-def test_tools_of_an_mcp_server_do_what_it_says_of_them(kd: kedge.Client, tmp_path: Path) -> None:
+def test_tools_of_an_mcp_server_do_what_it_says_of_them(kd: killick.Client, tmp_path: Path) -> None:
     from mcp.server.mcpserver import MCPServer
     from mcp.types import ToolAnnotations
     from pydantic_ai.mcp import MCPToolset
@@ -586,21 +588,21 @@ def test_tools_of_an_mcp_server_do_what_it_says_of_them(kd: kedge.Client, tmp_pa
 
     script = Script([ToolCallPart("berths", {})], [ToolCallPart("reserve", {"berth": 7})], "Berth 7.")
     agent = Agent(
-        script.model, name="docking", toolsets=[MCPToolset(server, id="harbour")], capabilities=[KedgeDurability()]
+        script.model, name="docking", toolsets=[MCPToolset(server, id="harbour")], capabilities=[KillickDurability()]
     )
 
-    @kedge.agent
-    async def docking(run: kedge.Run) -> str:
+    @killick.agent
+    async def docking(run: killick.Run) -> str:
         async with run.hosting():
             result = await agent.run("A berth.")
         await run.ask("Done?")
         return result.output
 
-    with pytest.raises(kedge.RunWaiting):
+    with pytest.raises(killick.RunWaiting):
         kd.run(docking, id="r")
     kd.answer("r", "approve", by="eve")
     kd.close()
-    with kedge.open(tmp_path / "kedge.db") as other:
+    with killick.open(tmp_path / "killick.db") as other:
         assert other.run(docking, id="r") == "Berth 7."
         effects = {
             each.event.name: each.event.effect for each in other.log.read("r") if isinstance(each.event, e.StepIntended)

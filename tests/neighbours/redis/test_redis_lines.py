@@ -12,14 +12,14 @@ from queue import Empty, Queue
 import pytest
 from msgspec.structs import replace
 
-from kedge.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
-from kedge.store import open_store
-from kedge.store.base import Append, Delivered, Head
-from kedge.store.redis import RedisStore
-from kedge.store.redis_rows import check, packed
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.asking import born, chained, commit, deliver, found
-from kedge.testing.contract.making import TOKEN, birth, blob, following, indexed, letter
+from killick.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
+from killick.store import open_store
+from killick.store.base import Append, Delivered, Head
+from killick.store.redis import RedisStore
+from killick.store.redis_rows import check, packed
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.asking import born, chained, commit, deliver, found
+from killick.testing.contract.making import TOKEN, birth, blob, following, indexed, letter
 from neighbours.redis import valkeys
 
 
@@ -277,14 +277,14 @@ def test_a_store_whose_own_key_was_changed_or_that_is_newer_is_refused() -> None
     url = valkeys.emptied()
     open_store(url).close()
     with valkeys.server().client() as client:
-        kept = client.hget("{kedge}:meta", "secret_key")
+        kept = client.hget("{killick}:meta", "secret_key")
         assert isinstance(kept, bytes)
-        client.hset("{kedge}:meta", "secret_key", kept[:-1] + b"?")
+        client.hset("{killick}:meta", "secret_key", kept[:-1] + b"?")
         with pytest.raises(StoreBroken):
             open_store(url)
-        client.hset("{kedge}:meta", "secret_key", kept)
-        client.hset("{kedge}:meta", "format", check(b"format" + packed(b"99")) + packed(b"99"))
-        with pytest.raises(StoreFormat, match="upgrade kedge"):
+        client.hset("{killick}:meta", "secret_key", kept)
+        client.hset("{killick}:meta", "format", check(b"format" + packed(b"99")) + packed(b"99"))
+        with pytest.raises(StoreFormat, match="upgrade killick"):
             open_store(url)
 
 

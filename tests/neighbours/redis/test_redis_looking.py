@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import redis
 
-from kedge.cli.main import main
-from kedge.errors import RunBroken
-from kedge.store.base import Condition, RunQuery, Store
-from kedge.store.redis import RedisStore
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.asking import born, commit, deliver, refused
-from kedge.testing.contract.making import TOKEN, blob, cached, following, indexed, letter
-from kedge.testing.contract.marking import RED, marking
+from killick.cli.main import main
+from killick.errors import RunBroken
+from killick.store.base import Condition, RunQuery, Store
+from killick.store.redis import RedisStore
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.asking import born, commit, deliver, refused
+from killick.testing.contract.making import TOKEN, blob, cached, following, indexed, letter
+from killick.testing.contract.marking import RED, marking
 from neighbours.redis import valkeys
 
 
@@ -108,25 +108,25 @@ def store() -> Iterator[RedisStore]:
 
 Change = Callable[[redis.Redis], object]
 TRUTH: dict[str, tuple[Change, str]] = {
-    "a head": (lambda r: r.hset("{kedge}:run:a", "epoch", 9), "heads"),
-    "a holder": (lambda r: r.hset("{kedge}:run:a", "holder", "me"), "heads"),
-    "a message": (lambda r: _flip(r, "{kedge}:mail:a", "1"), "inbox"),
-    "a message gone": (lambda r: r.hdel("{kedge}:mail:a", "1"), "inbox"),
-    "a claim": (lambda r: _flip(r, "{kedge}:claims", r.hkeys("{kedge}:claims")[0]), "claims"),  # type: ignore[index]
-    "a claim gone": (lambda r: r.delete("{kedge}:claims"), "claims"),
-    "a value": (lambda r: _flip(r, "{kedge}:pieces", blob("v").hash), "pieces"),
-    "an end": (lambda r: r.xdel("{kedge}:log:a", "3-0"), "log"),
-    "a run gone": (lambda r: r.delete("{kedge}:run:a"), "log"),
+    "a head": (lambda r: r.hset("{killick}:run:a", "epoch", 9), "heads"),
+    "a holder": (lambda r: r.hset("{killick}:run:a", "holder", "me"), "heads"),
+    "a message": (lambda r: _flip(r, "{killick}:mail:a", "1"), "inbox"),
+    "a message gone": (lambda r: r.hdel("{killick}:mail:a", "1"), "inbox"),
+    "a claim": (lambda r: _flip(r, "{killick}:claims", r.hkeys("{killick}:claims")[0]), "claims"),  # type: ignore[index]
+    "a claim gone": (lambda r: r.delete("{killick}:claims"), "claims"),
+    "a value": (lambda r: _flip(r, "{killick}:pieces", blob("v").hash), "pieces"),
+    "an end": (lambda r: r.xdel("{killick}:log:a", "3-0"), "log"),
+    "a run gone": (lambda r: r.delete("{killick}:run:a"), "log"),
 }
 DERIVED: dict[str, tuple[Change, str]] = {
-    "a place": (lambda r: r.zrem("{kedge}:line:0:clerk", "0000000000000001:a"), "places"),
-    "another place": (lambda r: r.zadd("{kedge}:line:9:clerk", {"0000000000000001:a": 1}), "line:9:clerk"),
-    "a status": (lambda r: r.zrem("{kedge}:stand:waiting:clerk", "0000000000000001:a"), "places"),
-    "nobody": (lambda r: r.zadd("{kedge}:held", {"0000000000000009:b": 1}), "held"),
-    "a tag": (lambda r: r.zrem("{kedge}:tag:t", "0000000000000001:a"), "tags"),
-    "a mark": (lambda r: r.delete(f"{{kedge}}:mark:{RED}"), "marks"),
-    "a count": (lambda r: r.hset("{kedge}:refs", blob("v").hash, 7), "uses"),
-    "uses of nobody": (lambda r: r.sadd("{kedge}:uses:b", blob("v").hash), "uses"),
+    "a place": (lambda r: r.zrem("{killick}:line:0:clerk", "0000000000000001:a"), "places"),
+    "another place": (lambda r: r.zadd("{killick}:line:9:clerk", {"0000000000000001:a": 1}), "line:9:clerk"),
+    "a status": (lambda r: r.zrem("{killick}:stand:waiting:clerk", "0000000000000001:a"), "places"),
+    "nobody": (lambda r: r.zadd("{killick}:held", {"0000000000000009:b": 1}), "held"),
+    "a tag": (lambda r: r.zrem("{killick}:tag:t", "0000000000000001:a"), "tags"),
+    "a mark": (lambda r: r.delete(f"{{killick}}:mark:{RED}"), "marks"),
+    "a count": (lambda r: r.hset("{killick}:refs", blob("v").hash, 7), "uses"),
+    "uses of nobody": (lambda r: r.sadd("{killick}:uses:b", blob("v").hash), "uses"),
 }
 
 
@@ -163,14 +163,14 @@ def test_an_event_that_somebody_put_beyond_the_head_is_never_written_over(store:
     head = store.head("a")
     assert head is not None
     with valkeys.server().client() as client:
-        client.xadd("{kedge}:log:a", {"b": b"forged", "h": b"?" * 32}, id="4-0")
+        client.xadd("{killick}:log:a", {"b": b"forged", "h": b"?" * 32}, id="4-0")
     assert refused(store, following(head, "four"), RunBroken).seq == 4
     assert [row.body for row in store.read("a", after=3)] == [b"forged"]
 
 
 def test_a_count_of_messages_that_was_changed_is_shown_as_such(store: RedisStore) -> None:
     with valkeys.server().client() as client:
-        client.hset("{kedge}:run:a", "delivered", 1)
+        client.hset("{killick}:run:a", "delivered", 1)
     row = store.index("a")
     assert row is not None
     assert row.delivered == -1

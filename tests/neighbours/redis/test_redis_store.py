@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.clock import Clock
-from kedge.store.base import Store
-from kedge.store.redis import RedisStore
-from kedge.testing import StoreContract
+from killick.clock import Clock
+from killick.store.base import Store
+from killick.store.redis import RedisStore
+from killick.testing import StoreContract
 from neighbours.redis import valkeys
 
 

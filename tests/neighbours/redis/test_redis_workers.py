@@ -16,11 +16,11 @@ from typing import Final
 
 import pytest
 
-import kedge
-from kedge.store import open_store
-from kedge.store.redis import RedisStore
-from kedge.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from kedge.testing.contract.making import birth, indexed
+import killick
+from killick.store import open_store
+from killick.store.redis import RedisStore
+from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
+from killick.testing.contract.making import birth, indexed
 from neighbours.redis import valkeys
 
 ROOT: Final = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ def run_until_it_ends(program: Path, *arguments: str) -> int:
     return subprocess.run([sys.executable, str(program), *arguments], timeout=LIMIT_SECONDS, check=False).returncode
 
 
-# the same crash, with Redis alone and with Kedge on it ---------------------------------------------
+# the same crash, with Redis alone and with Killick on it ---------------------------------------------
 
 ALONE: Final = """
 import os, signal, sys
@@ -60,18 +60,18 @@ for number in range(int(state.get("done") or 0) + 1, 4):
     state.set("done", number)
 """
 
-WITH_KEDGE: Final = """
+WITH_KILLICK: Final = """
 import os, signal, sys, time
 from pathlib import Path
-import kedge
+import killick
 
 url, outbox = sys.argv[1], Path(sys.argv[2])
 
 def look(effect):
     there = effect.arguments["what"] in outbox.read_text().splitlines()
-    return kedge.Happened(None) if there else kedge.DidNotHappen()
+    return killick.Happened(None) if there else killick.DidNotHappen()
 
-@kedge.tool(reconcile=look, timeout=1)
+@killick.tool(reconcile=look, timeout=1)
 def send(what: str) -> None:
     dies = what == "mail 2" and not outbox.read_text().count(what)
     with outbox.open("a") as file:
@@ -79,27 +79,27 @@ def send(what: str) -> None:
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)
 
-@kedge.agent
-def mailing(run: kedge.SyncRun, count: int) -> None:
+@killick.agent
+def mailing(run: killick.SyncRun, count: int) -> None:
     for number in range(1, count + 1):
         run.call(send, f"mail {number}")
 
 outbox.touch()
-with kedge.open(url, grace_seconds=0.2, lease_seconds=1) as kd:
+with killick.open(url, grace_seconds=0.2, lease_seconds=1) as kd:
     while True:
         try:
             kd.run(mailing, 3, id="mailing")
             break
-        except kedge.RunBusy:
+        except killick.RunBusy:
             time.sleep(0.1)  # the lease of who died is not over yet
 """
 
 
-def test_a_crash_between_an_effect_and_its_record_repeats_it_with_redis_alone_and_not_with_kedge(
+def test_a_crash_between_an_effect_and_its_record_repeats_it_with_redis_alone_and_not_with_killick(
     url: str, tmp_path: Path
 ) -> None:
     sent: dict[str, list[str]] = {}
-    for name, text in (("redis alone", ALONE), ("with kedge", WITH_KEDGE)):
+    for name, text in (("redis alone", ALONE), ("with killick", WITH_KILLICK)):
         program, outbox = tmp_path / f"{name.replace(' ', '_')}.py", tmp_path / name
         program.write_text(text)
         assert run_until_it_ends(program, url, str(outbox)) == -signal.SIGKILL
@@ -107,7 +107,7 @@ def test_a_crash_between_an_effect_and_its_record_repeats_it_with_redis_alone_an
         sent[name] = outbox.read_text().splitlines()
         print(f"{name}: mail 2 was sent {sent[name].count('mail 2')} times")
     assert sent["redis alone"] == ["mail 1", "mail 2", "mail 2", "mail 3"]
-    assert sent["with kedge"] == ["mail 1", "mail 2", "mail 3"]
+    assert sent["with killick"] == ["mail 1", "mail 2", "mail 3"]
 
 
 # many processes -----------------------------------------------------------------------------------
@@ -147,26 +147,26 @@ def test_processes_that_claim_at_once_get_each_run_once(url: str, tmp_path: Path
 WORKER: Final = """
 import asyncio, os, sys, time
 from pathlib import Path
-import kedge
+import killick
 
 url, book = sys.argv[1], Path(sys.argv[2])
 
-@kedge.tool(effect="idempotent", timeout=1, retry=kedge.Retry(attempts=50, first="10ms"))
-def pay(order: int, part: int, key: kedge.Key = kedge.KEY) -> str:
+@killick.tool(effect="idempotent", timeout=1, retry=killick.Retry(attempts=50, first="10ms"))
+def pay(order: int, part: int, key: killick.Key = killick.KEY) -> str:
     # The bank pays once for a key: a file of that name is there, or it is made.
     (book / key.replace("/", "_")).open("a").close()
     time.sleep(0.02)
     return key
 
-@kedge.agent
-async def order(run: kedge.Run, number: int) -> int:
+@killick.agent
+async def order(run: killick.Run, number: int) -> int:
     for part in range(4):
         await run.call(pay, number, part)
         await run.sleep(0.02)
     return number
 
 async def work():
-    async with kedge.open(url, grace_seconds=0.2) as kd:
+    async with killick.open(url, grace_seconds=0.2) as kd:
         await kd.worker(concurrency=6, lease_seconds=1).serve()
 
 if __name__ == "__main__":
@@ -193,13 +193,13 @@ def test_every_run_ends_and_every_effect_happens_once_though_workers_and_the_ser
         while len(os.listdir(book)) < many:
             waiting.wait(0.02)
 
-    @kedge.agent(name="order")
-    async def order(run: kedge.Run, number: int) -> int:
+    @killick.agent(name="order")
+    async def order(run: killick.Run, number: int) -> int:
         raise AssertionError("only workers do it")
 
     waiting, workers = threading.Event(), [worker(), worker()]
     try:
-        with kedge.open(server.url) as kd:
+        with killick.open(server.url) as kd:
             orders = [kd.start(order, number, id=f"order-{number}") for number in range(12)]
             paid(6)
             workers[0].kill()
@@ -218,14 +218,14 @@ def test_every_run_ends_and_every_effect_happens_once_though_workers_and_the_ser
 
 
 def test_a_worker_is_woken_by_who_starts_a_run_elsewhere(url: str) -> None:
-    @kedge.agent(name="greeting")
-    async def greeting(run: kedge.Run, who: str) -> str:
+    @killick.agent(name="greeting")
+    async def greeting(run: killick.Run, who: str) -> str:
         return f"hello {who}"
 
     async def served() -> str:
-        async with kedge.open(url) as kd, kd.worker():
+        async with killick.open(url) as kd, kd.worker():
             # A store that somebody else has open rings; nobody looks by the clock for as long as this takes.
-            with kedge.open(url) as other:
+            with killick.open(url) as other:
                 handle = await asyncio.to_thread(other.start, greeting, "Ann")
                 return str(await asyncio.to_thread(handle.result, 20))
 
@@ -233,14 +233,14 @@ def test_a_worker_is_woken_by_who_starts_a_run_elsewhere(url: str) -> None:
 
 
 def test_a_run_waits_for_a_person_and_goes_on_from_what_is_kept(url: str) -> None:
-    @kedge.agent(name="asking")
-    def asking(run: kedge.SyncRun, amount: int) -> str:
+    @killick.agent(name="asking")
+    def asking(run: killick.SyncRun, amount: int) -> str:
         answer = run.ask(f"Pay {amount}?")
         return "paid" if answer.approved else "kept"
 
-    with kedge.open(url) as kd, pytest.raises(kedge.RunWaiting):
+    with killick.open(url) as kd, pytest.raises(killick.RunWaiting):
         kd.run(asking, 5, id="a1")
-    with kedge.open(url) as kd:
+    with killick.open(url) as kd:
         kd.answer("a1", "approve", by="ann")
         assert kd.run(asking, 5, id="a1") == "paid"
         assert not kd.verify().problems

@@ -42,7 +42,7 @@ class Server:
     """One server, which can be killed and started again on what it kept."""
 
     def __init__(self, **settings: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="kedge-valkey-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="killick-valkey-"))
         self.settings = {**ALWAYS, **{name.replace("_", "-"): value for name, value in settings.items()}}
         with socket.create_server(("127.0.0.1", 0)) as door:
             self.port = door.getsockname()[1]
@@ -132,7 +132,7 @@ def emptied() -> str:
 def encrypted(port: int, folder: Path) -> Iterator[str]:
     """The URL of a server behind TLS, by a certificate that is made for it."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kedge")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "killick")])
     now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())

@@ -31,7 +31,7 @@ def port() -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    return str(tmp_path / "kedge.db")
+    return str(tmp_path / "killick.db")
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
-import kedge
-from kedge.engines.restate import Restate
+import killick
+from killick.engines.restate import Restate
 from neighbours import engine_agents as engine_agents
 
 
@@ -62,7 +62,7 @@ async def main(store: str, ingress: str, port: str) -> None:
     stop = asyncio.Event()
     # Restate's SDK takes SIGTERM for itself, at the first request.
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    async with kedge.open(store) as kd, Restate(kd, ingress) as engine, served(engine.app, int(port)):
+    async with killick.open(store) as kd, Restate(kd, ingress) as engine, served(engine.app, int(port)):
         await stop.wait()
         await engine.drain()
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-import kedge
-from kedge.engines.restate import Restate
-from kedge.model.events import AttemptStarted
+import killick
+from killick.engines.restate import Restate
+from killick.model.events import AttemptStarted
 from neighbours import engine_agents as agents
 from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port
@@ -46,7 +46,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-async def goes_on(kd: kedge.Client, server: RestateServer, port: int, handles: list[Any]) -> list[Any]:
+async def goes_on(kd: killick.Client, server: RestateServer, port: int, handles: list[Any]) -> list[Any]:
     """Serve here until some runs have ended."""
     async with Restate(kd, server.ingress) as engine, served(engine.app, port):
         ended = await asyncio.gather(*(asyncio.to_thread(handle.result, 60) for handle in handles))
@@ -54,7 +54,7 @@ async def goes_on(kd: kedge.Client, server: RestateServer, port: int, handles: l
         return list(ended)
 
 
-def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_kedge_it_pays_once(
+def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_killick_it_pays_once(
     server: RestateServer, store: str, port: int, world: Path, process: Process
 ) -> None:
     plain_world, plain_port = world.with_name("plain.txt"), free_port()
@@ -69,7 +69,7 @@ def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_kedge_it_pays_o
     ]
 
     async def both() -> None:
-        with kedge.open(store) as kd:
+        with killick.open(store) as kd:
             handle = kd.start(agents.payer, "ann", id="crash-1")
             for each in dying:
                 assert await asyncio.to_thread(each.wait, 30) == -signal.SIGKILL
@@ -80,7 +80,7 @@ def test_restate_alone_pays_twice_when_an_endpoint_dies_and_with_kedge_it_pays_o
 
     asyncio.run(both())
     paid = (len(lines(plain_world)), len(lines(world)))
-    print(f"an endpoint dies after it paid: Restate alone pays {paid[0]} times, with Kedge {paid[1]}")
+    print(f"an endpoint dies after it paid: Restate alone pays {paid[0]} times, with Killick {paid[1]}")
     assert paid == (2, 1)
 
 
@@ -90,7 +90,7 @@ def test_an_endpoint_and_the_server_die_under_load_and_every_run_ends_with_every
     names = [f"load-{number}" for number in range(12)]
     world.with_suffix(".die").write_text("load-3-before")  # whoever pays this dies of it, the first time
 
-    async def without_the_server(kd: kedge.Client, handles: list[Any]) -> list[Any]:
+    async def without_the_server(kd: killick.Client, handles: list[Any]) -> list[Any]:
         """The server dies while the last endpoint is at work, and comes back."""
         ending = asyncio.create_task(goes_on(kd, server, port, handles))
         await asyncio.to_thread(wait_until, lambda: len(lines(world)) > len(names))
@@ -98,7 +98,7 @@ def test_an_endpoint_and_the_server_die_under_load_and_every_run_ends_with_every
         await asyncio.to_thread(server.start)
         return await ending
 
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         first = process("serve.py", store, server.ingress, str(port))
         wait_for_port(port)
         server.register(port)
@@ -115,7 +115,7 @@ def test_an_endpoint_and_the_server_die_under_load_and_every_run_ends_with_every
 def test_an_endpoint_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
     server: RestateServer, store: str, port: int, world: Path, process: Process
 ) -> None:
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         first = process("serve.py", store, server.ingress, str(port))
         wait_for_port(port)
         server.register(port)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 from neighbours.restate.restate_server import RestateServer
 from neighbours.restate.serve import listens
 
@@ -31,7 +31,7 @@ def test_the_page_runs(server: RestateServer, port: int, tmp_path: Path, monkeyp
         serving = asyncio.create_task(names["endpoint"](stop, server.ingress, port))
         await listens(port)
         await asyncio.to_thread(server.register, port)
-        async with kedge.open("kedge.db") as elsewhere:
+        async with killick.open("killick.db") as elsewhere:
             handle = await elsewhere.start.soon(names["refund"], "ann", id="refund-18")
             while not await elsewhere.inbox.soon():
                 assert not serving.done()

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-import kedge
-from kedge.engines.restate import Restate
+import killick
+from killick.engines.restate import Restate
 from neighbours import engine_agents as agents
 from neighbours.restate.restate_server import RestateServer
 from neighbours.restate.serve import served
@@ -21,9 +21,9 @@ from neighbours.restate.serve import served
 @asynccontextmanager
 async def serving(
     server: RestateServer, store: str, port: int, **options: Any
-) -> AsyncIterator[tuple[kedge.Client, Restate]]:
+) -> AsyncIterator[tuple[killick.Client, Restate]]:
     async with (
-        kedge.open(store) as kd,
+        killick.open(store) as kd,
         Restate(kd, server.ingress, **options) as engine,
         served(engine.app, port),
     ):
@@ -47,13 +47,13 @@ def turns(server: RestateServer, run: str) -> int:
 def test_a_run_that_anybody_starts_goes_to_its_end(server: RestateServer, store: str, port: int, world: Path) -> None:
     async def story() -> None:
         async with serving(server, store, port) as (_, engine):
-            with kedge.open(store) as elsewhere:  # knows nothing of Restate
+            with killick.open(store) as elsewhere:  # knows nothing of Restate
                 handle = await elsewhere.start.soon(agents.payer, "ann", id="whole-1")
                 assert await asyncio.to_thread(handle.result, 20) == "ann is paid"
             again = await engine.start(agents.payer, "bob", id="whole-2")
             assert await asyncio.to_thread(again.result, 20) == "bob is paid"
             await until(
-                lambda: httpx.post(f"{server.ingress}/kedge/whole-2/standing").json()["result"] == "bob is paid"
+                lambda: httpx.post(f"{server.ingress}/killick/whole-2/standing").json()["result"] == "bob is paid"
             )
 
     asyncio.run(story())
@@ -77,10 +77,14 @@ def test_an_answer_and_a_message_from_elsewhere_are_a_turn_each(
 ) -> None:
     async def story() -> None:
         # Two who hear the bell: Restate is told once.
-        async with serving(server, store, port) as (kd, _), kedge.open(store) as other, Restate(other, server.ingress):
+        async with (
+            serving(server, store, port) as (kd, _),
+            killick.open(store) as other,
+            Restate(other, server.ingress),
+        ):
             kd.start(agents.asker, "ann", id="people-1")
             await until(lambda: kd.inbox())
-            with kedge.open(store) as elsewhere:
+            with killick.open(store) as elsewhere:
                 elsewhere.answer("people-1", "approve", by="managers")
                 await until(lambda: [wait.name for wait in kd.info("people-1").waits] == ["word"])
                 elsewhere.send("people-1", "word", "thanks")
@@ -138,9 +142,9 @@ def test_a_run_can_be_cancelled_through_restate(server: RestateServer, store: st
         async with serving(server, store, port) as (kd, engine):
             handle = await engine.start(agents.asker, "ann", id="cancelling-1")
             await until(lambda: kd.inbox())
-            told = await asyncio.to_thread(httpx.post, f"{server.ingress}/kedge/cancelling-1/cancel", timeout=20)
+            told = await asyncio.to_thread(httpx.post, f"{server.ingress}/killick/cancelling-1/cancel", timeout=20)
             assert told.is_success
-            with pytest.raises(kedge.RunCancelled):
+            with pytest.raises(killick.RunCancelled):
                 await asyncio.to_thread(handle.result, 20)
 
     asyncio.run(story())

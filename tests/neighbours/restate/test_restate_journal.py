@@ -6,8 +6,8 @@ import asyncio
 
 import httpx
 
-import kedge
-from kedge.engines.restate import Restate
+import killick
+from killick.engines.restate import Restate
 from neighbours import engine_agents as agents
 from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port
@@ -37,20 +37,20 @@ def test_three_hundred_calls_over_a_large_conversation_leave_less_in_restate_tha
             told = await asyncio.to_thread(httpx.post, f"{server.ingress}/plain/talk", json=PLAIN_CALLS, timeout=60)
             assert told.json() == 200 + PLAIN_CALLS
 
-    async def with_kedge() -> None:
-        async with kedge.open(store) as kd, Restate(kd, server.ingress) as engine, served(engine.app, port):
+    async def with_killick() -> None:
+        async with killick.open(store) as kd, Restate(kd, server.ingress) as engine, served(engine.app, port):
             await asyncio.to_thread(server.register, port)
             handle = await engine.start(agents.talker, CALLS, id="talk-1")
             assert await asyncio.to_thread(handle.result, 60) == 200 + CALLS
             await engine.drain()
 
     asyncio.run(plainly())
-    asyncio.run(with_kedge())
+    asyncio.run(with_killick())
     alone = journals(server, "target_service_name = 'plain' AND target_handler_name = 'talk'")
     ours = journals(server, "target_service_key = 'talk-1'")
     print(
         f"over 200 KB: {PLAIN_CALLS} calls of Restate's alone leave {alone[0]} entries of {alone[1]} bytes; "
-        f"{CALLS} calls with Kedge {ours[0]} entries of {ours[1]} bytes"
+        f"{CALLS} calls with Killick {ours[0]} entries of {ours[1]} bytes"
     )
     assert alone[1] > PLAIN_CALLS * 200_000
     assert ours[1] < 4_096

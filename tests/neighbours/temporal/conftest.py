@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    return str(tmp_path / "kedge.db")
+    return str(tmp_path / "killick.db")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 
 from temporalio.client import Client
 
-import kedge
-from kedge.engines.temporal import Temporal
+import killick
+from killick.engines.temporal import Temporal
 from neighbours import engine_agents as engine_agents
 
 
@@ -17,7 +17,7 @@ async def serve(store: str, address: str, queue: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     client = await Client.connect(address)
-    async with kedge.open(store) as kd, Temporal(kd, client, task_queue=queue, heartbeat_seconds=2, build_id="tests"):
+    async with killick.open(store) as kd, Temporal(kd, client, task_queue=queue, heartbeat_seconds=2, build_id="tests"):
         await stop.wait()
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kedge
-from kedge.engines.temporal import Temporal
-from kedge.model.events import AttemptStarted
+import killick
+from killick.engines.temporal import Temporal
+from killick.model.events import AttemptStarted
 from neighbours import engine_agents as agents
 from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer
@@ -32,7 +32,7 @@ def wait_until(seen: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_kedge_it_pays_once(
+def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_killick_it_pays_once(
     server: DevServer, store: str, world: Path, process: Process
 ) -> None:
     plain_world = world.with_name("plain.txt")
@@ -42,7 +42,7 @@ def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_kedge_it_pays_onc
     async def both() -> None:
         client = await server.client()
         alone = await client.start_workflow(plain.PlainPayer.run, "ann", id="crash-alone", task_queue="crash-alone")
-        async with kedge.open(store) as kd:
+        async with killick.open(store) as kd:
             engine = Temporal(kd, client, task_queue="crash", heartbeat_seconds=2, build_id="tests")
             ours = await engine.start(agents.payer, "ann", id="crash-1")
             dying = [
@@ -57,7 +57,7 @@ def test_temporal_alone_pays_twice_when_a_worker_dies_and_with_kedge_it_pays_onc
 
     asyncio.run(both())
     paid = (len(lines(plain_world)), len(lines(world)))
-    print(f"a worker dies after it paid: Temporal alone pays {paid[0]} times, with Kedge {paid[1]}")
+    print(f"a worker dies after it paid: Temporal alone pays {paid[0]} times, with Killick {paid[1]}")
     assert paid == (2, 1)
 
 
@@ -67,12 +67,12 @@ def test_workers_and_the_server_die_under_load_and_every_run_ends_with_every_eff
     names = [f"load-{number}" for number in range(12)]
     world.with_suffix(".die").write_text("load-3-before")  # whoever pays this dies of it, the first time
 
-    async def all_ended(kd: kedge.Client, handles: list[Any], last: subprocess.Popen[bytes]) -> list[str]:
+    async def all_ended(kd: killick.Client, handles: list[Any], last: subprocess.Popen[bytes]) -> list[str]:
         async with Temporal(kd, await server.client(), task_queue="load", heartbeat_seconds=2, build_id="tests"):
             last.kill()
             return list(await asyncio.gather(*(asyncio.to_thread(handle.result, 60) for handle in handles)))
 
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         handles = [kd.start(agents.patient, name, id=name) for name in names]
         workers = [process("serve.py", store, server.address, "load") for _ in range(2)]
         wait_until(lambda: any(each.poll() is not None for each in workers))
@@ -89,11 +89,11 @@ def test_workers_and_the_server_die_under_load_and_every_run_ends_with_every_eff
 def test_a_worker_that_is_told_to_stop_finishes_its_step_and_another_goes_on(
     server: DevServer, store: str, world: Path, process: Process
 ) -> None:
-    async def goes_on(kd: kedge.Client, handle: Any) -> int:
+    async def goes_on(kd: killick.Client, handle: Any) -> int:
         async with Temporal(kd, await server.client(), task_queue="stopping", build_id="tests"):
             return int(await asyncio.to_thread(handle.result, 30))
 
-    with kedge.open(store) as kd:
+    with killick.open(store) as kd:
         handle = kd.start(agents.walker, 1_500, id="stopping-1")
         first = process("serve.py", store, server.address, "stopping")
         wait_until(lambda: kd.log.head("stopping-1").seq > 60)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import kedge
+import killick
 from neighbours.temporal.dev_server import CLI, DevServer
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ def test_the_page_runs(server: DevServer, tmp_path: Path, monkeypatch: pytest.Mo
 
     async def story() -> None:
         serving = asyncio.create_task(names["serve"](server.address))
-        async with kedge.open("kedge.db") as elsewhere:
+        async with killick.open("killick.db") as elsewhere:
             while not await elsewhere.inbox.soon():
                 assert not serving.done()
                 await asyncio.sleep(0.05)

@@ -14,8 +14,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-import kedge
-from kedge.engines.temporal import Standing, Temporal
+import killick
+from killick.engines.temporal import Standing, Temporal
 from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import DevServer
 
@@ -23,15 +23,15 @@ from neighbours.temporal.dev_server import DevServer
 @asynccontextmanager
 async def serving(
     server: DevServer, store: str, queue: str, **options: Any
-) -> AsyncIterator[tuple[kedge.Client, Temporal, Client]]:
+) -> AsyncIterator[tuple[killick.Client, Temporal, Client]]:
     client = await server.client()
-    async with kedge.open(store) as kd, Temporal(kd, client, task_queue=queue, build_id="tests", **options) as engine:
+    async with killick.open(store) as kd, Temporal(kd, client, task_queue=queue, build_id="tests", **options) as engine:
         yield kd, engine, client
 
 
 async def events(client: Client, run: str) -> Counter[str]:
     """What is in the history of a run's workflow."""
-    history = await client.get_workflow_handle(f"kedge:{run}").fetch_history()
+    history = await client.get_workflow_handle(f"killick:{run}").fetch_history()
     return Counter(EventType.Name(event.event_type).removeprefix("EVENT_TYPE_") for event in history.events)
 
 
@@ -46,10 +46,10 @@ def test_a_run_that_anybody_starts_goes_to_its_end_and_its_workflow_has_its_resu
 ) -> None:
     async def story() -> None:
         async with serving(server, store, "whole") as (_, engine, client):
-            with kedge.open(store) as elsewhere:  # knows nothing of Temporal
+            with killick.open(store) as elsewhere:  # knows nothing of Temporal
                 handle = await elsewhere.start.soon(agents.payer, "ann", id="whole-1")
                 assert await asyncio.to_thread(handle.result, 20) == "ann is paid"
-            workflow = client.get_workflow_handle("kedge:whole-1", result_type=Standing)
+            workflow = client.get_workflow_handle("killick:whole-1", result_type=Standing)
             assert await workflow.result() == Standing("whole-1", "completed", result="ann is paid")
             again = await engine.start(agents.payer, "bob", id="whole-2")
             assert (await again.result()).result == "bob is paid"
@@ -81,11 +81,11 @@ def test_an_answer_and_a_message_from_elsewhere_wake_the_workflow_once_each(
         async with serving(server, store, "people") as (kd, _, client), serving(server, store, "people"):
             kd.start(agents.asker, "ann", id="people-1")
             await until(lambda: kd.inbox())
-            with kedge.open(store) as elsewhere:
+            with killick.open(store) as elsewhere:
                 elsewhere.answer("people-1", "approve", by="managers")
                 await until(lambda: [wait.name for wait in kd.info("people-1").waits] == ["word"])
                 elsewhere.send("people-1", "word", "thanks")
-            workflow = client.get_workflow_handle("kedge:people-1", result_type=Standing)
+            workflow = client.get_workflow_handle("killick:people-1", result_type=Standing)
             assert (await workflow.result()).result == "ann: thanks"
             return await events(client, "people-1")
 
@@ -117,7 +117,7 @@ def test_children_are_workflows_of_their_own_and_wake_their_parent(server: DevSe
             children = [row.run for row in kd.list() if row.run != "families-1"]
             assert len(children) == 2
             for child in children:
-                described = await client.get_workflow_handle(f"kedge:{child}").describe()
+                described = await client.get_workflow_handle(f"killick:{child}").describe()
                 assert described.status is WorkflowExecutionStatus.COMPLETED
         assert len(world.read_text().splitlines()) == 3
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_renewed_keeps_its_workflow(server: DevServer, store: str,
             workflow = await engine.start(agents.renewing, 2, id="renewing-1")
             assert await workflow.result() == Standing("renewing-1+3", "completed", result="done")
             listed = [each.id async for each in client.list_workflows('TaskQueue="renewing"')]
-            assert listed in ([], ["kedge:renewing-1"])  # what is listed comes a little later
+            assert listed in ([], ["killick:renewing-1"])  # what is listed comes a little later
 
     asyncio.run(story())
     assert len(world.read_text().splitlines()) == 3
@@ -203,9 +203,9 @@ def test_a_workflow_continues_as_new_and_its_run_hears_everything(server: DevSer
                 await kd.send.soon("long-1", "number", number)
                 await until(lambda: not kd.store.inbox("long-1"))
             assert (await workflow.result()).result == sum(range(times))
-            last = await client.get_workflow_handle("kedge:long-1").fetch_history()
+            last = await client.get_workflow_handle("killick:long-1").fetch_history()
             first = await client.get_workflow_handle(
-                "kedge:long-1", run_id=workflow.first_execution_run_id
+                "killick:long-1", run_id=workflow.first_execution_run_id
             ).fetch_history()
             return len(first.events), len(last.events)
 

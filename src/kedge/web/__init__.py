@@ -1,1 +1,0 @@
-"""The bridge: a dashboard and an HTTP API over a store. Needs the extra: `pip install 'kedge[web]'`."""

@@ -1,0 +1,372 @@
+"""Microsoft Agent Framework on Killick: its checkpoints, sessions and histories kept, its tools and models at the gate.
+
+What the framework keeps goes to the store as the framework itself writes it down, read back by its own rules. What
+an agent does goes through a host: tools by the id of the model's call, models by what they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Final, TypeAlias
+
+from agent_framework import (
+    AgentSession,
+    ChatContext,
+    ChatMiddleware,
+    ChatResponse,
+    ChatResponseUpdate,
+    Content,
+    FunctionInvocationContext,
+    FunctionMiddleware,
+    HistoryProvider,
+    Message,
+    MiddlewareFailure,
+    MiddlewareTermination,
+    ResponseStream,
+    WorkflowCheckpoint,
+)
+from agent_framework import _tools as framework_tools
+from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
+from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
+
+from killick.adapters.gated import Declared, ToolOptions, asked, hosted, streamed
+from killick.adapters.shelf import Kept, Shelf
+from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
+from killick.ids import RandomIds
+from killick.model.codec import digest
+from killick.runtime.client import Client
+from killick.runtime.hosting import Host
+
+Place: TypeAlias = Client | str | os.PathLike[str]
+"""A client that is open, or where a store is."""
+
+SPACE: Final = "agent-framework"
+"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+
+
+class KillickCheckpointStorage:
+    """A `CheckpointStorage`: the checkpoints of workflows, each with what is new in it.
+
+    Values that are not JSON are written by the framework's own checkpoint encoding, which pickles them, and are read
+    under its own rules: its types, those registered with it, and `allowed_checkpoint_types` ("module:QualName").
+    """
+
+    def __init__(self, store: Place, *, space: str = SPACE, allowed_checkpoint_types: Iterable[str] = ()) -> None:
+        self._shelf = Shelf(store, space)
+        self._allowed = frozenset(allowed_checkpoint_types)
+
+    async def save(self, checkpoint: WorkflowCheckpoint) -> str:
+        """Keep a checkpoint, whole or not at all."""
+        # Read once before it counts: what could not be restored is worth nothing when it is needed.
+        written = encode_checkpoint_value(checkpoint.to_dict())
+        self._read(written)
+        labels = {"timestamp": checkpoint.timestamp}
+        kept = Kept(name=checkpoint.checkpoint_id, value=written, labels=labels)
+        await asyncio.to_thread(self._shelf.put, checkpoint.workflow_name, kept)
+        return checkpoint.checkpoint_id
+
+    async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
+        """The checkpoint of that id, of whichever workflow."""
+        _, kept = await asyncio.to_thread(self._find, checkpoint_id)
+        if kept is None:
+            raise WorkflowCheckpointException(f"{checkpoint_id}: no such checkpoint; list those of the workflow")
+        return self._read(kept.value)
+
+    async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
+        """All checkpoints of a workflow, in the order in which they were saved."""
+        return [self._read(kept.value) for kept in await self._entries(workflow_name)]
+
+    async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
+        """Their ids alone, which reads no state."""
+        return [kept.name for kept in await self._entries(workflow_name)]
+
+    async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
+        """The newest by its own timestamp; of two at the same moment, the one saved last."""
+        entries = await self._entries(workflow_name)
+        if not entries:
+            return None
+        newest = max(entries, key=lambda kept: (datetime.fromisoformat(kept.labels["timestamp"]), kept.seq))
+        return self._read(newest.value)
+
+    async def delete(self, checkpoint_id: str) -> bool:
+        """Leave a checkpoint out from now on; whether there was one."""
+        workflow, kept = await asyncio.to_thread(self._find, checkpoint_id)
+        if kept is not None:
+            await asyncio.to_thread(self._shelf.drop, workflow, checkpoint_id)
+        return kept is not None
+
+    def close(self) -> None:
+        """Close the store, if this opened it."""
+        self._shelf.close()
+
+    async def _entries(self, workflow: str) -> Sequence[Kept]:
+        return await asyncio.to_thread(self._shelf.entries, workflow)
+
+    def _find(self, checkpoint_id: str) -> tuple[str, Kept | None]:
+        # The framework asks by the checkpoint's id alone, and there are few workflows: each is a name in its code.
+        for workflow in self._shelf.ids():
+            if (kept := self._shelf.get(workflow, checkpoint_id)) is not None:
+                return workflow, kept
+        return "", None
+
+    def _read(self, written: Any) -> WorkflowCheckpoint:
+        return WorkflowCheckpoint.from_dict(decode_checkpoint_value(written, allowed_types=self._allowed))
+
+
+class KillickSessions:
+    """A `SessionStore`: sessions of agents under ids that callers choose, as `AgentSession.to_dict` writes them."""
+
+    def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
+        self._shelf = Shelf(store, space)
+
+    async def get(self, session_id: str) -> AgentSession | None:
+        """A copy of the session as it was last set."""
+        kept = await asyncio.to_thread(self._shelf.get, _session(session_id), "session")
+        return AgentSession.from_dict(kept.value) if kept is not None else None
+
+    async def set(self, session_id: str, session: AgentSession) -> None:
+        """Keep the session in the place of the one before."""
+        kept = Kept(name="session", value=session.to_dict())
+        await asyncio.to_thread(self._shelf.put, _session(session_id), kept)
+
+    async def delete(self, session_id: str) -> None:
+        """Forget the session, and all that it was before."""
+        await asyncio.to_thread(self._shelf.forget, _session(session_id))
+
+    def close(self) -> None:
+        """Close the store, if this opened it."""
+        self._shelf.close()
+
+
+class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
+    """A `HistoryProvider`: the messages of each session, one entry each, in the order in which they came."""
+
+    DEFAULT_SOURCE_ID: ClassVar[str] = "killick"
+
+    def __init__(
+        self, store: Place, *, source_id: str = DEFAULT_SOURCE_ID, space: str = f"{SPACE}-history", **flags: Any
+    ) -> None:
+        """`flags` are those of `HistoryProvider`: what is loaded, and what is stored."""
+        super().__init__(source_id, **flags)
+        self._shelf = Shelf(store, space)
+
+    async def get_messages(
+        self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
+    ) -> list[Message]:
+        """What was said so far."""
+        entries = await asyncio.to_thread(self._shelf.entries, _session(session_id))
+        return [Message.from_dict(kept.value) for kept in entries]
+
+    async def save_messages(
+        self,
+        session_id: str | None,
+        messages: Sequence[Message],
+        *,
+        state: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add messages, all or none. One with an id that is there already, saying the same, is not added again."""
+        await asyncio.to_thread(self._save, _session(session_id), [message.to_dict() for message in messages])
+
+    def close(self) -> None:
+        """Close the store, if this opened it."""
+        self._shelf.close()
+
+    def _save(self, session: str, messages: Sequence[dict[str, Any]]) -> None:
+        there = {kept.name for kept in self._shelf.entries(session)}
+        named = {self._name(message): message for message in messages}
+        fresh = [Kept(name=name, value=message) for name, message in named.items() if name not in there]
+        if fresh:
+            self._shelf.put(session, *fresh)
+
+    @staticmethod
+    def _name(message: Mapping[str, Any]) -> str:
+        # Providers give one id to several messages of a reply, so that the id alone would lose some of them.
+        told = message.get("message_id")
+        return f"{told}:{digest(message).hex()[:16]}" if told else RandomIds().new("message")
+
+
+def _session(session_id: str | None) -> str:
+    if session_id == "":
+        raise ValueError("session_id must be a non-empty string")
+    return session_id or "default"
+
+
+# At the gate ---------------------------------------------------------------------------------------
+
+
+class Waiting(RunWaiting, MiddlewareFailure):  # type: ignore[misc,unused-ignore]
+    """Only a person can let a tool's call go on. As a `MiddlewareFailure` it ends the agent's run instead of being
+    told to the model; as a `killick.RunWaiting` it says what is waited for. Answered, the same run goes on from
+    there."""
+
+    def __init__(self, waiting: RunWaiting) -> None:
+        MiddlewareFailure.__init__(self, str(waiting))
+        self.run = waiting.run
+        self.waits = waiting.waits
+
+
+class KillickTools(FunctionMiddleware):  # type: ignore[misc,unused-ignore]
+    """Function middleware: every call of a tool is a step of the host's run, under the id of the model's call.
+
+    Give it last, so that what other middleware makes of the arguments is what is judged. `tools` says what is known of
+    tools by name, such as `{"look_up": {"effect": "reads"}}`; what is not named there is done at most once.
+    """
+
+    def __init__(self, host: Host | None = None, *, tools: ToolOptions | None = None) -> None:
+        self._host = host
+        self._declared = Declared(tools)
+
+    async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
+        """Call the tool through the gate, or have what is on record of it."""
+        try:
+            outcome = await self._outcome(context, call_next)
+        except Rejected as rejected:
+            context.result = str(rejected)
+            return
+        except StepFailed as failed:
+            # The same words now and whenever it comes from the record.
+            raise ToolException(str(failed.failure)) from failed
+        except RunWaiting as waiting:
+            raise Waiting(waiting) from waiting
+        except KillickError as error:
+            # Any other exception of ours would be told to the model as if the tool had failed.
+            raise MiddlewareFailure(str(error)) from error
+        if isinstance(outcome, Mapping) and _ENDED in outcome:
+            context.result = _read(outcome[_RESULT])
+            raise MiddlewareTermination(outcome[_ENDED], result=context.result)
+        context.result = _read(outcome)
+
+    async def _outcome(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> Any:
+        host, function, given = hosted(self._host, "KillickTools"), context.function, _arguments(context)
+        tool = self._declared.of(function.name, schema=function.parameters(), doc=function.description)
+
+        async def apply(**judged: Any) -> Any:
+            if judged != given:
+                context.arguments = judged
+            try:
+                await call_next()
+            except MiddlewareTermination as ended:
+                # The tool did what it does, and ends the agent's loop by it.
+                return {_ENDED: str(ended), _RESULT: _written(ended.result or context.result)}
+            return _written(context.result)
+
+        key = context.metadata.get("call_id")
+        return await host.call(tool, given, key=key, fn=apply, bubbles=_BEFORE_ANYTHING)
+
+
+_BEFORE_ANYTHING: tuple[type[BaseException], ...] = (
+    UserInputRequiredException,
+    # Arguments that do not fit are the model's to mend; the framework's own error says that the body was not begun.
+    *(kind for kind in [getattr(framework_tools, "_FunctionArgumentValidationError", None)] if kind is not None),
+)
+
+
+def _arguments(context: FunctionInvocationContext) -> dict[str, Any]:
+    given = context.arguments
+    return dict(given) if isinstance(given, Mapping) else given.model_dump(exclude_unset=True)
+
+
+_ENDED: Final = "agent-framework:ended"
+_RESULT: Final = "agent-framework:result"
+_CONTENT: Final = "agent-framework:content"
+_CONTENTS: Final = "agent-framework:contents"
+
+
+def _written(result: Any) -> Any:
+    """A tool's result as it goes on record: text as text, so that people can read it, and say it when they settle a
+    call that is in doubt; other contents of the framework in their own form."""
+    if isinstance(result, Content):
+        return {_CONTENT: result.to_dict()}
+    if isinstance(result, list) and result and all(isinstance(part, Content) for part in result):
+        only = result[0]
+        if len(result) == 1 and only.type == "text" and only == Content.from_text(only.text or ""):
+            return only.text
+        return {_CONTENTS: [part.to_dict() for part in result]}
+    return result
+
+
+def _read(written: Any) -> Any:
+    if isinstance(written, Mapping) and _CONTENTS in written:
+        return [Content.from_dict(part) for part in written[_CONTENTS]]
+    return Content.from_dict(written[_CONTENT]) if isinstance(written, Mapping) and _CONTENT in written else written
+
+
+class KillickChat(ChatMiddleware):  # type: ignore[misc,unused-ignore]
+    """Chat middleware: every call of a model is a step of the host's run; a reply on record is not asked for again.
+
+    Without it an agent that runs again asks the model again, which names its calls anew: then nothing can be known of
+    what was called before. Replies that are streamed come as they are said, and are on record once they are whole.
+    """
+
+    def __init__(self, host: Host | None = None) -> None:
+        self._host = host
+
+    async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
+        """Ask the model, or have what it said."""
+        host, request = hosted(self._host, "KillickChat"), _request(context)
+        who = f"{type(context.client).__name__}.get_response"
+        form = (context.options or {}).get("response_format")
+        if context.stream:
+
+            async def begin() -> Any:
+                await call_next()
+                return context.result
+
+            parts = streamed(host, who, begin, write=_updates, read=_updates_read, **request)
+            context.result = ResponseStream(
+                parts, finalizer=lambda updates: ChatResponse.from_updates(updates, output_format_type=form)
+            )
+            return
+
+        async def chat(**_: Any) -> Any:
+            await call_next()
+            return _reply(context.result)
+
+        reply = await asked(host, who, chat, **request)
+        context.result = ChatResponse.from_dict({**reply["response"], "response_format": form})
+
+
+def _updates(updates: list[ChatResponseUpdate]) -> dict[str, Any]:
+    return _reply(ChatResponse.from_updates(updates)) | {"updates": [update.to_dict() for update in updates]}
+
+
+def _updates_read(reply: Any) -> Iterator[ChatResponseUpdate]:
+    return (ChatResponseUpdate.from_dict(written) for written in reply["updates"])
+
+
+def _request(context: ChatContext) -> dict[str, Any]:
+    """What a model is sent, as it is known again: ids that the framework draws anew each time are left out."""
+    options = dict(context.options or {})
+    tools = [_tool(tool) for tool in options.pop("tools", None) or ()]
+    told = {name: value for name, value in options.items() if isinstance(value, str | int | float | bool)}
+    return {"messages": [_message(message) for message in context.messages], "options": told | {"tools": tools}}
+
+
+def _tool(tool: Any) -> Any:
+    """Tools of ours by name; those that a provider hosts as they are written for it."""
+    return tool if isinstance(tool, dict) else getattr(tool, "name", None) or type(tool).__name__
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return {"role": str(message.role), "contents": [_content(content.to_dict()) for content in message.contents]}
+
+
+def _content(written: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: part for name, part in written.items() if name not in ("id", "additional_properties")}
+    if isinstance(asked_for := known.get("function_call"), dict):
+        known["function_call"] = _content(asked_for)
+    return known
+
+
+def _reply(response: Any) -> dict[str, Any]:
+    used = response.usage_details or {}
+    usage = {"input_tokens": used.get("input_token_count"), "output_tokens": used.get("output_token_count")}
+    return {
+        "model": response.model,
+        "usage": {name: count for name, count in usage.items() if count is not None},
+        "response": response.to_dict(),
+    }

@@ -1,0 +1,325 @@
+"""AutoGen (agentchat 0.7) on Killick: the states of agents and teams kept, tools and models at the gate.
+
+Tools go through a workbench of ours, by the id of the model's call; models through a client of ours, by what they are
+sent. States are what AutoGen's own `save_state` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias, cast
+from weakref import WeakKeyDictionary
+
+from autogen_agentchat.base import TaskResult
+from autogen_core import CancellationToken
+from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, ModelInfo, RequestUsage
+from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
+from pydantic import ValidationError
+
+from killick.adapters.gated import Declared, ToolOptions, asked, hosted, streamed
+from killick.adapters.shelf import Kept, Shelf
+from killick.errors import KillickError, Rejected, StepFailed
+from killick.runtime.client import Client
+from killick.runtime.hosting import Host, here
+
+Place: TypeAlias = Client | str | os.PathLike[str]
+"""A client that is open, or where a store is."""
+
+SPACE: Final = "autogen"
+"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+
+_STATE: Final = "state"
+
+
+class Stateful(Protocol):
+    """What has a state: an agent, a team, a model context, a workbench."""
+
+    async def save_state(self) -> Mapping[str, Any]: ...
+
+    async def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Runnable(Protocol):
+    """What runs a task: an agent or a team."""
+
+    async def run(self, **given: Any) -> TaskResult: ...
+
+
+class KillickStates:
+    """The states of agents and teams, one log for each id: what it is now, and in the log all that it was."""
+
+    def __init__(self, store: Place, *, space: str = SPACE) -> None:
+        self._shelf = Shelf(store, space)
+
+    async def save(self, id: str, of: Stateful) -> None:  # noqa: A002
+        """Keep the state of an agent or a team that is not running, whole or not at all. That of one whose tools wait
+        for a person is not kept: it goes on from the state before."""
+        if (host := here()) is not None:
+            _open(host, "KillickStates")
+        kept = Kept(_STATE, dict(await of.save_state()))
+        await asyncio.to_thread(self._shelf.put, id, kept)
+
+    async def load(self, id: str, into: Stateful) -> bool:  # noqa: A002
+        """Give an agent or a team the state that was kept last; whether there was one."""
+        kept = await asyncio.to_thread(self._shelf.get, id, _STATE)
+        if kept is not None:
+            await into.load_state(kept.value)
+        return kept is not None
+
+    async def forget(self, id: str) -> None:  # noqa: A002
+        """Take what was kept under an id out of the store, and all that it was before."""
+        await asyncio.to_thread(self._shelf.forget, id)
+
+    def close(self) -> None:
+        """Close the store, if this opened it."""
+        self._shelf.close()
+
+
+# At the gate ---------------------------------------------------------------------------------------
+
+_STOPPED: Final[WeakKeyDictionary[Host, KillickError]] = WeakKeyDictionary()
+"""Why the tools of a host came to nothing, where that is not for a model to hear."""
+
+
+async def run(of: Runnable, *, host: Host | None = None, **given: Any) -> TaskResult:
+    """Run an agent or a team, and raise what its tools ended in: killick.RunWaiting where only a person can let a
+    call go on. Once they answered, run the same again, from the state before. `given` is what `run` of AutoGen takes.
+    """
+    through = hosted(host, "run")
+    _STOPPED.pop(through, None)
+    try:
+        result = await of.run(**given)
+    except Exception as error:
+        # A team makes texts of its agents' errors.
+        raise _STOPPED.pop(through, None) or error from None
+    if (stopped := _STOPPED.pop(through, None)) is not None:
+        raise stopped
+    return result
+
+
+def _open(given: Host | None, who: str) -> Host:
+    """The host, unless a call through it was stopped: then nothing more is asked for, and nothing kept."""
+    host = hosted(given, who)
+    if (stopped := _STOPPED.get(host)) is not None:
+        raise stopped
+    return host
+
+
+AnyTool: TypeAlias = BaseTool[Any, Any] | Callable[..., Any]
+
+
+class KillickWorkbench(Workbench):  # type: ignore[misc,unused-ignore]
+    """A workbench whose every call is a step of a host's run, under the id of the model's call.
+
+    tools     functions and tools, or another workbench, such as one of an MCP server
+    host      the host to go through; by default the one in whose block the agent or team runs
+    options   what is known of tools by name, such as `{"look_up": {"effect": "reads"}}`; what is not named there is
+              done at most once
+    """
+
+    def __init__(
+        self, tools: Sequence[AnyTool] | Workbench, host: Host | None = None, *, options: ToolOptions | None = None
+    ) -> None:
+        self._inner = tools if isinstance(tools, Workbench) else None
+        given = () if isinstance(tools, Workbench) else tools
+        made = [each if isinstance(each, BaseTool) else _function(each) for each in given]
+        self._tools: dict[str, BaseTool[Any, Any]] = {each.name: each for each in made}
+        self._host = host
+        self._declared = Declared(options)
+
+    async def list_tools(self) -> list[ToolSchema]:
+        """The tools as models are shown them."""
+        if self._inner is not None:
+            return await self._inner.list_tools()
+        return [tool.schema for tool in self._tools.values()]
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        cancellation_token: CancellationToken | None = None,
+        call_id: str | None = None,
+    ) -> ToolResult:
+        """Call a tool through the gate, or have what is on record of it."""
+        given, token = dict(arguments or {}), cancellation_token or CancellationToken()
+        schema = next((shown for shown in await self.list_tools() if shown["name"] == name), None)
+        if schema is None:
+            return _answer(name, f"Tool {name} not found.", is_error=True)
+        if (misfit := self._misfit(name, given)) is not None:
+            return _answer(name, misfit, is_error=True)
+        try:
+            return await self._called(cast("dict[str, Any]", schema), given, token, call_id)
+        except Rejected as rejected:
+            return _answer(name, str(rejected), is_error=True)
+        except StepFailed as failed:
+            return _answer(name, str(failed.failure), is_error=True)
+        except KillickError as error:
+            # An agent whose workbench raises hangs for good: who runs it is told with the next chance there is.
+            if (host := self._host or here()) is not None:
+                _STOPPED[host] = error
+            return _answer(name, str(error), is_error=True)
+
+    async def _called(
+        self, schema: Mapping[str, Any], given: Mapping[str, Any], token: CancellationToken, call_id: str | None
+    ) -> ToolResult:
+        name: str = schema["name"]
+
+        async def apply(**judged: Any) -> Any:
+            if self._inner is not None:
+                return _written(await self._inner.call_tool(name, judged, token, call_id))
+            tool = self._tools[name]
+            running = asyncio.ensure_future(tool.run_json(judged, token, call_id=call_id))
+            token.link_future(running)
+            return tool.return_value_as_string(await running)
+
+        host = hosted(self._host, "KillickWorkbench")
+        tool = self._declared.of(name, schema=schema.get("parameters"), doc=schema.get("description", ""))
+        outcome = await host.call(tool, given, key=call_id or None, fn=apply)
+        if isinstance(outcome, Mapping) and _RESULT in outcome:
+            return ToolResult.model_validate(outcome[_RESULT])
+        return _answer(name, str(outcome))
+
+    def _misfit(self, name: str, given: Mapping[str, Any]) -> str | None:
+        """What is wrong with arguments: it is the model's to mend, and not on record."""
+        try:
+            if name in self._tools:
+                self._tools[name].args_type().model_validate(given)
+        except ValidationError as error:
+            return str(error)
+        return None
+
+    async def start(self) -> None:
+        """Start what is behind it."""
+        if self._inner is not None:
+            await self._inner.start()
+
+    async def stop(self) -> None:
+        """Stop what is behind it."""
+        if self._inner is not None:
+            await self._inner.stop()
+
+    async def reset(self) -> None:
+        """Reset what is behind it."""
+        if self._inner is not None:
+            await self._inner.reset()
+
+    async def save_state(self) -> Mapping[str, Any]:
+        """The state of what is behind it."""
+        if self._inner is not None:
+            return await self._inner.save_state()
+        return {"tools": {name: await tool.save_state_json() for name, tool in self._tools.items()}}
+
+    async def load_state(self, state: Mapping[str, Any]) -> None:
+        """Give what is behind it its state."""
+        if self._inner is not None:
+            await self._inner.load_state(state)
+            return
+        for name, tool in self._tools.items():
+            await tool.load_state_json(state.get("tools", {}).get(name, {}))
+
+
+_RESULT: Final = "autogen:result"
+
+
+def _function(fn: Callable[..., Any]) -> FunctionTool:
+    return FunctionTool(fn, description=fn.__doc__ or "")
+
+
+def _answer(name: str, text: str, *, is_error: bool = False) -> ToolResult:
+    return ToolResult(name=name, result=[TextResultContent(content=text)], is_error=is_error)
+
+
+def _written(result: ToolResult) -> Any:
+    """A result as it goes on record: text as text, so that people can read it, and say it when they settle a call."""
+    if not result.is_error and all(isinstance(part, TextResultContent) for part in result.result):
+        return result.to_text()
+    return {_RESULT: result.model_dump(mode="json")}
+
+
+class KillickModelClient(ChatCompletionClient):  # type: ignore[misc,unused-ignore]
+    """A model client whose every call is a step of a host's run: a reply on record is not asked for again.
+
+    Without it an agent that runs again asks its model again, which names its calls anew: then nothing can be known of
+    what was called before. Replies that are streamed come as they are said, and are on record once they are whole.
+    """
+
+    def __init__(self, inner: ChatCompletionClient, host: Host | None = None) -> None:
+        self._inner = inner
+        self._host = host
+
+    async def create(self, messages: Sequence[LLMMessage], **given: Any) -> CreateResult:
+        """Ask the model, or have what it said."""
+
+        async def ask(**_: Any) -> Any:
+            return _result(await self._inner.create(messages, **given))
+
+        host = _open(self._host, "KillickModelClient")
+        reply = await asked(host, f"{type(self._inner).__name__}.create", ask, **_request(messages, given))
+        return CreateResult.model_validate(reply)
+
+    async def create_stream(
+        self, messages: Sequence[LLMMessage], **given: Any
+    ) -> AsyncGenerator[str | CreateResult, None]:
+        """Ask the model, whose reply comes in parts and at the end whole; or have what it said."""
+
+        async def begin() -> AsyncIterable[str | CreateResult]:
+            return self._inner.create_stream(messages, **given)
+
+        host, who = _open(self._host, "KillickModelClient"), f"{type(self._inner).__name__}.create_stream"
+        async for part in streamed(host, who, begin, write=_parts, read=_parts_read, **_request(messages, given)):
+            yield part
+
+    async def close(self) -> None:
+        """Close the client that is asked."""
+        await self._inner.close()
+
+    def actual_usage(self) -> RequestUsage:
+        """What was used in this process."""
+        return self._inner.actual_usage()
+
+    def total_usage(self) -> RequestUsage:
+        """What was used in this process."""
+        return self._inner.total_usage()
+
+    def count_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
+        """As the client that is asked counts."""
+        return int(self._inner.count_tokens(messages, **given))
+
+    def remaining_tokens(self, messages: Sequence[LLMMessage], **given: Any) -> int:
+        """As the client that is asked counts."""
+        return int(self._inner.remaining_tokens(messages, **given))
+
+    @property
+    def capabilities(self) -> Any:
+        """What the model can, as older agents ask for it."""
+        return self._inner.capabilities
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the model can."""
+        return self._inner.model_info
+
+
+def _request(messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is sent, as it is known again."""
+    tools = [tool["name"] if isinstance(tool, dict) else tool.name for tool in given.get("tools") or ()]
+    form = given.get("json_output")
+    told = {"tools": tools, "json_output": form.__name__ if isinstance(form, type) else form}
+    return {"messages": [message.model_dump(mode="json") for message in messages], "options": told}
+
+
+def _result(result: CreateResult) -> dict[str, Any]:
+    return result.model_dump(mode="json")
+
+
+def _parts(parts: list[str | CreateResult]) -> dict[str, Any]:
+    whole = next((part for part in parts if isinstance(part, CreateResult)), None)
+    said = [part for part in parts if isinstance(part, str)]
+    return {**(_result(whole) if whole is not None else {}), "said": said}
+
+
+def _parts_read(reply: Any) -> Iterator[str | CreateResult]:
+    yield from reply["said"]
+    yield CreateResult.model_validate({name: part for name, part in reply.items() if name != "said"})

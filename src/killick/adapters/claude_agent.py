@@ -1,0 +1,237 @@
+"""The Claude Agent SDK on Killick: its transcripts kept in any store, and tools of one's own at the gate.
+
+Reads no meaning into an entry of a transcript, and leaves what Claude Code does by itself to Claude Code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, is_typeddict
+from urllib.parse import quote, unquote
+
+from claude_agent_sdk import (
+    SdkMcpTool,
+    SessionKey,
+    SessionListSubkeysKey,
+    SessionStore,
+    SessionStoreEntry,
+    SessionStoreListEntry,
+    SessionSummaryEntry,
+    fold_session_summary,
+)
+
+from killick.adapters.gated import hosted
+from killick.adapters.shelf import Kept, Shelf
+from killick.errors import HeadMoved, Rejected, RunWaiting, StepFailed
+from killick.ids import RandomIds
+from killick.runtime.client import Client
+from killick.runtime.client import open as open_client
+from killick.runtime.hosting import Host, attempt
+from killick.runtime.open_tools import open_tool
+from killick.runtime.registry import AnyTool, Tool
+
+__all__ = ["KillickSessionStore", "attempt", "gated"]
+
+SPACE: Final = "claude-agent"
+"""How the names of this adapter's logs begin in a store."""
+
+_SUMMARY: Final = "summary"
+_ENTRY: Final = "entry:"
+
+
+class KillickSessionStore(SessionStore):
+    """A `SessionStore`: transcripts outlive the machine on which they were made, and can be resumed on another.
+
+    Each transcript is a log of its own, and so is each subagent's. A batch is kept whole or not at all, with the
+    summary that it leads to; an entry whose uuid is there already is not kept again, whichever process sends it.
+    """
+
+    def __init__(self, store: Client | str | os.PathLike[str], *, space: str = SPACE) -> None:
+        """On a client that is open, and stays so; or where the store is: then `close` closes it."""
+        self._client = store if isinstance(store, Client) else open_client(os.fspath(store))
+        self._is_owner = not isinstance(store, Client)
+        self._space = space
+        self._shelves: dict[str, Shelf] = {}
+        self._mutex = threading.Lock()
+
+    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Keep a batch of a transcript."""
+        if entries:
+            await asyncio.to_thread(self._append, key, entries)
+
+    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """A whole transcript; None if nothing of it is kept."""
+        return await asyncio.to_thread(self._load, key)
+
+    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """The sessions of a project, and when each was last added to."""
+        return await asyncio.to_thread(self._sessions, project_key)
+
+    async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
+        """The summaries of a project's sessions, as the SDK made them."""
+        return await asyncio.to_thread(self._summaries, project_key)
+
+    async def delete(self, key: SessionKey) -> None:
+        """Forget a session and its subagents, or one subagent's transcript, out of the store too."""
+        await asyncio.to_thread(self._delete, key)
+
+    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """The subagents' transcripts of a session."""
+        return await asyncio.to_thread(self._subkeys, key["project_key"], key["session_id"])
+
+    def close(self) -> None:
+        """Let the store go, if it was opened here."""
+        if self._is_owner:
+            self._client.close()
+
+    # the blocking side ------------------------------------------------------------------------
+
+    def _shelf(self, project: str) -> Shelf:
+        """The transcripts of one project: so that it is listed without the others."""
+        with self._mutex:
+            if project not in self._shelves:
+                self._shelves[project] = Shelf(self._client, f"{self._space}.{quote(project, safe='')}")
+            return self._shelves[project]
+
+    def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
+        shelf, id = self._shelf(key["project_key"]), _id(key)  # noqa: A001
+        while True:
+            head = shelf.head(id)  # before the entries are read: whatever comes between moves it
+            known = {kept.name: kept for kept in shelf.entries(id)}
+            fresh: dict[str, SessionStoreEntry] = {}
+            for entry in entries:
+                name = _ENTRY + (entry.get("uuid") or RandomIds().new("line"))
+                if name not in known:
+                    fresh.setdefault(name, entry)
+            if not fresh:
+                return
+            kept = [Kept(name, entry) for name, entry in fresh.items()]
+            if not key.get("subpath"):
+                before = known.get(_SUMMARY)
+                summary = fold_session_summary(_summary(key, before), key, list(fresh.values()))
+                kept.append(Kept(_SUMMARY, summary["data"]))
+            try:
+                shelf.put(id, *kept, expect=head)
+            except HeadMoved:
+                continue  # somebody else was faster, so what is new must be found out again
+            return
+
+    def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        kept = self._shelf(key["project_key"]).entries(_id(key))
+        return [each.value for each in kept if each.name != _SUMMARY] or None
+
+    def _sessions(self, project: str) -> list[SessionStoreListEntry]:
+        return [{"session_id": session, "mtime": kept.at_us // 1000} for session, kept in self._mains(project)]
+
+    def _summaries(self, project: str) -> list[SessionSummaryEntry]:
+        return [
+            {"session_id": session, "mtime": kept.at_us // 1000, "data": kept.value}
+            for session, kept in self._mains(project)
+        ]
+
+    def _mains(self, project: str) -> Iterator[tuple[str, Kept]]:
+        """The sessions of a project with their summaries, which are as new as what was last added."""
+        shelf = self._shelf(project)
+        for id in shelf.ids():  # noqa: A001
+            summary = shelf.get(id, _SUMMARY) if "/" not in id else None
+            if summary is not None:
+                yield unquote(id), summary
+
+    def _subkeys(self, project: str, session: str) -> list[str]:
+        of = f"{quote(session, safe='')}/"
+        return [each.removeprefix(of) for each in self._shelf(project).ids() if each.startswith(of)]
+
+    def _delete(self, key: SessionKey) -> None:
+        shelf, below = self._shelf(key["project_key"]), list[str]()
+        if not key.get("subpath"):
+            below = [f"{_id(key)}/{each}" for each in self._subkeys(key["project_key"], key["session_id"])]
+        shelf.forget(*below, _id(key))
+
+
+def _id(key: SessionKey) -> str:
+    """What a transcript is called on its project's shelf; a slash parts the session from what is below it."""
+    session = quote(key["session_id"], safe="")
+    return f"{session}/{key['subpath']}" if key.get("subpath") else session
+
+
+def _summary(key: SessionKey, kept: Kept | None) -> SessionSummaryEntry | None:
+    if kept is None:
+        return None
+    data: dict[str, Any] = kept.value
+    return {"session_id": key["session_id"], "mtime": kept.at_us // 1000, "data": data}
+
+
+# tools --------------------------------------------------------------------------------------------
+
+
+def gated(
+    offered: Sequence[SdkMcpTool[Any]],
+    *,
+    tools: Mapping[str, AnyTool | Mapping[str, Any] | str] | None = None,
+    host: Host | None = None,
+) -> list[SdkMcpTool[Any]]:
+    """Tools for `create_sdk_mcp_server` whose calls go through the gate of the host in whose block Claude is asked.
+
+    tools   what each does to the world, by name: {"look_up": "reads"}, or all options of `killick.tool`, or a
+            `killick.Tool`. What is not named is done as its hints say, and at most once without any
+
+    A call is found again by its arguments, because Claude gives it another id when it is asked again: hold one host for
+    one message, so that the same call in the next one is another. Claude is told why a call came to nothing.
+    """
+    said = dict(tools or {})
+    return [_gated(each, said.get(each.name), host) for each in offered]
+
+
+def _gated(
+    offered: SdkMcpTool[Any], said: AnyTool | Mapping[str, Any] | str | None, host: Host | None
+) -> SdkMcpTool[Any]:
+    own = offered.handler
+    if isinstance(said, Tool):
+        declared, handler = said, None
+    else:
+        options = {"effect": said} if isinstance(said, str) else dict(said if said is not None else _hinted(offered))
+        declared = open_tool(offered.name, schema=_schema(offered.input_schema), doc=offered.description, **options)
+
+        async def handler(**arguments: Any) -> Any:
+            return await own(arguments)
+
+    async def through(arguments: Any) -> dict[str, Any]:
+        try:
+            answer = await hosted(host, offered.name).call(declared, dict(arguments), fn=handler)
+        except Rejected as no:
+            return _told(str(no), is_error=True)
+        except RunWaiting as waiting:
+            return _told(f"It is not done yet: {waiting}. Do not try again before that.", is_error=True)
+        except StepFailed as failed:
+            return _told(str(failed.failure), is_error=True)
+        return answer if isinstance(answer, dict) and "content" in answer else _told(str(answer))
+
+    return replace(offered, handler=through)
+
+
+def _told(text: str, *, is_error: bool = False) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], **({"is_error": True} if is_error else {})}
+
+
+def _hinted(offered: SdkMcpTool[Any]) -> dict[str, Any]:
+    hints: Any = offered.annotations
+    for effect, *names in (
+        ("reads", "read_only_hint", "readOnlyHint"),
+        ("idempotent", "idempotent_hint", "idempotentHint"),
+    ):
+        if any(getattr(hints, name, None) is True for name in names):
+            return {"effect": effect}
+    return {}
+
+
+def _schema(given: Any) -> dict[str, Any]:
+    """What a tool's arguments are called, however its author said so."""
+    if is_typeddict(given):
+        return {"type": "object", "properties": {name: {} for name in given.__annotations__}}
+    if "properties" in given:
+        return dict(given)
+    return {"type": "object", "properties": {name: {} for name in given}}

@@ -1,0 +1,233 @@
+"""CrewAI on Killick: the states of flows kept, tools and models at the gate.
+
+CrewAI calls tools and models from threads and loops of its own, and gives a tool no id of the call: so a call is known
+again by its name and arguments, and by the how-manieth of them it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+from crewai.flow.async_feedback.types import PendingFeedbackContext
+from crewai.flow.persistence import FlowPersistence
+from crewai.llms.base_llm import BaseLLM
+from crewai.tools import BaseTool
+from crewai.tools.tool_failure import ToolFailure
+from crewai.utilities.agent_utils import extract_tool_call_info
+from crewai.utilities.string_utils import sanitize_tool_name
+from pydantic import BaseModel, PrivateAttr
+
+from killick.adapters.gated import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
+from killick.adapters.shelf import Kept, Shelf
+from killick.errors import KillickError, Rejected
+from killick.runtime.client import Client
+from killick.runtime.hosting import Host
+from killick.runtime.registry import AnyTool
+
+__all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
+
+Place: TypeAlias = Client | str | os.PathLike[str]
+"""A client that is open, or where a store is."""
+
+SPACE: Final = "crewai"
+"""What the logs of this adapter are called by in a store, unless somebody says otherwise."""
+
+_STATE: Final = "state"
+_PENDING: Final = "pending"
+_FAILURE: Final = "crewai:failure"
+
+L = TypeVar("L", bound=BaseLLM)
+
+
+class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignore]
+    """The states of flows, one log for each flow's id: what it is now, and in the log all that it was.
+
+    A flow that waits for a person's feedback is kept with what it asked. What cannot be stored is refused by its path,
+    and the flow with it, before anybody relies on it.
+    """
+
+    persistence_type: str = "KillickFlowPersistence"
+    store: str = ""
+    """Where the store is, for a flow that is made anew from its definition."""
+
+    _shelf: Shelf = PrivateAttr()
+
+    def __init__(self, store: Place | None = None, /, *, space: str = SPACE, **fields: Any) -> None:
+        place = store if store is not None else fields.get("store") or "killick.db"
+        shelf = Shelf(place, space)
+        super().__init__(**{**fields, "store": shelf.client.store.place})
+        self._shelf = shelf
+
+    def init_db(self) -> None:
+        """Nothing is to be made: a log is made with the first state."""
+
+    def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
+        """Keep the state after a method, whole or not at all."""
+        self._shelf.put(flow_uuid, _kept(method_name, state_data))
+
+    def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
+        """The state as it was kept last."""
+        kept = self._shelf.get(flow_uuid, _STATE)
+        return None if kept is None else cast("dict[str, Any]", kept.value)
+
+    def save_pending_feedback(
+        self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
+    ) -> None:
+        """Keep the state together with what a person is asked."""
+        asked_for = Kept(_PENDING, context.to_dict(), {"method": context.method_name})
+        self._shelf.put(flow_uuid, _kept(context.method_name, state_data), asked_for)
+
+    def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
+        """The state and what a person is asked, where somebody is."""
+        pending, state = self._shelf.get(flow_uuid, _PENDING), self.load_state(flow_uuid)
+        if pending is None or state is None:
+            return None
+        return state, PendingFeedbackContext.from_dict(pending.value)
+
+    def clear_pending_feedback(self, flow_uuid: str) -> None:
+        """A person answered."""
+        self._shelf.drop(flow_uuid, _PENDING)
+
+    def close(self) -> None:
+        """Close the store, if this opened it."""
+        self._shelf.close()
+
+
+def _kept(method: str, state: dict[str, Any] | BaseModel) -> Kept:
+    value = state.model_dump(mode="json") if isinstance(state, BaseModel) else state
+    return Kept(_STATE, value, {"method": method})
+
+
+# At the gate ---------------------------------------------------------------------------------------
+
+
+class KillickTool(BaseTool):  # type: ignore[misc,unused-ignore]
+    """A tool of CrewAI whose every call is a step of a host's run; `gated` makes it of another.
+
+    Arguments are checked before the gate, so that what does not fit is the model's to mend, and is not on record.
+    """
+
+    inner: BaseTool
+    _host: Host | None = PrivateAttr(default=None)
+    _tool: AnyTool = PrivateAttr()
+
+    def _run(self, **arguments: Any) -> Any:
+        try:
+            return self._read(hosted(self._host, "gated").call_sync(self._tool, arguments, fn=self._apply))
+        except Rejected as rejected:
+            return _rejected(rejected)
+        except KillickError as error:
+            raise came_to_nothing(error) from error
+
+    async def _arun(self, **arguments: Any) -> Any:
+        try:
+            return self._read(await hosted(self._host, "gated").call(self._tool, arguments, fn=self._apply))
+        except Rejected as rejected:
+            return _rejected(rejected)
+        except KillickError as error:
+            raise came_to_nothing(error) from error
+
+    def _apply(self, **judged: Any) -> Any:
+        # In a thread of the host's, whoever asked: an async tool may have a loop there.
+        result = self.inner._run(**self._validate_kwargs(judged))
+        result = asyncio.run(result) if asyncio.iscoroutine(result) else result
+        return {_FAILURE: result.model_dump(mode="json")} if isinstance(result, ToolFailure) else result
+
+    def _read(self, written: Any) -> Any:
+        """A result as the agent is to see it: what the tool reports as its failure, or the form that it declares."""
+        if not isinstance(written, dict):
+            return written
+        if _FAILURE in written:
+            return ToolFailure.model_validate(written[_FAILURE])
+        return self.result_schema.model_validate(written) if self.result_schema is not None else written
+
+
+def gated(tool: BaseTool, host: Host | None = None, **options: Any) -> KillickTool:
+    """A tool that goes through the gate: give this one to agents, or call `run` of it in a flow.
+
+    host      the host to go through; by default the one in whose block the crew or flow runs
+    options   what is known of the tool, as for `killick.tool`: effect, identity, approve, retry, …
+    """
+    shared = ("name", "description", "args_schema", "result_schema", "cache_function", "env_vars", "result_as_answer")
+    limits = ("max_usage_count", "current_usage_count", "tool_failure_policy")
+    through = KillickTool(inner=tool, **{name: getattr(tool, name) for name in (*shared, *limits)})
+    name = sanitize_tool_name(tool.name)
+    through._host = host
+    through._tool = Declared({name: options}).of(
+        name, schema=tool.args_schema.model_json_schema(), doc=tool.description
+    )
+    return through
+
+
+def _rejected(rejected: Rejected) -> ToolFailure:
+    return ToolFailure(message=str(rejected), code=rejected.code)
+
+
+def recorded(llm: L, host: Host | None = None) -> L:
+    """The same model, whose every call is a step of a host's run: a reply on record is not asked for again.
+
+    Without it a crew that runs again asks its models again, and what they want may differ from what was done.
+    """
+    kind: Any = type(llm)
+    called = f"{kind.__name__}.call"
+
+    class Recorded(kind):  # type: ignore[misc,unused-ignore]
+        def call(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            def ask(**_: Any) -> Any:
+                before = self.get_token_usage_summary()
+                return _reply(self, super(Recorded, self).call(messages, *args, **kwargs), before)
+
+            given = dict(zip(_GIVEN, args, strict=False)) | kwargs
+            request = _request(self, messages, given)
+            return _said(self, asked_sync(hosted(host, "recorded"), called, ask, **request), given)
+
+        async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            async def ask(**_: Any) -> Any:
+                before = self.get_token_usage_summary()
+                return _reply(self, await super(Recorded, self).acall(messages, *args, **kwargs), before)
+
+            given = dict(zip(_GIVEN, args, strict=False)) | kwargs
+            request = _request(self, messages, given)
+            return _said(self, await asked(hosted(host, "recorded"), called, ask, **request), given)
+
+    Recorded.__name__, Recorded.__qualname__ = kind.__name__, kind.__qualname__
+    same = llm.model_copy()
+    object.__setattr__(same, "__class__", Recorded)
+    return same
+
+
+_GIVEN: Final = ("tools", "callbacks", "available_functions", "from_task", "from_agent", "response_model")
+"""What `BaseLLM.call` takes after the messages, by position."""
+
+
+def _request(llm: BaseLLM, messages: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What a model is sent, as it is known again."""
+    tools = [tool.get("function", tool).get("name") for tool in given.get("tools") or () if isinstance(tool, dict)]
+    sent = messages if isinstance(messages, str) else [dict(message) for message in messages]
+    return {"model": llm.model, "messages": sent, "tools": tools}
+
+
+def _reply(llm: BaseLLM, reply: Any, before: Any) -> dict[str, Any]:
+    """A reply as a value: text, a model's wishes to call tools in one form for all providers, or a declared form."""
+    after = llm.get_token_usage_summary()
+    counts = {name: getattr(after, name) - getattr(before, name) for name in ("prompt_tokens", "completion_tokens")}
+    written = {"model": llm.model, "usage": counts if any(counts.values()) else {}}
+    if isinstance(reply, BaseModel):
+        return written | {"form": reply.model_dump(mode="json")}
+    calls = [extract_tool_call_info(call) for call in reply] if isinstance(reply, list) else []
+    if calls and all(calls):
+        return written | {"calls": [_call(*call) for call in calls if call is not None]}
+    return written | {"reply": reply}
+
+
+def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _said(llm: BaseLLM, written: dict[str, Any], given: dict[str, Any]) -> Any:
+    if "form" in written:
+        form = given.get("response_model") or getattr(llm, "response_format", None)
+        return form.model_validate(written["form"]) if form is not None else written["form"]
+    return written.get("calls") or written.get("reply")

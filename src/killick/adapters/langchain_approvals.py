@@ -1,0 +1,239 @@
+"""Approvals in LangChain's two shapes, and back: what waits for people here is shown in inboxes made for LangChain, and
+what graphs ask there is asked here. Imports nothing of LangChain: the shapes are plain dicts.
+
+    HITLRequest      {"action_requests": […], "review_configs": […]}, answered by {"decisions": […]}
+    HumanInterrupt   [{"action_request": …, "config": …, "description": …}, …], answered by [{"type": …, "args": …}, …]
+
+The first is what `HumanInTheLoopMiddleware` asks, the second what agent inboxes were first made for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from killick.errors import AnswerRefused
+from killick.runtime.client import Client
+from killick.runtime.hosting import Host
+from killick.runtime.run import Run
+from killick.runtime.views import Wait
+from killick.runtime.waits import Answer, Verb
+
+Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
+"""A question or an answer in one of the two shapes."""
+
+_SETTLES: Final[dict[str, Verb]] = {"approve": "not", "reject": "stop", "respond": "happened"}
+"""What a decision says of an effect that is in doubt: do it, leave it, it was done and this came of it."""
+
+_SETTLING: Final = "approve: it did not happen, do it; reject: leave it; respond: it happened, and returned this"
+_OLDER: Final = {"approve": "accept", "reject": "ignore", "edit": "edit", "respond": "response"}
+_NEWER: Final = {older: newer for newer, older in _OLDER.items()}
+
+
+# what waits here, as they ask it --------------------------------------------------------------------
+
+
+def hitl_request(waits: Sequence[Wait]) -> dict[str, Any]:
+    """What waits for people, as one HITLRequest: an action for each."""
+    asked = [(wait, *_asked(wait)) for wait in waits]
+    return {
+        "action_requests": [
+            {"name": name, "args": arguments, "description": _told(wait)} for wait, name, arguments in asked
+        ],
+        "review_configs": [
+            {"action_name": name, "allowed_decisions": _decisions(wait)} for wait, name, _ in asked
+        ],
+    }  # fmt: skip
+
+
+def human_interrupts(waits: Sequence[Wait]) -> list[dict[str, Any]]:
+    """What waits for people, each as a HumanInterrupt."""
+    found: list[dict[str, Any]] = []
+    for wait in waits:
+        (name, arguments), allowed = _asked(wait), [_OLDER[each] for each in _decisions(wait)]
+        config = {f"allow_{each}": each in allowed for each in ("accept", "ignore", "edit")}
+        config["allow_respond"] = "response" in allowed
+        asked = {"action": name, "args": arguments}
+        found.append({"action_request": asked, "config": config, "description": _told(wait)})
+    return found
+
+
+def answer(client: Client, waits: Sequence[Wait], response: Shape, *, by: str | None = None) -> None:
+    """Give what somebody answered to a `hitl_request` or to `human_interrupts` to what waits, one after the other."""
+    decisions = _decided(response)
+    if len(decisions) != len(waits):
+        raise AnswerRefused(
+            waits[0].id if waits else "nothing", f"{len(waits)} were asked and {len(decisions)} decided; decide each"
+        )
+    for wait, decision in zip(waits, decisions, strict=True):
+        verb = _SETTLES.get(decision.kind) if wait.waits_for == "settlement" else decision.kind
+        if verb is None:
+            allowed = ", ".join(_decisions(wait))
+            raise AnswerRefused(wait.id, f"{decision.kind!r} is no decision here; it takes {allowed}")
+        client.answer(wait, verb, value=decision.value, by=by, comment=decision.comment)
+
+
+def _asked(wait: Wait) -> tuple[str, dict[str, Any]]:
+    """The call that is to be agreed to; a question is a call of `ask`."""
+    intention = wait.intention
+    if isinstance(intention, Mapping):
+        return str(intention["tool"]), dict(msgspec.to_builtins(intention.get("arguments") or {}))
+    return wait.name, {"options": list(wait.options)} if wait.options else {}
+
+
+def _told(wait: Wait) -> str:
+    told = wait.prompt or str(wait)
+    return f"{told} ({_SETTLING})" if wait.waits_for == "settlement" else told
+
+
+def _decisions(wait: Wait) -> list[str]:
+    if wait.waits_for == "settlement":
+        return list(_SETTLES)
+    return [verb for verb in ("approve", "edit", "reject", "respond") if verb in wait.verbs]
+
+
+class _Decision(NamedTuple):
+    """What somebody decided: how, with what, and why."""
+
+    kind: Verb
+    value: Any = None
+    comment: str | None = None
+
+
+def _decided(response: Shape) -> list[_Decision]:
+    """Decisions of either shape. One alone, of the older or the newer, needs no list around it."""
+    match response:
+        case {"decisions": [*decisions]}:
+            return [_decision(each) for each in decisions]
+        case {"type": _}:
+            return [_decision(response)]
+        case [*decisions] if not isinstance(response, str):
+            return [_decision(each) for each in decisions]
+        case _:
+            raise AnswerRefused("approval", f"{response!r} is no HITLResponse and no HumanResponse")
+
+
+def _decision(told: Any) -> _Decision:
+    match told:
+        case {"type": "approve" | "accept"}:
+            return _Decision("approve")
+        case {"type": "edit", "edited_action": {"args": arguments}} | {"type": "edit", "args": {"args": arguments}}:
+            return _Decision("edit", arguments)
+        case {"type": "respond", "message": said} | {"type": "response", "args": said}:
+            return _Decision("respond", said)
+        case {"type": "reject" | "ignore"}:
+            why = told.get("message") or told.get("args")
+            return _Decision("reject", None, why if isinstance(why, str) else None)
+        case _:
+            raise AnswerRefused("approval", f"{told!r} is no decision; its type is approve, edit, reject or respond")
+
+
+# what they ask, asked here --------------------------------------------------------------------------
+
+
+async def ask(
+    asker: Run | Host,
+    request: Shape,
+    *,
+    to: str | Sequence[str] = (),
+    timeout: float | str | None = None,
+    key: str = "",
+) -> Any:
+    """Ask people here what a graph asks in one of the two shapes; returns the response that the graph wants.
+
+    asker   the run, in an agent; or a host, where `key` says which interrupt it is: its id
+    """
+    actions = _actions(request)
+    prompts = [_prompt(action) for action in actions]
+    if isinstance(asker, Host):
+        places = [f"{key}#{place}" for place in range(len(prompts))]
+        waits = [asker.ask(each, key=at, to=to, timeout=timeout) for each, at in zip(prompts, places, strict=True)]
+        return response_of(request, await asyncio.gather(*waits))
+    return response_of(request, [await asker.ask(each, to=to, timeout=timeout) for each in prompts])
+
+
+def response_of(request: Shape, answers: Sequence[Answer]) -> Any:
+    """What people answered here, in the shape of what the graph asked."""
+    decided = [_shaped(action, answer) for action, answer in zip(_actions(request), answers, strict=True)]
+    if not _is_older(request):
+        return {"decisions": decided} if "action_requests" in request else decided[0]
+    older = [_as_older(each) for each in decided]
+    return older[0] if isinstance(request, Mapping) else older
+
+
+class _Action(NamedTuple):
+    """Something that a graph wants to do: what, with what, and how it is told."""
+
+    name: str
+    arguments: dict[str, Any]
+    description: str
+    allowed: Sequence[str]
+
+
+def _is_older(request: Shape) -> bool:
+    first: Any = request if isinstance(request, Mapping) else request[0] if len(request) else {}
+    return isinstance(first, Mapping) and "action_request" in first
+
+
+def _actions(request: Shape) -> list[_Action]:
+    match request:
+        case {"action_requests": [*asked], "review_configs": [*configs]}:
+            allowed = {config["action_name"]: config["allowed_decisions"] for config in configs}
+            return [
+                _Action(each["name"], dict(each["args"]), each.get("description") or "", allowed.get(each["name"], ()))
+                for each in asked
+            ]
+        case {"type": "tool_approval", "name": name, "args": arguments, **rest}:
+            return [_Action(name, dict(arguments), str(rest.get("description") or ""), ())]
+        case {"action_request": {"action": name, "args": arguments}, "config": config, **rest}:
+            rights = {
+                "allow_accept": "approve",
+                "allow_ignore": "reject",
+                "allow_edit": "edit",
+                "allow_respond": "respond",
+            }
+            allowed_here = [decision for right, decision in rights.items() if config.get(right)]
+            return [_Action(name, dict(arguments or {}), str(rest.get("description") or ""), allowed_here)]
+        case [*asked] if asked and not isinstance(request, str):
+            return [action for each in asked for action in _actions(each)]
+        case _:
+            raise AnswerRefused("approval", f"{request!r} is no HITLRequest and no HumanInterrupt")
+
+
+def _prompt(action: _Action) -> str:
+    shown = ", ".join(f"{name}={value!r}" for name, value in action.arguments.items())
+    told = f"{action.name}({shown}): {action.description or 'the graph wants to do this. Do it?'}"
+    return f"{told} ({', '.join(action.allowed)})" if action.allowed else told
+
+
+def _shaped(action: _Action, answer: Answer) -> dict[str, Any]:
+    """An answer as a decision of the newer shape. An edit is the arguments, all of them or those that change."""
+    if action.allowed and answer.kind not in action.allowed:
+        allowed = ", ".join(action.allowed)
+        raise AnswerRefused(action.name, f"{answer.kind!r} is no decision that the graph takes; it takes {allowed}")
+    match answer.kind:
+        case "approve":
+            return {"type": "approve"}
+        case "edit":
+            edited = {**action.arguments, **answer.value}
+            return {"type": "edit", "edited_action": {"name": action.name, "args": edited}}
+        case "reject":
+            why = answer.comment or (answer.value if isinstance(answer.value, str) else None)
+            return {"type": "reject", **({"message": why} if why else {})}
+        case _:
+            return {"type": "respond", "message": str(answer.value)}
+
+
+def _as_older(decision: Mapping[str, Any]) -> dict[str, Any]:
+    match decision:
+        case {"type": "edit", "edited_action": {"name": name, "args": arguments}}:
+            return {"type": "edit", "args": {"action": name, "args": arguments}}
+        case {"type": "respond", "message": said}:
+            return {"type": "response", "args": said}
+        case {"type": "reject", "message": said}:
+            return {"type": "ignore", "args": said}
+        case _:
+            return {"type": _OLDER[decision["type"]], "args": None}

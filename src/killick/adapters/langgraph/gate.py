@@ -1,0 +1,399 @@
+"""The gate for LangGraph's tools: each call is a step on record, which happens once, however often a node runs again.
+
+LangGraph runs a node again from its top after an interrupt, after an error, and after a crash for all that was not
+saved yet. A call of a tool is known by the message that asked for it and by its own id, both of which are in the
+graph's state; a call from a node's own code by its place in the graph: the step, the node, and what it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext
+from hashlib import sha256
+from inspect import Parameter, iscoroutinefunction, signature
+from itertools import count
+from threading import Lock
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
+
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.prebuilt.tool_node import ToolCallRequest
+from langgraph.runtime import get_runtime
+from langgraph.types import Command, interrupt
+
+from killick.adapters import langchain_approvals
+from killick.adapters.gated import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
+from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
+from killick.model.contract import Contract
+from killick.runtime.client import Client
+from killick.runtime.desks import Block
+from killick.runtime.here import in_agent
+from killick.runtime.hosting import Host, here
+from killick.runtime.open_tools import open_tool
+from killick.runtime.registry import AnyTool
+from killick.runtime.views import Wait
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Came: TypeAlias = ToolMessage | Command[Any]
+"""What comes of a tool call in LangGraph."""
+
+TASKS_MAX: Final = 1_024
+"""Tasks of which it is remembered what they called, of those that called last."""
+
+_TASK: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_BUBBLES: Final = (GraphBubbleUp,)
+_SERDE: Final = JsonPlusSerializer()
+_BY_NAME: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+class Gate:
+    """Puts tools of LangGraph through Killick's gate: `ToolNode(tools, wrap_tool_call=gate.wrap_tool_call,
+    awrap_tool_call=gate.awrap_tool_call)`. For `create_agent` it is a middleware: `KillickMiddleware`.
+
+    client      where the calls of a thread are put on record, as the run `langgraph:THREAD`; not needed inside
+                `kd.host(…)` or `run.hosting()`, where they go on record there
+    tools       what each tool does, by its name: the options of `killick.tool`, such as `{"effect": "reads"}`, or a
+                `killick.Tool`. A tool that is not named is done at most once
+    contract    what calls are judged by, where the client is given
+    approvals   what becomes of a call that waits for a person. "interrupt" asks in the graph, in the shape of
+                LangChain's HumanInTheLoopMiddleware; who resumes the graph with decisions has answered, and so has
+                who answers here. "raise" raises `Waiting`
+    by          who answers by resuming a graph
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        tools: ToolOptions | None = None,
+        contract: Contract | str | os.PathLike[str] | None = None,
+        approvals: Literal["interrupt", "raise"] = "interrupt",
+        by: str | None = None,
+    ) -> None:
+        self._client = client
+        self._tools = Declared(tools)
+        self._contract = contract
+        self._interrupts = approvals == "interrupt" and client is not None
+        self._by = by
+        self._tasks: OrderedDict[int, tuple[Any, Counter[str]]] = OrderedDict()
+        self._mutex = Lock()
+
+    # tools of a ToolNode ----------------------------------------------------------------------
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
+        """What a `ToolNode` calls around each of its tools."""
+        if request.tool is None:
+            return handler(request)  # it says to the model that there is no such tool
+
+        def fn(**arguments: Any) -> Any:
+            return _recorded(handler(_with(request, arguments)))
+
+        try:
+            return _restored(self.call(self._called(request), fn), request)
+        except Rejected as no:
+            return _refused(no, request)
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
+    ) -> Any:
+        """The same, where the graph is awaited."""
+        if request.tool is None:
+            return await handler(request)
+
+        async def fn(**arguments: Any) -> Any:
+            return _recorded(await handler(_with(request, arguments)))
+
+        try:
+            return _restored(await self.call_soon(self._called(request), fn), request)
+        except Rejected as no:
+            return _refused(no, request)
+
+    def _called(self, request: ToolCallRequest) -> Call:
+        tool, call = request.tool, request.tool_call
+        assert tool is not None
+        schema = convert_to_openai_tool(tool)["function"].get("parameters")
+        declared = self._tools.of(call["name"], schema=schema, doc=tool.description)
+        message, config = _asked_by(request), request.runtime.config
+        key = call["id"] or call["name"]
+        with _or_stopped():
+            host = self.host_of(config)
+        made = Call(declared, dict(call["args"]), f"{message.id}:{key}" if message and message.id else key, host)
+        made.is_alone = _is_sent(config) or (message is not None and len(message.tool_calls) == 1)
+        return made
+
+    # functions of nodes -----------------------------------------------------------------------
+
+    def step(self, fn: Callable[P, R] | None = None, **options: Any) -> Any:
+        """A function for nodes to call: `@gate.step`, or `@gate.step(effect="idempotent", …)` with what `killick.tool`
+        takes. In a node that runs again it gives what it gave; a graph that goes on calls it anew."""
+        if fn is None:
+            return functools.partial(self.step, **options)
+        name = options.pop("name", None) or getattr(fn, "__name__", "step")
+        tool, takes = open_tool(name, fn, **options), signature(fn)
+        if any(each.kind not in _BY_NAME for each in takes.parameters.values()):
+            raise DeclarationRefused(name, "a step takes each argument by its name; give it no * and no /")
+
+        def called(args: Any, kwargs: Any) -> Call:
+            bound = takes.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = dict(bound.arguments)
+            try:
+                config, info = get_config(), get_runtime().execution_info
+            except RuntimeError:
+                raise DeclarationRefused(name, "is a step of a graph; call it from a node") from None
+            key = f"{place_of(config)}:{self._nth(info, name, arguments)}"
+            return Call(tool, arguments, key, self.host_of(config))
+
+        @functools.wraps(fn)
+        def blocking(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return self.call(called(args, kwargs), fn)
+
+        @functools.wraps(fn)
+        async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await self.call_soon(called(args, kwargs), cast("Callable[..., Awaitable[Any]]", fn))
+
+        return awaited if iscoroutinefunction(fn) else blocking
+
+    def _nth(self, info: Any, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call of a node's code: what is called and with what, and how often that was so in this task."""
+        named = f"{name}{sorted(arguments.items())!r}"
+        with self._mutex:
+            _, counted = self._tasks.setdefault(id(info), (info, Counter()))
+            self._tasks.move_to_end(id(info))
+            if len(self._tasks) > TASKS_MAX:
+                self._tasks.popitem(last=False)
+            counted[named] += 1
+            nth = counted[named]
+        return f"{name}:{short(named)}#{nth}"
+
+    # calling ----------------------------------------------------------------------------------
+
+    def host_of(self, config: RunnableConfig) -> Block | nullcontext[Host]:
+        """Where calls go on record: the host in whose code we are, or the run of the thread."""
+        if self._client is None or here() is not None:
+            return nullcontext(hosted(None, "the gate for LangGraph's tools"))
+        thread = (config.get("configurable") or {}).get("thread_id")
+        if thread is None:
+            told = "there is no thread; compile the graph with a checkpointer and give a thread_id"
+            raise DeclarationRefused("the gate for LangGraph's tools", told)
+        return self._client.host(f"langgraph:{thread}", agent="langgraph", contract=self._contract)
+
+    def call(self, call: Call, fn: Callable[..., Any]) -> Any:
+        """Make a call, or have what came of it: what the tool, or the model, gave back."""
+        with ExitStack() as stack:
+            with _or_stopped():
+                host = stack.enter_context(call.host)
+            for key in call.tries():
+                ran = _Ran(fn)
+                try:
+                    if call.tool is None:
+                        return host.model_sync(ran.blocking(call.who), key=key, **call.arguments)
+                    fn_ = ran.blocking(call.who)
+                    return host.call_sync(call.tool, call.arguments, key=key, fn=fn_, bubbles=_BUBBLES)
+                except KillickError as error:
+                    found = _settled(error, ran)
+                if found is not None:
+                    self._answered(found, call)
+        raise AssertionError
+
+    async def call_soon(self, call: Call, fn: Callable[..., Awaitable[Any]]) -> Any:
+        """The same, awaited."""
+        async with AsyncExitStack() as stack:
+            with _or_stopped():
+                host = await stack.enter_async_context(call.host)
+            for key in call.tries():
+                ran = _Ran(fn)
+                try:
+                    if call.tool is None:
+                        return await host.model(ran.awaited(call.who), key=key, **call.arguments)
+                    fn_ = ran.awaited(call.who)
+                    return await host.call(call.tool, call.arguments, key=key, fn=fn_, bubbles=_BUBBLES)
+                except KillickError as error:
+                    found = _settled(error, ran)
+                if found is not None:
+                    self._answered(found, call)
+        raise AssertionError
+
+    def _answered(self, waiting: RunWaiting, call: Call) -> None:
+        """Ask in the graph what only a person can say; when this returns, they did, and the call goes on."""
+        mine = [wait for wait in waiting.waits if _is_of(wait, call)]
+        if not self._interrupts or not mine or self._client is None or not call.is_alone:
+            raise Waiting(waiting) from waiting
+        response = interrupt(langchain_approvals.hitl_request(mine[:1]))
+        with _or_stopped():
+            langchain_approvals.answer(self._client, mine[:1], response, by=self._by)
+        call.again = True
+
+
+class Call:
+    """One call on its way: of which tool, or of a model, with what, by which key, at which host."""
+
+    def __init__(
+        self,
+        tool: AnyTool | None,
+        arguments: dict[str, Any],
+        key: str,
+        host: Block | nullcontext[Host],
+        who: str = "model",
+    ) -> None:
+        self.tool = tool
+        self.who = who if tool is None else tool.name
+        self.arguments = arguments
+        self.host = host
+        self.again = False
+        """Whether it is the same try that goes on."""
+        self.is_alone = True
+        """Whether no other call is made beside it in its task. LangGraph gives out answers in the order in which they
+        are asked for, so that of two at once one could get the other's."""
+        self._key = key
+
+    def tries(self) -> Iterator[str]:
+        """The key of each try: a failure on record is not the last word, for whoever runs the graph again means it."""
+        for nth in count(1):
+            self.again = True
+            while self.again:
+                self.again = False
+                yield self._key if nth == 1 else f"{self._key}#{nth}"
+
+
+class _Ran:
+    """A function, and whether it was called: what comes from the record was not."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self.was_called = False
+
+    def blocking(self, name: str) -> Callable[..., Any]:
+        """It, for a host to call, under a name."""
+
+        def called(**arguments: Any) -> Any:
+            self.was_called = True
+            return self._fn(**arguments)
+
+        called.__qualname__ = called.__name__ = name
+        return called
+
+    def awaited(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """The same, awaited."""
+
+        async def called(**arguments: Any) -> Any:
+            self.was_called = True
+            return await self._fn(**arguments)
+
+        called.__qualname__ = called.__name__ = name
+        return called
+
+
+@contextmanager
+def _or_stopped() -> Generator[None]:
+    """What goes wrong here is not for a model to hear."""
+    try:
+        yield
+    except KillickError as error:
+        raise Stopped(str(error)) from error
+
+
+def _settled(error: KillickError, ran: _Ran) -> RunWaiting | None:
+    """What to do about an error of the gate: wait for a person, or None for another try; else it is raised."""
+    if isinstance(error, RunWaiting):
+        return error
+    if isinstance(error, Rejected):
+        raise error
+    if isinstance(error, StepFailed):
+        if ran.was_called and isinstance(error.__cause__, Exception):
+            raise error.__cause__
+        if ran.was_called or in_agent() or isinstance(error, Skipped):
+            raise ToolFailed(str(error.failure)) from error
+        return None
+    raise Stopped(str(error)) from error
+
+
+def _is_of(wait: Wait, call: Call) -> bool:
+    """Whether a wait is about this very call."""
+    intention = wait.intention
+    if not isinstance(intention, Mapping) or intention.get("tool") != call.who:
+        return False
+    return dict(intention.get("arguments") or {}) == call.arguments
+
+
+# requests and what comes of them --------------------------------------------------------------------
+
+
+def _asked_by(request: ToolCallRequest) -> AIMessage | None:
+    """The message that asked for a call: some models number their calls anew in each."""
+    state = request.state
+    for message in reversed(state if isinstance(state, list) else _messages(state)):
+        if isinstance(message, AIMessage) and any(each["id"] == request.tool_call["id"] for each in message.tool_calls):
+            return message
+    return None
+
+
+def _is_sent(config: RunnableConfig) -> bool:
+    """Whether a call has a task of its own, as those of `create_agent` have."""
+    path = (config.get("metadata") or {}).get("langgraph_path") or ("",)
+    return str(path[0]) == "__pregel_push"
+
+
+def _messages(state: Any) -> list[Any]:
+    found = state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)
+    return list(found or ())
+
+
+def _with(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
+    return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
+
+
+def _recorded(came: Any) -> Any:
+    """What came of a call, as it is put on record: a message so that people can read it, anything else in bytes."""
+    if type(came) is ToolMessage and came.artifact is None:
+        told = came.model_dump(mode="json", exclude={"tool_call_id", "artifact", "type"}, exclude_defaults=True)
+        return {"content": came.content, **told}
+    return {"typed": list(_SERDE.dumps_typed(came))}
+
+
+def _restored(recorded: Any, request: ToolCallRequest) -> Any:
+    if isinstance(recorded, Mapping) and "typed" in recorded:
+        name, data = recorded["typed"]
+        return _SERDE.loads_typed((name, data))
+    if isinstance(recorded, Mapping) and "content" in recorded:
+        return ToolMessage(**{**recorded, "tool_call_id": request.tool_call["id"]})
+    # Somebody said what it returned.
+    return _message(recorded if isinstance(recorded, str) else repr(recorded), request)
+
+
+def _refused(no: Rejected, request: ToolCallRequest) -> ToolMessage:
+    """A no, for the model; or what somebody answered in place of the tool."""
+    if no.response is not None:
+        return _message(str(no.response), request)
+    return _message(str(no), request, status="error")
+
+
+def _message(content: str, request: ToolCallRequest, status: Literal["success", "error"] = "success") -> ToolMessage:
+    call = request.tool_call
+    return ToolMessage(content, name=call["name"], tool_call_id=call["id"] or "", status=status)
+
+
+def place_of(config: RunnableConfig) -> str:
+    """Where in its graph code is, the same when it runs again, also where nothing of it was saved.
+
+    A task's id says more, but it hangs on the last checkpoint; only inside of other graphs there is nothing else.
+    """
+    told = config.get("metadata") or {}
+    outer, _, node = str(told.get("langgraph_checkpoint_ns", "")).rpartition("|")
+    path = _TASK.sub("", str(told.get("langgraph_path", "")))
+    return f"{outer}|{node.partition(':')[0]}:{told.get('langgraph_step')}:{short(path)}"
+
+
+def short(text: str) -> str:
+    """A text as a few letters that it is known by."""
+    return sha256(text.encode()).hexdigest()[:12]

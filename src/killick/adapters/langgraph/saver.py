@@ -1,0 +1,464 @@
+"""The checkpointer: LangGraph's threads on any store of Killick's. Every method, blocking and awaited.
+
+A checkpoint, or what a task wrote, is one atomic append, durable when it returns. Messages are kept once in a thread,
+however many checkpoints have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    PendingWrite,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+    writes_sort_key,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from killick.adapters.langgraph.packing import Packer, Unpacker, inflated, items_of, renumbered
+from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
+from killick.errors import DeclarationRefused, RunUnknown
+from killick.runtime.client import Client
+
+Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
+
+_DELTAS: Final = "counters_since_delta_snapshot"
+_STRATEGIES: Final = ("keep_latest", "delete")
+_SHAPE: Final = ("v", "channel_versions", "versions_seen", "updated_channels")
+"""What of a checkpoint is much the same with each turn, once versions are told by how far they are behind the last."""
+
+
+class KillickSaver(BaseCheckpointSaver[Any]):
+    """A checkpointer on a store of Killick's: `builder.compile(checkpointer=KillickSaver("killick.db"))`.
+
+    store   a client that is open, or where the store is: then it is opened here, and `close` closes it
+    serde   LangGraph's serializer of what is not plain; one of your own, such as one that encrypts, sees everything
+    """
+
+    def __init__(
+        self, store: Client | str | os.PathLike[str] = "killick.db", *, serde: SerializerProtocol | None = None
+    ) -> None:
+        super().__init__(serde=serde)
+        self._threads = Threads(store)
+
+    def close(self) -> None:
+        """Let the store go, if it was opened here."""
+        self._threads.close()
+
+    def __enter__(self) -> KillickSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> KillickSaver:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    # reading ----------------------------------------------------------------------------------
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that a config names, or the last of its thread and namespace."""
+        thread, at = self._found(config)
+        with thread.lock:
+            if at is None:
+                return None
+            found = self._tuple(thread, config["configurable"]["thread_id"], at)
+        return found._replace(config=config) if found is not None and get_checkpoint_id(config) else found
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints of a thread, or of all, the newest first. Each is read when it is asked for."""
+        wanted = [] if config is None else [config["configurable"]["thread_id"]]
+        ns = None if config is None else config["configurable"].get("checkpoint_ns")
+        id_ = None if config is None else get_checkpoint_id(config)
+        earlier = None if before is None else get_checkpoint_id(before)
+        places: list[tuple[At, Any]] = []
+        for id in wanted or self._threads.ids():  # noqa: A001
+            thread = self._thread(id)
+            with thread.lock:
+                thread.refresh()
+                places += [(at, id) for at in thread.checkpoints]
+        for at, id in sorted(places, key=lambda place: place[0], reverse=True):  # noqa: A001
+            if (ns is not None and at.ns != ns) or (id_ and at.id != id_) or (earlier and at.id >= earlier):
+                continue
+            if limit is not None and limit <= 0:
+                return
+            thread = self._thread(id)
+            with thread.lock:
+                found = self._tuple(thread, id, at, filter)
+            if found is not None:
+                yield found
+                limit = None if limit is None else limit - 1
+
+    def _tuple(
+        self, thread: Thread, id: Any, at: At, filter: Mapping[str, Any] | None = None  # noqa: A002
+    ) -> CheckpointTuple | None:  # fmt: skip
+        """A checkpoint with what is written to it; None where a filter rejects it, or it was forgotten since."""
+        standing, written = thread.checkpoints.get(at), thread.written.get(at, {}).values()
+        if standing is None:
+            return None
+        try:
+            values = thread.values({standing.seq, *(each.seq for each in written)})
+            saved = values.pop(standing.seq)
+            metadata = self._unpacked(thread, saved["metadata"])
+            if any(metadata.get(key) != value for key, value in (filter or {}).items()):
+                return None
+            unpack = Unpacker(self.serde, thread.frames(_items(saved, values))).unpack
+        except RunUnknown:
+            return None
+        parent = saved["parent"]
+        return CheckpointTuple(
+            config=_config(id, at.ns, at.id),
+            checkpoint=_checkpoint(at.id, saved, unpack),
+            metadata=metadata,
+            parent_config=None if parent is None else _config(id, at.ns, parent),
+            pending_writes=_ordered([(each.task, values[each.seq]) for each in written], unpack),
+        )
+
+    def _unpacked(self, thread: Thread, packed: Any) -> Any:
+        return Unpacker(self.serde, thread.frames(items_of(packed))).unpack(packed)
+
+    def _thread(self, id: Any) -> Thread:  # noqa: A002
+        return self._threads.log(str(id))
+
+    def _found(self, config: RunnableConfig) -> tuple[Thread, At | None]:
+        """The thread of a config as it is now, and the checkpoint that is meant."""
+        asked = config["configurable"]
+        thread, ns = self._thread(asked["thread_id"]), asked.get("checkpoint_ns", "")
+        with thread.lock:
+            thread.refresh()
+            id_ = get_checkpoint_id(config)
+            return thread, At(id_, ns) if id_ else thread.latest(ns)
+
+    # writing ----------------------------------------------------------------------------------
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Keep a checkpoint; the one that the config names is its parent."""
+        asked = config["configurable"]
+        at = At(checkpoint["id"], asked.get("checkpoint_ns", ""))
+        told = get_checkpoint_metadata(config, metadata)
+        parent, run_id = asked.get("checkpoint_id"), told.get("run_id")
+
+        def value(packer: Packer) -> Mapping[str, Any]:
+            return {"parent": parent, **_saved(packer, checkpoint), "metadata": packer.each({"": told})[""]}
+
+        draft = Draft(at.name, {**_ns(at), **({"run": str(run_id)} if run_id is not None else {})}, value)
+        thread = self._thread(asked["thread_id"])
+        with thread.lock:
+            thread.keep(self.serde, lambda: [draft])
+        return _config(asked["thread_id"], at.ns, at.id)
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Keep what a task wrote after a checkpoint. What it wrote before stands, but for errors and interrupts."""
+        asked = config["configurable"]
+        at = At(asked["checkpoint_id"], asked.get("checkpoint_ns", ""))
+        placed = {WRITES_IDX_MAP.get(channel, place): (channel, value) for place, (channel, value) in enumerate(writes)}
+        thread = self._thread(asked["thread_id"])
+
+        def drafts() -> Sequence[Draft]:
+            there = thread.written.get(at, {}).values()
+            known = thread.values([each.seq for each in there if each.task == task_id]).values()
+            stands = {place for value in known for place, _, _ in value["writes"] if place >= 0}
+            fresh = {place: write for place, write in placed.items() if place not in stands}
+            if not fresh:
+                return []
+            return [Draft("", {"of": at.id, **_ns(at), "task": task_id}, _writes(task_path, fresh))]
+
+        with thread.lock:
+            thread.keep(self.serde, drafts)
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Take all of a thread out of the store, also what its messages were."""
+        self._threads.forget(str(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Drop the checkpoints of some runs of LangGraph's, in all threads, and what was written to them."""
+        wanted = set(map(str, run_ids))
+        for id in self._threads.ids() if wanted else ():  # noqa: A001
+            thread = self._thread(id)
+            with thread.lock:
+                thread.refresh()
+                self._drop(id, [at for at, standing in thread.checkpoints.items() if standing.run_id in wanted])
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep the last checkpoint of each namespace, and those before it that its delta channels need; or nothing."""
+        if strategy not in _STRATEGIES:
+            raise DeclarationRefused(f"strategy {strategy!r}", f"is not known; use one of {', '.join(_STRATEGIES)}")
+        if strategy == "delete" and thread_ids:
+            self._threads.forget(*map(str, thread_ids))
+            return
+        for id in thread_ids:  # noqa: A001
+            thread = self._thread(id)
+            with thread.lock:
+                thread.refresh()
+                kept = {at for ns in {at.ns for at in thread.checkpoints} for at in self._needed(thread, ns)}
+                self._drop(str(id), [at for at in thread.checkpoints if at not in kept])
+
+    def _needed(self, thread: Thread, ns: str) -> Iterator[At]:
+        """The last checkpoint, and those before it that have what its delta channels changed since they were whole."""
+        last = thread.latest(ns)
+        wanted: set[str] | None = None
+        for at, saved in self._lineage(thread, last):
+            yield at
+            if wanted is None:
+                wanted = set(self._unpacked(thread, saved["metadata"].get(_DELTAS, {})))
+            wanted -= set(saved["values"])
+            if not wanted:
+                return
+
+    def _lineage(self, thread: Thread, at: At | None) -> Iterator[tuple[At, Any]]:
+        """A checkpoint as it is on record, and those that it came from."""
+        while at is not None and (standing := thread.checkpoints.get(at)) is not None:
+            saved = thread.values([standing.seq])[standing.seq]
+            yield at, saved
+            at = None if saved["parent"] is None else At(saved["parent"], at.ns)
+
+    def _drop(self, id: str, places: Collection[At]) -> None:  # noqa: A002
+        thread = self._thread(id)
+        written = [name for at in places for name in thread.written.get(at, {})]
+        self._threads.drop(id, *(at.name for at in places), *written)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Keep all that stands in a thread under another id too, at once. What they share is in the store once."""
+        source = self._thread(source_thread_id)
+        with source.lock:
+            source.refresh()
+            entries = source.standing_entries()
+            values = source.values([seq for seq, _, _ in entries])
+            frames = source.frames({number for value in values.values() for number in items_of(value)})
+        drafts = [Draft(name, labels, _copied(values[seq], frames)) for seq, name, labels in entries]
+        target = self._thread(target_thread_id)
+        with target.lock:
+            target.keep(self.serde, lambda: drafts)
+
+    # delta channels ---------------------------------------------------------------------------
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What was written to channels since they were last whole, on the way to a checkpoint."""
+        writes: dict[str, Writes] = {channel: [] for channel in channels}
+        seeds: dict[str, Any] = {}
+        thread, at = self._found(config)
+        with thread.lock:
+            for place, saved in self._lineage(thread, at) if channels else ():
+                if place == at:
+                    continue
+                left = [channel for channel in channels if channel not in seeds]
+                for channel, found in self._writes_to(thread, place, left).items():
+                    writes[channel] = found + writes[channel]
+                whole = saved["values"]
+                seeds |= {each: self._unpacked(thread, whole[each]) for each in left if each in whole}
+                if len(seeds) == len(writes):
+                    break
+        return {
+            channel: {"writes": found, "seed": seeds[channel]} if channel in seeds else {"writes": found}
+            for channel, found in writes.items()
+        }
+
+    def _writes_to(self, thread: Thread, at: At, channels: Collection[str]) -> dict[str, Writes]:
+        written = thread.written.get(at, {}).values()
+        values = thread.values([each.seq for each in written])
+        only = {
+            seq: {**value, "writes": [write for write in value["writes"] if write[1] in channels]}
+            for seq, value in values.items()
+        }
+        unpack = Unpacker(self.serde, thread.frames(_items(None, only))).unpack
+        found: dict[str, Writes] = {}
+        for write in _ordered([(each.task, only[each.seq]) for each in written], unpack):
+            found.setdefault(write[1], []).append(write)
+        return found
+
+    # versions ---------------------------------------------------------------------------------
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        """One more. A thread that was brought along from another checkpointer keeps the form of its versions."""
+        if isinstance(current, str):
+            number, dot, _ = current.partition(".")
+            return f"{int(number) + 1:0{len(number)}}{dot}{0 if dot else ''}"
+        return 1 if current is None else current + 1
+
+    # awaited ----------------------------------------------------------------------------------
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """As `get_tuple`."""
+        return await asyncio.to_thread(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """As `list`."""
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (each := await asyncio.to_thread(next, found, None)) is not None:
+            yield each
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """As `put`."""
+        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """As `put_writes`."""
+        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """As `delete_thread`."""
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """As `delete_for_runs`."""
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """As `copy_thread`."""
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """As `prune`."""
+        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """As `get_delta_channel_history`."""
+        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
+
+
+def _ns(at: At) -> dict[str, str]:
+    return {"ns": at.ns} if at.ns else {}
+
+
+def _config(thread_id: Any, ns: str, id: str) -> RunnableConfig:  # noqa: A002
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id}}
+
+
+def _saved(packer: Packer, checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as it is kept: its channels one by one, its shape, and whatever else it has."""
+    shape = {name: value for name, value in checkpoint.items() if name in _SHAPE}
+    versions = checkpoint["channel_versions"].values()
+    last = max(versions, default=0) if all(type(version) is int for version in versions) else 0
+    rest = {name: value for name, value in checkpoint.items() if name not in (*_SHAPE, "id", "ts", "channel_values")}
+    return {
+        "ts": checkpoint["ts"],
+        "last": last,
+        "shape": packer.plain(_told_from(last, shape)),
+        "values": {name: packer.pack(value) for name, value in checkpoint["channel_values"].items()},
+        **({"rest": packer.pack(rest)} if rest else {}),
+    }
+
+
+def _checkpoint(id: str, saved: Mapping[str, Any], unpack: Callable[[Any], Any]) -> Checkpoint:  # noqa: A002
+    shape = _told_from(saved["last"], unpack(saved["shape"]))
+    made = {
+        "id": id,
+        "ts": saved["ts"],
+        **shape,
+        "channel_values": unpack(saved["values"]),
+        **unpack(saved.get("rest", {})),
+    }
+    return cast("Checkpoint", made)
+
+
+def _told_from(last: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape with each version by how far it is behind the last one; and back again. Other versions stay."""
+    versions, seen = shape["channel_versions"], shape["versions_seen"]
+    return {
+        **shape,
+        "channel_versions": _behind(last, versions),
+        "versions_seen": {node: _behind(last, found) for node, found in seen.items()},
+    }
+
+
+def _behind(last: int, versions: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: last - version if last else version for name, version in versions.items()}
+
+
+def _writes(path: str, placed: Mapping[int, tuple[str, Any]]) -> Callable[[Packer], Mapping[str, Any]]:
+    def value(packer: Packer) -> Mapping[str, Any]:
+        return {"path": path, "writes": [[place, channel, packer.pack(it)] for place, (channel, it) in placed.items()]}
+
+    return value
+
+
+def _copied(value: Any, frame_of: Callable[[int], bytes]) -> Callable[[Packer], Mapping[str, Any]]:
+    """An entry for another thread, which may have some of its items under other numbers."""
+
+    def copied(packer: Packer) -> Mapping[str, Any]:
+        kept = {name: part for name, part in value.items() if name != "new"}
+        numbers = {number: packer.item(inflated(frame_of(number))) for number in items_of(kept)}
+        return cast("Mapping[str, Any]", renumbered(kept, numbers))
+
+    return copied
+
+
+def _items(saved: Any, written: Mapping[int, Any]) -> Iterator[int]:
+    """The items that a checkpoint and what was written to it name."""
+    if saved is not None:
+        yield from items_of([saved["shape"]])
+        yield from items_of(saved["values"])
+        yield from items_of(saved.get("rest"))
+    for value in written.values():
+        yield from items_of([write[2] for write in value["writes"]])
+
+
+def _ordered(written: Sequence[tuple[str, Any]], unpack: Callable[[Any], Any]) -> Writes:
+    """What was written to a checkpoint, the last of each place, in the order in which LangGraph applies it."""
+    found: dict[tuple[str, str, int], tuple[str, Any]] = {}
+    for task, value in written:
+        for place, channel, packed in value["writes"]:
+            found[writes_sort_key(value["path"], task, place)] = (channel, packed)
+    return [(key[1], channel, unpack(packed)) for key, (channel, packed) in sorted(found.items())]

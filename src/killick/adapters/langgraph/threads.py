@@ -1,0 +1,259 @@
+"""Threads of LangGraph as logs: which checkpoints and writes stand, and where their items are. Serializes nothing.
+
+An entry is a checkpoint or the writes of a task. Each says how many items it brought, so that an item's number says
+where it is; what was dropped stays in the log, for others may name its items.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, cast
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from killick.adapters.langgraph.packing import Packer, digest_of, inflated
+from killick.adapters.shelf import Shelf, ShelfLog
+from killick.errors import HeadMoved, ValueErased
+from killick.log.handle import Entry
+from killick.model import events as e
+from killick.model.values import Erased
+from killick.runtime.client import Client
+
+SPACE: Final = "langgraph"
+FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
+"""How much of what items are made of is remembered in a process."""
+
+TRIES: Final = 200
+"""How often a write is packed anew that others were faster than."""
+
+
+class At(NamedTuple):
+    """A checkpoint of a thread: its id, and the namespace that it is in. Later ones have greater ids."""
+
+    id: str
+    ns: str
+
+    @property
+    def name(self) -> str:
+        """How its entry is called."""
+        return f"c:{self.id}@{self.ns}" if self.ns else f"c:{self.id}"
+
+
+class Written(NamedTuple):
+    """Where writes of a task to a checkpoint are."""
+
+    seq: int
+    name: str
+    task: str
+
+
+class Standing(NamedTuple):
+    """Where a checkpoint is, and of which run of LangGraph's, where that is known."""
+
+    seq: int
+    run_id: str | None
+
+
+class Draft(NamedTuple):
+    """An entry before its items have numbers: its value is packed when it is known where it goes. One without a name
+    is given one that no other has."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: Callable[[Packer], Mapping[str, Any]]
+
+
+class Frames:
+    """Frames that were used last, by the log and number of their item, up to so many bytes. For any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._known: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, place: tuple[str, int]) -> bytes | None:
+        """A frame, if it is remembered."""
+        with self._mutex:
+            frame = self._known.get(place)
+            if frame is not None:
+                self._known.move_to_end(place)
+            return frame
+
+    def add(self, place: tuple[str, int], frame: bytes) -> None:
+        """Remember a frame, and forget what was not used for the longest time."""
+        with self._mutex:
+            if place not in self._known:
+                self._known[place] = frame
+                self._bytes += len(frame)
+            while self._bytes > self._bytes_max:
+                self._bytes -= len(self._known.popitem(last=False)[1])
+
+
+class Thread(ShelfLog):
+    """One thread."""
+
+    def __init__(self, client: Client, id: str, frames: Frames) -> None:  # noqa: A002
+        super().__init__(client, SPACE, id)
+        self._frames = frames
+        self.clear()
+
+    # what it adds up to -------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        self.checkpoints: dict[At, Standing] = {}
+        self.written: dict[At, dict[str, Written]] = {}
+        self._names: dict[str, At] = {}
+        self._count = 0
+        self._firsts: list[int] = []
+        self._brought: list[tuple[int, int]] = []
+        self._known: dict[bytes, int] = {}
+        self._digested = 0
+
+    def take_in(self, seq: int, event: e.Event) -> None:
+        match event:
+            case e.EntryKept():
+                labels = event.labels
+                if new := int(labels.get("new", 0)):
+                    self._firsts.append(self._count)
+                    self._brought.append((seq, new))
+                    self._count += new
+                if (of := labels.get("of")) is not None:
+                    at = At(of, labels.get("ns", ""))
+                    self.written.setdefault(at, {})[event.name] = Written(seq, event.name, labels["task"])
+                else:
+                    ns = labels.get("ns", "")
+                    at = At(event.name.removeprefix("c:").removesuffix(f"@{ns}" if ns else ""), ns)
+                    self.checkpoints[at] = Standing(seq, labels.get("run"))
+                self._names[event.name] = at
+            case e.EntryDropped():
+                at = self._names.pop(event.name, At("", ""))
+                if event.name == at.name:
+                    self.checkpoints.pop(at, None)
+                elif self.written.get(at, {}).pop(event.name, None) and not self.written[at]:
+                    del self.written[at]
+            case _:
+                pass
+
+    def standing_entries(self) -> list[tuple[int, str, dict[str, str]]]:
+        """The seq, name and labels of what stands, in order, for another thread: writes have no name there yet."""
+        found = [(each.seq, at.name, _labels(at, run=each.run_id)) for at, each in self.checkpoints.items()]
+        for at, written in self.written.items():
+            found += [(each.seq, "", _labels(at, of=at.id, task=each.task)) for each in written.values()]
+        return sorted(found)
+
+    def latest(self, ns: str) -> At | None:
+        """The last checkpoint of a namespace."""
+        return max((at for at in self.checkpoints if at.ns == ns), default=None)
+
+    # items ------------------------------------------------------------------------------------
+
+    def frames(self, numbers: Iterable[int]) -> Callable[[int], bytes]:
+        """How to find the frames of some items. What of them is not remembered is read at once."""
+        known = {number: self._frames.get((self._run, number)) for number in numbers}
+        places = {number: self._place(number) for number, frame in known.items() if frame is None}
+        values = self.values({seq for seq, _ in places.values()})
+        for number, (seq, nth) in places.items():
+            known[number] = self._remember(number, values[seq]["new"][nth])
+        return cast("dict[int, bytes]", known).__getitem__
+
+    def _remember(self, number: int, frame: bytes | Erased) -> bytes:
+        if isinstance(frame, Erased):
+            raise ValueErased(frame.hash)
+        self._frames.add((self._run, number), frame)
+        return frame
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """At which event an item is, and the how manieth there."""
+        brought = bisect_right(self._firsts, number) - 1
+        return self._brought[brought][0], number - self._firsts[brought]
+
+    def _digest(self) -> None:
+        """Learn the digests of items that came from others, so that none is kept twice."""
+        place = bisect_right(self._brought, self._digested, key=itemgetter(0))
+        fresh = {seq: self._firsts[index] for index, (seq, _) in enumerate(self._brought[place:], place)}
+        for seq, value in self._readable(fresh).items():
+            for number, frame in enumerate(value["new"], fresh[seq]):
+                if isinstance(frame, bytes):
+                    self._known.setdefault(digest_of(inflated(frame)), number)
+        self._digested = self.seq
+
+    def _readable(self, seqs: Collection[int]) -> dict[int, Any]:
+        """What was kept at some events, without what was erased since."""
+        try:
+            return self.values(seqs)
+        except ValueErased:
+            found: dict[int, Any] = {}
+            for seq in seqs:
+                with suppress(ValueErased):
+                    found |= self.values([seq])
+            return found
+
+    # writing ----------------------------------------------------------------------------------
+
+    def keep(self, serde: SerializerProtocol, drafts: Callable[[], Sequence[Draft]]) -> None:
+        """Add entries, all of them or none, decided and numbered by the thread as it is then."""
+        for tried in range(1, TRIES + 1):
+            self.refresh()
+            self._digest()
+            first = self._count
+            entries, digests = self._packed(serde, drafts())
+            try:
+                if entries:
+                    self.append(entries, self.seq)
+            except HeadMoved:
+                if tried == TRIES:
+                    raise
+                continue
+            self._known |= digests
+            self._digested = self.seq
+            for entry in entries:
+                for frame in (entry.values or {})["value"].get("new", ()):
+                    self._remember(first, frame)
+                    first += 1
+            return
+
+    def _packed(self, serde: SerializerProtocol, drafts: Sequence[Draft]) -> tuple[list[Entry], dict[bytes, int]]:
+        at, entries, digests = self._client.clock.now_us(), list[Entry](), dict[bytes, int]()
+        first = self._count
+        for place, draft in enumerate(drafts):
+            packing = Packer(serde, self._known, first, digests)
+            value = draft.value(packing)
+            labels = dict(draft.labels)
+            if packing.new:
+                value, labels["new"] = {**value, "new": packing.new}, str(len(packing.new))
+            entries.append(
+                Entry(e.EntryKept(at=at, name=draft.name or f"w:{self.seq}.{place}", labels=labels), {"value": value})
+            )
+            first += len(packing.new)
+        return entries, digests
+
+
+def _labels(at: At, **more: str | None) -> dict[str, str]:
+    labels = {**more, "ns": at.ns or None}
+    return {name: value for name, value in labels.items() if value is not None}
+
+
+class Threads(Shelf):
+    """The threads of one store."""
+
+    def __init__(self, store: Client | str | os.PathLike[str]) -> None:
+        super().__init__(store, SPACE)
+        self._frames = Frames(FRAME_BYTES_MAX)
+
+    def opened(self, id: str) -> Thread:  # noqa: A002
+        return Thread(self.client, id, self._frames)
+
+    def log(self, id: str) -> Thread:  # noqa: A002
+        return cast("Thread", super().log(id))
+
+    def drop(self, id: str, *names: str) -> None:  # noqa: A002
+        at, thread = self.client.clock.now_us(), self.log(id)
+        if names:
+            thread.append([Entry(e.EntryDropped(at=at, name=name)) for name in names], None)

@@ -1,0 +1,256 @@
+"""Models of the SDK on record: asked once, and the same answer whenever their turn comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from agents import (
+    AgentOutputSchemaBase,
+    FunctionTool,
+    Handoff,
+    Model,
+    ModelBehaviorError,
+    ModelProvider,
+    ModelResponse,
+    ModelSettings,
+    ModelTracing,
+    RunConfig,
+    Tool,
+    TResponseInputItem,
+)
+from agents.items import TResponseOutputItem, TResponseStreamEvent
+from agents.usage import Usage, deserialize_usage, serialize_usage
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
+from pydantic import TypeAdapter
+
+from killick.adapters.openai_agents.turns import turn_here
+from killick.errors import StepFailed
+from killick.runtime.registry import ONCE, AsyncTool, Policy
+
+_ITEM: Final[TypeAdapter[Any]] = TypeAdapter(TResponseOutputItem)
+_LAST: Final = ("response.completed", "response.incomplete", "response.failed")
+_POLICY: Final = Policy(effect="reads", retry=ONCE)
+"""How often a model is tried is said in the SDK and in its client."""
+_OVER: Final[Any] = object()
+
+
+def recorded(config: RunConfig | Mapping[str, Any] | None) -> RunConfig:
+    """The configuration of a run whose models are on record, those it finds by name, too."""
+    kept = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
+    model = RecordedModel.of(kept.model) if isinstance(kept.model, Model) else kept.model
+    return replace(kept, model=model, model_provider=RecordedProvider(kept.model_provider))
+
+
+class RecordedProvider(ModelProvider):
+    """Gives the models of another provider, on record."""
+
+    def __init__(self, inner: ModelProvider) -> None:
+        self.inner = inner
+
+    def get_model(self, model_name: str | None) -> Model:
+        return RecordedModel.of(self.inner.get_model(model_name), model_name)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class RecordedModel(Model):
+    """A model whose answers are on record, verbatim and with their usage."""
+
+    def __init__(self, inner: Model, name: str | None = None) -> None:
+        self.inner = inner
+        own = getattr(inner, "model", None)
+        self.name = name or (own if isinstance(own, str) else type(inner).__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the SDK asks a model for is the model's own."""
+        if name == "inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    @classmethod
+    def of(cls, model: Model, name: str | None = None) -> RecordedModel:
+        return model if isinstance(model, RecordedModel) else cls(model, name)
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: str | list[TResponseInputItem],  # noqa: A002
+        model_settings: ModelSettings,
+        tools: list[Tool],
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: list[Handoff[Any, Any]],
+        tracing: ModelTracing,
+        **more: Any,
+    ) -> ModelResponse:
+        async def ask(**request: Any) -> dict[str, Any]:
+            given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
+            reply = await self.inner.get_response(*given, **more)
+            return self._told(reply.output, reply.usage, reply.response_id, reply.request_id, reply.raw_usage)
+
+        request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
+        return _response(await self._asked(ask, request))
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: str | list[TResponseInputItem],  # noqa: A002
+        model_settings: ModelSettings,
+        tools: list[Tool],
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: list[Handoff[Any, Any]],
+        tracing: ModelTracing,
+        **more: Any,
+    ) -> AsyncIterator[TResponseStreamEvent]:
+        """Events as they come; the last one when the reply is on record, and alone where it was on record before."""
+        events: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def ask(**request: Any) -> dict[str, Any]:
+            given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
+            whole, items = None, list[Any]()
+            async for event in self.inner.stream_response(*given, **more):
+                if event.type in _LAST:
+                    whole = event
+                    continue
+                if event.type == "response.output_item.done":
+                    items.append(event.item)
+                events.put_nowait(event)
+            return self._heard(whole, items)
+
+        request = self._request(system_instructions, input, model_settings, tools, handoffs, more)
+        asked = asyncio.ensure_future(self._asked(ask, request))
+        asked.add_done_callback(lambda _: events.put_nowait(_OVER))
+        count = 0
+        try:
+            while (event := await events.get()) is not _OVER:
+                count += 1
+                yield event
+            yield _completed(await asked, count)
+        finally:
+            asked.cancel()
+
+    async def _asked(self, ask: Callable[..., Awaitable[dict[str, Any]]], request: dict[str, Any]) -> dict[str, Any]:
+        """The answer on record, or the model's. A failure on record is no answer: whoever asked then asked again."""
+        turn, asked = turn_here(self.name), False
+
+        async def live(**request: Any) -> dict[str, Any]:
+            nonlocal asked
+            asked = True
+            return await ask(**request)
+
+        model = AsyncTool[..., Any](live, self.name, _POLICY)
+        while True:
+            try:
+                reply: dict[str, Any] = await turn.host.model(model, key=turn.model_key(), **request)
+                return reply
+            except StepFailed as failed:
+                if asked:
+                    raise (failed.__cause__ or failed) from None
+
+    def _request(
+        self,
+        instructions: str | None,
+        given: str | list[TResponseInputItem],
+        settings: ModelSettings,
+        tools: Sequence[Tool],
+        handoffs: Sequence[Handoff[Any, Any]],
+        more: dict[str, Any],
+    ) -> dict[str, Any]:
+        """What is put on record of a question, in the words of the Responses API."""
+        shown: list[dict[str, Any]] = [_shown(tool) for tool in tools]
+        shown += [
+            {"type": "function", "name": each.tool_name, "parameters": each.input_json_schema} for each in handoffs
+        ]
+        said = {name: value for name, value in settings.to_traceable_dict().items() if value is not None}
+        rest = {name: value for name, value in more.items() if value is not None}
+        return {"model": self.name, "instructions": instructions, "input": given, "tools": shown, **said, **rest}
+
+    def _told(
+        self,
+        output: Sequence[Any],
+        usage: Usage,
+        id: str | None,  # noqa: A002
+        request_id: str | None,
+        raw: Any,
+    ) -> dict[str, Any]:
+        items = [item if isinstance(item, dict) else item.model_dump(exclude_unset=True) for item in output]
+        # The SDK writes details down as a list of one; Killick, as everybody else, reads them as they are.
+        used = {
+            name: value[0] if name.endswith("_details") else value for name, value in serialize_usage(usage).items()
+        }
+        told = {"object": "response", "id": id, "model": self.name, "output": items, "usage": used}
+        return {**told, "request_id": request_id, "raw_usage": raw}
+
+    def _heard(self, last: Any, items: Sequence[Any]) -> dict[str, Any]:
+        """A reply that came as a stream. Some providers leave its items out of its last event."""
+        if last is None or last.type != "response.completed":
+            told = "before the reply did" if last is None else f"with {last.type}"
+            raise ModelBehaviorError(f"{self.name}: the stream ended {told}")
+        whole: Response = last.response
+        used = Usage() if whole.usage is None else _usage_of(whole.usage)
+        return self._told(whole.output or items, used, whole.id, getattr(whole, "_request_id", None), None)
+
+    def get_retry_advice(self, request: Any) -> Any:
+        return self.inner.get_retry_advice(request)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def _cleanup_on_run_end(self, owner: object) -> None:
+        await self.inner._cleanup_on_run_end(owner)  # pyright: ignore[reportPrivateUsage]
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        shown = {"type": "function", "name": tool.name, "description": tool.description}
+        return {**shown, "parameters": tool.params_json_schema}
+    return {"type": tool.name}
+
+
+def _response(told: dict[str, Any]) -> ModelResponse:
+    return ModelResponse(
+        output=[_ITEM.validate_python(item) for item in told["output"]],
+        usage=deserialize_usage(told["usage"]),
+        response_id=told["id"],
+        request_id=told["request_id"],
+        raw_usage=told["raw_usage"],
+    )
+
+
+def _usage_of(used: ResponseUsage) -> Usage:
+    return Usage(
+        requests=1,
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        total_tokens=used.total_tokens,
+        input_tokens_details=used.input_tokens_details,
+        output_tokens_details=used.output_tokens_details,
+    )
+
+
+def _completed(told: dict[str, Any], number: int) -> ResponseCompletedEvent:
+    """The last event of a stream, from what is on record."""
+    said = _response(told)
+    used = said.usage
+    whole = Response(
+        id=said.response_id or "",
+        created_at=0,
+        model=told["model"],
+        object="response",
+        output=said.output,  # type: ignore[arg-type,unused-ignore]
+        parallel_tool_calls=False,
+        tool_choice="auto",
+        tools=[],
+        status="completed",
+        usage=ResponseUsage(
+            input_tokens=used.input_tokens,
+            input_tokens_details=used.input_tokens_details,
+            output_tokens=used.output_tokens,
+            output_tokens_details=used.output_tokens_details,
+            total_tokens=used.total_tokens,
+        ),
+    )
+    return ResponseCompletedEvent(response=whole, sequence_number=number, type="response.completed")

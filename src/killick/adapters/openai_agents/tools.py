@@ -1,0 +1,215 @@
+"""Tools of the SDK at the gate: each call is a step, by the id that the model gave it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
+from agents.tool import (
+    maybe_invoke_function_tool_failure_error_function,
+    set_function_tool_failure_error_function,
+)
+from agents.tool_context import ToolContext
+
+from killick.adapters.gated import ToolFailed
+from killick.adapters.openai_agents.turns import Turn, turn_here
+from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefused
+from killick.model.codec import plain
+from killick.model.intention import Approval
+from killick.runtime.open_tools import open_tool
+from killick.runtime.registry import AnyTool, resolved_hints
+from killick.runtime.registry import Tool as KillickTool
+
+Said: TypeAlias = AnyTool | Mapping[str, Any] | str | None
+"""What people say of a tool: the options of `killick.tool`, its effect alone, a `killick.Tool`; None leaves it
+alone."""
+
+_LOCAL: Final = ("executor", "editor", "computer")
+"""What tools carry that act here and are no functions."""
+
+_MISFIT: Final = "Invalid JSON input for tool"
+
+
+class _Misfit(Exception):
+    """Arguments that the tool did not take: its function was not called."""
+
+
+class Gate:
+    """What becomes of the tools of every agent that a runner runs."""
+
+    def __init__(self, tools: Mapping[str, Said], to: str | tuple[str, ...]) -> None:
+        self._said = dict(tools)
+        self._approval = Approval(to)
+
+    def of(self, tool: Tool) -> Tool:
+        """The same tool, through the gate. What a provider does itself is part of the model's reply."""
+        name = getattr(tool, "qualified_name", None) or tool.name
+        if self._said.get(name, ...) is None:
+            return tool
+        if isinstance(tool, FunctionTool):
+            if tool._is_agent_tool and name not in self._said:  # pyright: ignore[reportPrivateUsage]
+                return self._delegating(tool, name)
+            return self._gated(tool, self._declared(tool, name))
+        if isinstance(tool, CustomTool):
+            return self._gated(tool, self._declared(tool, name))
+        if any(getattr(tool, field, None) is not None for field in _LOCAL):
+            told = "make it a function tool, or leave it out of the record with"
+            raise DeclarationRefused(name, f"acts here, past the gate; {told} tools={{{name!r}: None}}")
+        return tool
+
+    def _declared(self, tool: FunctionTool | CustomTool, name: str) -> AnyTool:
+        """It as Killick knows it: what people said of it, or what its server hints at."""
+        said = self._said.get(name)
+        if isinstance(said, KillickTool):
+            return said
+        options: dict[str, Any] = {"effect": said} if isinstance(said, str) else dict(said or _hinted(tool))
+        if not isinstance(tool, FunctionTool):
+            return open_tool(name, doc=tool.description, **options)
+        if tool.timeout_seconds is not None:
+            options.setdefault("timeout", tool.timeout_seconds)
+        declared = open_tool(name, schema=tool.params_json_schema, doc=tool.description, **options)
+        if (own := getattr(tool, "__wrapped__", None)) is not None:
+            # What comes back from the record is of the type that the function says it returns.
+            declared.shape.returns = resolved_hints(own).get("return", Any)
+        return declared
+
+    def _gated(self, tool: FunctionTool | CustomTool, declared: AnyTool) -> Tool:
+        gated = copy.copy(tool)
+        gated.needs_approval = False
+        gated.on_invoke_tool = _Calls(tool, declared, self._approval)
+        if isinstance(gated, FunctionTool):
+            gated.timeout_seconds = None
+        return gated
+
+    def _delegating(self, tool: FunctionTool, name: str) -> Tool:
+        """An agent as a tool: no step of its own, because its models and tools are."""
+        inner = tool._agent_instance  # pyright: ignore[reportPrivateUsage]
+        if not hasattr(inner, "_killick_gate"):
+            told = f"make it of runner.agent(…): runner.agent({getattr(inner, 'name', 'agent')}).as_tool(…)"
+            raise DeclarationRefused(name, f"runs an agent whose tools do not go through the gate; {told}")
+        gated, own = copy.copy(tool), tool.on_invoke_tool
+
+        async def delegate(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002
+            outer = turn_here(name)
+            turn = Turn(outer.host, outer.call_key(ctx.tool_call_id))
+            async with outer.calling():
+                with turn.entered():
+                    said = await own(ctx, input)
+                if turn.waiting is not None:  # the SDK made words for the model of it
+                    raise turn.waiting
+                return said
+
+        gated.on_invoke_tool = delegate
+        return gated
+
+
+def _hinted(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+    """What an MCP server says of its own tool."""
+    hints = getattr(tool, "mcp_annotations", None)
+    for effect, *names in (
+        ("reads", "read_only_hint", "readOnlyHint"),
+        ("idempotent", "idempotent_hint", "idempotentHint"),
+    ):
+        if any(getattr(hints, name, None) is True for name in names):
+            return {"effect": effect}
+    return {}
+
+
+class _Calls:
+    """What the SDK calls in place of a tool's own function."""
+
+    def __init__(self, tool: FunctionTool | CustomTool, declared: AnyTool, approval: Approval) -> None:
+        self._tool = tool
+        self._declared = declared
+        self._approval = approval
+        # The gate must see the errors of which the SDK would make words for the model.
+        self._raising: Any = tool
+        if isinstance(tool, FunctionTool):
+            self._raising = set_function_tool_failure_error_function(copy.copy(tool), None)
+
+    async def __call__(self, ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002
+        turn = turn_here(self._tool.name)
+        arguments = self._read(input)
+        declared = self._declared
+        if declared.policy.approve is None and await self._needs_approval(ctx, arguments, input):
+            declared = declared.options(approve=self._approval)  # type: ignore[attr-defined]
+
+        async def invoke(**given: Any) -> Any:
+            if given != arguments:
+                ctx.tool_arguments = self._written(given)
+            # Models that it asks are not the turn's own: they are not asked where its outcome is on record.
+            inside = Turn(turn.host, f"{turn.call_key(ctx.tool_call_id)}/inside")
+            try:
+                with inside.entered():
+                    output = await self._raising.on_invoke_tool(
+                        ctx, input if given == arguments else ctx.tool_arguments
+                    )
+            except ModelBehaviorError as error:
+                if str(error).startswith(_MISFIT):
+                    raise _Misfit from error
+                raise
+            return _storable(output)
+
+        own = None if _is_whole(declared) else invoke
+        try:
+            async with turn.calling():
+                return await turn.host.call(
+                    declared, arguments, key=turn.call_key(ctx.tool_call_id), fn=own, bubbles=(_Misfit,)
+                )
+        except Rejected as no:
+            return str(no)
+        except _Misfit as misfit:
+            return await self._said(ctx, misfit.__cause__ or misfit)
+        except StepFailed as failed:
+            return await self._said(ctx, ToolFailed(str(failed.failure)))
+
+    def _read(self, input: str) -> dict[str, Any]:  # noqa: A002
+        """The arguments by name; a text that is none is one argument."""
+        if isinstance(self._tool, FunctionTool):
+            try:
+                read = json.loads(input) if input.strip() else {}
+            except ValueError:
+                read = None
+            if isinstance(read, dict):
+                return read
+        return {"input": input}
+
+    def _written(self, arguments: Mapping[str, Any]) -> str:
+        return str(arguments["input"]) if isinstance(self._tool, CustomTool) else json.dumps(arguments)
+
+    async def _needs_approval(self, ctx: ToolContext[Any], arguments: dict[str, Any], input: str) -> bool:  # noqa: A002
+        needs: Any = self._tool.needs_approval
+        if not callable(needs):
+            return bool(needs)
+        given = copy.deepcopy(arguments) if isinstance(self._tool, FunctionTool) else input
+        said = needs(ctx, given, ctx.tool_call_id)
+        return bool(await said if inspect.isawaitable(said) else said)
+
+    async def _said(self, ctx: ToolContext[Any], error: BaseException) -> Any:
+        """What the model is told of an error, by the tool's own rules; where there are none, it is raised."""
+        if not isinstance(self._tool, FunctionTool):
+            raise error
+        told = await maybe_invoke_function_tool_failure_error_function(
+            function_tool=self._tool, context=ctx, error=error
+        )
+        if told is None:
+            raise error
+        return told
+
+
+def _is_whole(declared: AnyTool) -> bool:
+    """Whether a tool was declared by people, with a function of its own."""
+    return isinstance(declared, KillickTool) and not hasattr(declared.shape, "schema")
+
+
+def _storable(output: Any) -> Any:
+    """What is put on record: the output, or what the model would see of it."""
+    try:
+        plain(output)
+    except ValueRefused:
+        return str(output)
+    return output

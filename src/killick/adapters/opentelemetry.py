@@ -1,0 +1,372 @@
+"""OpenTelemetry: spans and metrics of what runs do here, by the conventions for generative AI (`gen_ai.*`).
+
+A stretch of a run is `invoke_agent`, an attempt of a tool `execute_tool`, a call of a model `chat`; ours are
+`killick.*`.
+What comes from the record emits nothing. What was said, and by whom, is left out unless somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from opentelemetry import context as contexts
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from killick.adapters.genai import asked_by, asked_with, called_with, maker_of, replied, said_by
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.runtime.observing import Attempt, Observer, Stretch, Waited, observe
+
+CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The variable by which people let all their instrumentations show what was said."""
+
+_SECONDS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_LONG_SECONDS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6)
+_WAIT_SECONDS: Final = (1, 10, 60, 600, 3_600, 21_600, 86_400, 259_200, 604_800)
+_TOKENS: Final = tuple(4**power for power in range(14))
+
+_STRETCH: Final = contexts.create_key("killick-stretch")
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_FAILED: Final = frozenset({"failed", "interrupted", "diverged"})
+
+
+class _Spanned(NamedTuple):
+    """A stretch as it is traced."""
+
+    span: Span
+    context: Context
+    token: Any
+
+
+class Telemetry(Observer):
+    """Spans and metrics. `stop()` ends it; so does leaving it as a `with` block."""
+
+    def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None, *, content: bool) -> None:
+        self._tracer = trace.get_tracer("killick", tracer_provider=tracers)
+        self._meters = _Meters(meters)
+        self._content = content
+        self._stop = observe(self)
+
+    def stop(self) -> None:
+        """Be told nothing more. Spans that are open are never ended."""
+        self._stop()
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # runs -------------------------------------------------------------------------------------
+
+    def trace(self) -> str | None:
+        """The span that is current where a run is started, if there is one."""
+        return _written(contexts.get_current())
+
+    def began(self, stretch: Stretch) -> str | None:
+        """A stretch is part of the trace of whoever started the run, in whichever process it is."""
+        here = contexts.get_current()
+        now = trace.get_current_span(here).get_span_context()
+        first = _PROPAGATOR.extract({"traceparent": stretch.trace}, context=here) if stretch.trace else here
+        links: list[Link] = []
+        if now.is_valid and _trace_id(first) == now.trace_id:
+            first = here
+        elif now.is_valid:
+            links = [Link(now)]
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": stretch.agent,
+            "gen_ai.agent.version": stretch.build.version,
+            "gen_ai.conversation.id": stretch.run,
+            "killick.run.id": stretch.run,
+            "killick.run.parent": stretch.parent,
+            "killick.run.epoch": stretch.epoch,
+            "killick.replayed.steps": stretch.replayed,
+        }
+        span = self._tracer.start_span(
+            f"invoke_agent {stretch.agent}",
+            context=first,
+            links=links,
+            attributes=_given(attributes),
+            start_time=stretch.began_us * 1_000,
+        )
+        within = contexts.set_value(_STRETCH, stretch, trace.set_span_in_context(span, first))
+        stretch.kept[self] = _Spanned(span, within, contexts.attach(within))
+        return _written(within)
+
+    def ended(self, stretch: Stretch) -> None:
+        """What the stretch came to: a run that waits is no error, one that failed is."""
+        spanned: _Spanned | None = stretch.kept.pop(self, None)
+        self._meters.stretch(stretch)
+        if spanned is None:
+            return
+        if contexts.get_value(_STRETCH) is stretch:
+            contexts.detach(spanned.token)
+        spanned.span.set_attribute("killick.run.status", stretch.status)
+        if stretch.status in _FAILED:
+            self._fail(spanned.span, stretch.failure, stretch.status)
+        spanned.span.end(end_time=stretch.ended_us * 1_000)
+
+    # attempts ---------------------------------------------------------------------------------
+
+    def attempted(self, attempt: Attempt) -> None:
+        """A span for every attempt, so that what is tried again is seen to be."""
+        of_model = attempt.sort == "model"
+        verdict = attempt.verdict or e.Verdict()
+        attributes = {
+            "gen_ai.agent.name": attempt.agent,
+            "gen_ai.conversation.id": attempt.run,
+            "killick.run.id": attempt.run,
+            "killick.step.id": attempt.step,
+            "killick.step.sort": attempt.sort,
+            "killick.attempt.number": attempt.number,
+            "killick.attempt.key": attempt.key,
+            "killick.effect": attempt.effect,
+            "killick.approval.asked": attempt.asked or None,
+            "killick.approval.rule": verdict.rule if attempt.asked else None,
+        }
+        if of_model:
+            attributes |= asked_by(attempt)
+            name = f"{attributes['gen_ai.operation.name']} {attributes.get('gen_ai.request.model') or attempt.name}"
+        else:
+            attributes |= {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": attempt.name,
+                "gen_ai.tool.type": "function",
+            }
+            name = f"execute_tool {attempt.name}"
+        span = self._tracer.start_span(
+            name,
+            context=self._within(attempt.stretch),
+            kind=SpanKind.CLIENT if of_model else SpanKind.INTERNAL,
+            attributes=_given(attributes),
+            start_time=attempt.began_us * 1_000,
+        )
+        if self._content and span.is_recording():
+            span.set_attributes(_given(asked_with(attempt) if of_model else called_with(attempt)))
+        attempt.kept[self] = span
+
+    @contextmanager
+    def applying(self, attempt: Attempt) -> Generator[None]:
+        """What a tool does is inside of its span, also in a thread of its own."""
+        span: Span | None = attempt.kept.get(self)
+        if span is None:
+            yield
+            return
+        if attempt.sort == "model" and (maker := maker_of(attempt.fn)) is not None:
+            span.set_attribute("gen_ai.provider.name", maker)
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield
+
+    def came(self, attempt: Attempt) -> None:
+        """What came of an attempt. One that nobody heard the end of is an error of its own."""
+        span: Span | None = attempt.kept.pop(self, None)
+        self._meters.attempt(attempt)
+        if span is None:
+            return
+        attributes: dict[str, Any] = {
+            "killick.attempt.outcome": attempt.outcome or "interrupted",
+            "killick.attempt.rate_limited": attempt.limited or None,
+        }
+        if attempt.retry_at is not None:
+            attributes["killick.attempt.retry_in_seconds"] = round((attempt.retry_at - attempt.ended_us) / 1e6, 3)
+        if attempt.sort == "model":
+            attributes |= replied(attempt)
+        if self._content and span.is_recording():
+            attributes |= said_by(attempt)
+        span.set_attributes(_given(attributes))
+        if attempt.outcome != "returned":
+            self._fail(span, attempt.failure, "interrupted")
+        span.end(end_time=attempt.ended_us * 1_000)
+
+    def _fail(self, span: Span, failure: Failure | None, otherwise: str) -> None:
+        """An error's words may repeat what was said, so that they too are shown only where that is wanted."""
+        kind = _kind(failure, otherwise)
+        span.set_attribute("error.type", kind)
+        told = f"{kind}: {failure.message}" if self._content and failure is not None else kind
+        span.set_status(Status(StatusCode.ERROR, told))
+
+    # waits and rules --------------------------------------------------------------------------
+
+    def waits(self, wait: Waited) -> None:
+        """When a wait opens the stretch says so; its span comes when it closes, maybe in another process."""
+        spanned = None if wait.stretch is None else wait.stretch.kept.get(self)
+        if spanned is not None:
+            attributes = _given({"killick.step.id": wait.step, **_waited(wait)})
+            spanned.span.add_event("killick.wait.opened", attributes, timestamp=wait.opened_us * 1_000)
+
+    def waited(self, wait: Waited) -> None:
+        """A wait is a span from when it opened, be that days ago, to when it closed."""
+        self._meters.wait(wait)
+        answer: Any = wait.answer if isinstance(wait.answer, dict) else {}
+        asks = wait.waits_for in ("answer", "settlement")
+        attributes = {
+            "gen_ai.agent.name": wait.agent,
+            "gen_ai.conversation.id": wait.run,
+            "killick.run.id": wait.run,
+            "killick.step.id": wait.step,
+            **_waited(wait),
+            "killick.wait.how": wait.how,
+            "killick.approval.answer": answer.get("kind") if asks else None,
+            "killick.approval.by": wait.by if asks and self._content else None,
+        }
+        span = self._tracer.start_span(
+            f"approve {wait.tool}" if wait.tool else f"wait {wait.waits_for}",
+            context=self._within(wait.stretch),
+            attributes=_given(attributes),
+            start_time=wait.opened_us * 1_000,
+        )
+        span.end(end_time=wait.closed_us * 1_000)
+
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: Stretch | None) -> None:
+        """What a contract rejects is never attempted: the stretch says so."""
+        told = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
+        self._meters.rejections.add(1, told | {"gen_ai.agent.name": agent})
+        spanned = None if stretch is None else stretch.kept.get(self)
+        if spanned is not None:
+            spanned.span.add_event("killick.rejected", told)
+
+    def _within(self, stretch: Stretch | None) -> Context:
+        """Under the span that is current, if it is of this stretch: code that waited may still be in an older one, and
+        code of a framework in none of ours, though in the same trace."""
+        here = contexts.get_current()
+        spanned: _Spanned | None = None if stretch is None else stretch.kept.get(self)
+        if spanned is None:
+            return here
+        inside = contexts.get_value(_STRETCH, here)
+        same = _trace_id(here) == _trace_id(spanned.context)
+        return here if inside is stretch or (inside is None and same) else spanned.context
+
+
+def _waited(wait: Waited) -> dict[str, Any]:
+    return {
+        "killick.wait.for": wait.waits_for,
+        "killick.wait.name": wait.name,
+        "killick.approval.tool": wait.tool,
+        "killick.approval.rule": wait.rule,
+    }
+
+
+def _kind(failure: Failure | None, otherwise: str) -> str:
+    if failure is None:
+        return f"killick.{otherwise}"
+    return "timeout" if failure.kind == "timeout" else failure.type
+
+
+def _given(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if value is not None and value != ""}
+
+
+def _trace_id(context: Context) -> int:
+    return trace.get_current_span(context).get_span_context().trace_id
+
+
+def _written(context: Context) -> str | None:
+    """The span that is current in a context, in W3C's form."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context=context)
+    return carrier.get("traceparent")
+
+
+# metrics ------------------------------------------------------------------------------------------
+
+
+class _Meters:
+    """What is counted. Names of runs are in none of it: there are too many."""
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter("killick", meter_provider=provider)
+
+        def histogram(name: str, unit: str, told: str, bounds: tuple[float, ...]) -> metrics.Histogram:
+            return meter.create_histogram(name, unit, told, explicit_bucket_boundaries_advisory=bounds)
+
+        self._calls = histogram("gen_ai.client.operation.duration", "s", "GenAI operation duration.", _SECONDS)
+        self._tokens = histogram(
+            "gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.", _TOKENS
+        )
+        self._tools = histogram(
+            "gen_ai.execute_tool.duration", "s", "The duration of a single tool execution.", _SECONDS
+        )
+        self._stretches = histogram(
+            "gen_ai.invoke_agent.duration", "s", "How long a run was advanced at a stretch.", _LONG_SECONDS
+        )
+        self._waits = histogram("killick.wait.duration", "s", "From a wait's opening to its close.", _WAIT_SECONDS)
+        self._attempts = meter.create_counter("killick.attempts", "{attempt}", "Attempts that are over.")
+        self._ended = meter.create_counter("killick.runs.ended", "{run}", "Runs that ended.")
+        self._replayed = meter.create_counter("killick.steps.replayed", "{step}", "Steps that came from the record.")
+        self._cost = meter.create_counter("killick.cost", "USD", "What model calls cost, by the prices that are known.")
+        self.rejections = meter.create_counter("killick.rejections", "{intention}", "Intentions that were rejected.")
+
+    def stretch(self, stretch: Stretch) -> None:
+        agent = {"gen_ai.agent.name": stretch.agent}
+        failed = {"error.type": _kind(stretch.failure, stretch.status)} if stretch.status in _FAILED else {}
+        self._stretches.record((stretch.ended_us - stretch.began_us) / 1e6, agent | failed)
+        if stretch.replayed:
+            self._replayed.add(stretch.replayed, agent)
+        if stretch.status in ("completed", "failed", "cancelled"):
+            self._ended.add(1, {**agent, "killick.run.status": stretch.status})
+
+    def attempt(self, attempt: Attempt) -> None:
+        seconds = (attempt.ended_us - attempt.began_us) / 1e6
+        failed = {} if attempt.outcome == "returned" else {"error.type": _kind(attempt.failure, "interrupted")}
+        agent = {"gen_ai.agent.name": attempt.agent}
+        outcome: dict[str, str] = {
+            "killick.step.sort": attempt.sort,
+            "killick.attempt.outcome": attempt.outcome or "interrupted",
+        }
+        if attempt.sort != "model":
+            named = {**agent, "gen_ai.tool.name": attempt.name}
+            self._tools.record(seconds, named | {"gen_ai.tool.type": "function"} | failed)
+            self._attempts.add(1, named | outcome)
+            return
+        told = asked_by(attempt) | replied(attempt)
+        names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model")
+        asked = _given({name: told.get(name) for name in names})
+        self._calls.record(seconds, asked | failed)
+        self._attempts.add(1, agent | outcome)
+        if (usage := attempt.usage) is not None:
+            self._tokens.record(usage.tokens_in, {**asked, "gen_ai.token.type": "input"})
+            self._tokens.record(usage.tokens_out, {**asked, "gen_ai.token.type": "output"})
+            if usage.cost_micros:
+                self._cost.add(usage.cost_micros / 1e6, agent | asked)
+
+    def wait(self, wait: Waited) -> None:
+        told = {"gen_ai.agent.name": wait.agent, "killick.wait.for": wait.waits_for, "killick.wait.how": wait.how}
+        self._waits.record(
+            (wait.closed_us - wait.opened_us) / 1e6, _given({**told, "killick.approval.tool": wait.tool})
+        )
+
+
+# switching it on ----------------------------------------------------------------------------------
+
+_on: list[Telemetry] = []
+
+
+def instrument(
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    content: bool | None = None,
+) -> Telemetry:
+    """Trace and measure every run that is advanced in this process, from now on.
+
+    tracer_provider  where spans go, and meter_provider where measurements go; unless given, what OpenTelemetry is set
+                     up with
+    content          also show what was said: arguments, results, messages, the words of errors, who approved. Unless
+                     given, as the variable OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says; no, by default
+
+    Called again, it takes the place of what was there before.
+    """
+    while _on:
+        _on.pop().stop()
+    if content is None:
+        content = os.environ.get(CONTENT, "").lower() in ("1", "true", "span_only", "span_and_event")
+    _on.append(Telemetry(tracer_provider, meter_provider, content=content))
+    return _on[-1]

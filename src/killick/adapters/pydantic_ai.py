@@ -1,0 +1,407 @@
+"""Killick as a durability engine of Pydantic AI: its model requests and tool calls are steps of a run, each by its key.
+
+The agent's loop stays Pydantic AI's: it runs again from the top, and what is on record is not done again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+from pydantic import TypeAdapter
+from pydantic_ai.durable_exec import (
+    JSON_CODEC,
+    BaseDurabilityCapability,
+    BoundDurableOperation,
+    CapabilityOperationId,
+    DurabilityEngineSpec,
+    DurableOperation,
+    DurableOperationId,
+    DynamicToolsetCallToolParams,
+    JournalCallableOperationBackend,
+    ModelCancelSuspendedResponseId,
+    ModelCompactMessagesId,
+    ModelRequestId,
+    ModelRequestParams,
+    RoleBasedOperationConfig,
+    ToolsetCallToolId,
+    ToolsetCallToolParams,
+    conversation_id_from_run_id,
+)
+from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelAPIError, ModelHTTPError, ModelRetry, ToolFailed
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolReturn
+from pydantic_ai.models import Model
+from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, DeferredToolResults, RunContext, ToolApproved
+from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
+from pydantic_core import to_jsonable_python
+
+from killick.adapters.gated import asked, hosted
+from killick.errors import Rejected, StepFailed
+from killick.model.intention import Approval
+from killick.runtime.here import in_agent
+from killick.runtime.hosting import Host, attempt, here
+from killick.runtime.open_tools import open_tool
+from killick.runtime.registry import Approve
+
+Options: TypeAlias = Mapping[str, Any]
+"""The options of `killick.tool`, for one tool."""
+ToolOptions: TypeAlias = Mapping[str, Options | Literal[False]]
+"""What is said of tools, by name; False leaves a tool to the agent's own code, which runs again after a crash."""
+
+ANYBODY: Final = Approval()
+METADATA: Final = "killick"
+"""Under this name in a tool's metadata the same may be said where the tool is declared."""
+_WIRE: Final = "pydantic_ai"
+"""Where a tool gave no plain value, what it came to is on record under this name, in Pydantic AI's own form."""
+_MOMENTARY: Final = frozenset({"timestamp", "run_id", "conversation_id"})
+"""What a message has that is new whenever the loop runs, and that no model sees."""
+_RETURNED: Final[TypeAdapter[ToolReturn[Any]]] = TypeAdapter(ToolReturn)
+
+_PARAMS: Final[ContextVar[Any]] = ContextVar("killick_pydantic_ai_params", default=None)
+"""What the operation that is carried out was given."""
+
+
+class KillickDurability(BaseDurabilityCapability[AgentDepsT]):
+    """Makes an agent of Pydantic AI durable, wherever it runs in a host of Killick; elsewhere it changes nothing.
+
+    assistant = Agent("openai:gpt-5", name="assistant", capabilities=[KillickDurability()])
+
+    @killick.agent
+    async def helping(run: killick.Run, wish: str) -> str:
+        async with run.hosting():
+            return (await assistant.run(wish)).output
+
+    tools       what tools do to the world, by name: the options of `killick.tool`. What nobody named is at most once,
+                save what an MCP server says of its own. `False`: no step of its own, for a tool that only runs another
+                durable agent. Also as a tool's metadata: `@assistant.tool_plain(metadata={"killick": {…}})`
+    approvers   who is asked where Pydantic AI wants an approval (`requires_approval`, `ApprovalRequired`): a name,
+                names, or `killick.Approval(…)`; anybody by default. None: the agent ends with `DeferredToolRequests`
+    models, event_stream_handler, name    as with every durability engine of Pydantic AI
+    """
+
+    engine_spec = DurabilityEngineSpec(
+        engine_name="Killick",
+        durable_unit_noun="step",
+        durable_container_noun="run",
+        codec=JSON_CODEC,
+        toolset_lifecycles={"function": "enter-always", "mcp": "enter-never", "dynamic": "enter-never"},
+        # What is added for one run is not wrapped: it would go past the gate.
+        unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
+        tool_config_key=METADATA,
+    )
+
+    def __init__(
+        self,
+        *,
+        tools: ToolOptions | None = None,
+        approvers: Approve | None = ANYBODY,
+        models: Mapping[str, Model] | None = None,
+        event_stream_handler: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(models=models, event_stream_handler=event_stream_handler, name=name)
+        self._tools = dict(tools or {})
+        self._approvers = approvers
+
+    @property
+    def in_durable_context(self) -> bool:
+        # An agent that a tool runs is part of the tool's step.
+        return here() is not None and attempt() is None
+
+    def get_durable_operation_backend(self) -> Backend:
+        return Backend(self.name, self.default_model_id, self._tools)
+
+    def get_default_run_id(self) -> str | None:
+        # Outside of an agent nobody counts: whoever asks again comes with the same messages, and is known by these.
+        if not self.in_durable_context or not in_agent():
+            return None
+        host = hosted(None, self.name)
+        return f"{host.run}:{_course(host).count('run')}"
+
+    def get_default_conversation_id(self, run_id: str) -> str | None:
+        return conversation_id_from_run_id(run_id) if self.in_durable_context and in_agent() else None
+
+    async def handle_deferred_tool_calls(
+        self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests
+    ) -> DeferredToolResults | None:
+        """Let approvals be Killick's: the call goes to the gate, which asks people about this very call."""
+        if not self.in_durable_context or self._approvers is None or not requests.approvals:
+            return None
+        course = _course(hosted(None, self.name))
+        for call in requests.approvals:
+            course.approvers[_call_key(ctx, call.tool_call_id, approved=True)] = self._approvers
+        return requests.build_results(approvals={call.tool_call_id: ToolApproved() for call in requests.approvals})
+
+    def _wrap_other_leaf_toolset(self, ts: AbstractToolset[AgentDepsT]) -> WrapperToolset[AgentDepsT] | None:
+        if isinstance(ts, ExternalToolset) or ts.id is None:
+            return None
+        return GatedToolset(ts, tools=self._tools, needs_host=False)
+
+
+class Backend(JournalCallableOperationBackend[Options]):
+    """Carries out what Pydantic AI wants done durably as steps of the host in whose block it runs."""
+
+    def __init__(self, agent: str, default_model_id: str | None, tools: ToolOptions) -> None:
+        reads, again = {"effect": "reads"}, {"effect": "idempotent"}
+        config = RoleBasedOperationConfig[Options](
+            model={}, event=again, capability={}, tool=reads, resolve_tool=self._of_tool
+        )
+        super().__init__(agent_name=agent, default_model_id=default_model_id, config=config)
+        self._tools = tools
+
+    def bind(self, operation: DurableOperation[Any, Any, Any]) -> BoundDurableOperation[Any, Any, Any]:
+        """As the builder does it; what an operation is given can then be put on record with it."""
+        return _Given(super().bind(operation))
+
+    async def execute(
+        self,
+        *,
+        operation_id: DurableOperationId,
+        name: str,
+        body: Callable[[], Awaitable[object]],
+        cache_key: tuple[object, ...],
+        config: Options,
+    ) -> object:
+        host, params = hosted(None, name), _PARAMS.get()
+        if isinstance(operation_id, ModelRequestId):
+            return await _requested(host, operation_id.model_name, params, body)
+        if isinstance(operation_id, ToolsetCallToolId):
+            return _formed(await _tool_called(host, params, _plainly(body), config))
+        if not in_agent() and not isinstance(operation_id, CapabilityOperationId):
+            return await body()  # What only looks is not on record for whoever comes next.
+        if isinstance(operation_id, ModelCompactMessagesId | ModelCancelSuspendedResponseId):
+            return await host.model(_named(body, name), key=_nth_key(host, params, name), model=operation_id.model_name)
+        if isinstance(operation_id, CapabilityOperationId):
+            config = self._tools.get(f"{operation_id.capability_id}.{operation_id.operation}") or config
+        return await host.call(open_tool(name, **config), {}, key=_nth_key(host, params, name), fn=body)
+
+    def _of_tool(self, operation_id: DurableOperationId, tool: object | None, name: str) -> Options | Literal[False]:
+        if not isinstance(operation_id, ToolsetCallToolId):
+            return {"effect": "reads"}
+        return _options(self._tools, name, tool) if isinstance(tool, ToolsetTool) else {}
+
+
+class _Given(BoundDurableOperation[Any, Any, Any]):
+    def __init__(self, bound: BoundDurableOperation[Any, Any, Any]) -> None:
+        self._bound = bound
+
+    @property
+    def operation(self) -> DurableOperation[Any, Any, Any]:
+        return self._bound.operation
+
+    async def __call__(self, params: Any, *, config: object | None = None) -> Any:
+        token = _PARAMS.set(params)
+        try:
+            return await self._bound(params, config=config)
+        finally:
+            _PARAMS.reset(token)
+
+
+@dataclass
+class GatedToolset(WrapperToolset[AgentDepsT]):
+    """A toolset whose calls go through the gate, while models are asked as ever: `toolsets=[GatedToolset(mine)]`.
+
+    `KillickDurability` wraps the toolsets of its agent by itself.
+    """
+
+    _: KW_ONLY
+    tools: ToolOptions = field(default_factory=dict[str, Options | Literal[False]])
+    """What tools do to the world, by name, as with `KillickDurability`."""
+    needs_host: bool = True
+    """Whether a call is refused where there is no host, or made as ever."""
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[AgentDepsT], tool: ToolsetTool[AgentDepsT]
+    ) -> Any:
+        options = _options(self.tools, name, tool)
+        if options is False or attempt() is not None or (here() is None and not self.needs_host):
+            return await self.wrapped.call_tool(name, tool_args, ctx, tool)
+        params = ToolsetCallToolParams(name, tool_args=dict(tool_args), ctx=ctx, tool=tool)
+
+        async def body() -> object:
+            try:
+                result = await self.wrapped.call_tool(name, params.tool_args, ctx, tool)
+            except (ModelRetry, ToolFailed) as told:
+                return {_WIRE: {"retry" if isinstance(told, ModelRetry) else "failed": told.message}}
+            if isinstance(result, ToolReturn):
+                return {_WIRE: {"return": _RETURNED.dump_python(result, mode="json")}}
+            return to_jsonable_python(result, serialize_unknown=True)
+
+        # By these a tool leaves before it did anything: it is called again, once somebody has agreed.
+        leaves = (ApprovalRequired, CallDeferred)
+        outcome: Any = await _tool_called(hosted(None, name), params, body, options, bubbles=leaves)
+        match outcome:
+            case {"pydantic_ai": {"retry": message}}:
+                raise ModelRetry(message)
+            case {"pydantic_ai": {"failed": message}}:
+                raise ToolFailed(message)
+            case {"pydantic_ai": {"return": returned}}:
+                return _RETURNED.validate_python(returned)
+            case _:
+                return outcome
+
+
+# One step ---------------------------------------------------------------------------------------------
+
+
+async def _requested(
+    host: Host, model: str, params: ModelRequestParams, body: Callable[[], Awaitable[object]]
+) -> object:
+    """A model's reply, recorded with what it was sent."""
+    told: dict[str, Any] = {
+        "model": model,
+        "messages": [_steady(each) for each in ModelMessagesTypeAdapter.dump_python(params.messages, mode="json")],
+        "parameters": _lean(to_jsonable_python(params.model_request_parameters, serialize_unknown=True)),
+    }
+    if params.model_settings:
+        told["settings"] = to_jsonable_python(params.model_settings, serialize_unknown=True)
+    try:
+        if in_agent():
+            return await host.model(_named(body, model), key=_nth_key(host, params, "model"), **told)
+        return await asked(host, model, _named(body, model), **told)
+    except Rejected:
+        raise
+    except StepFailed as failed:
+        # The same error live and from the record, and one for which Pydantic AI has its ways: another model, perhaps.
+        status = failed.failure.details.get("status") if failed.failure is not None else None
+        if isinstance(status, int):
+            raise ModelHTTPError(status, model, failed.failure.details.get("body")) from failed
+        raise ModelAPIError(model, str(failed)) from failed
+
+
+async def _tool_called(
+    host: Host,
+    params: ToolsetCallToolParams | DynamicToolsetCallToolParams,
+    body: Callable[[], Awaitable[object]],
+    options: Options,
+    *,
+    bubbles: tuple[type[BaseException], ...] = (),
+) -> object:
+    ctx, definition = params.ctx, _definition(params)
+    key = _call_key(ctx, ctx.tool_call_id, approved=ctx.tool_call_approved) if ctx.tool_call_id else None
+    course = _course(host)
+    if key is not None and key in course.approvers:
+        options = {"approve": course.approvers[key], **options}
+    schema, doc = (definition.parameters_json_schema, definition.description or "") if definition else (None, "")
+    told = to_jsonable_python(params.tool_args, serialize_unknown=True)
+
+    async def run(**arguments: Any) -> object:
+        if arguments != told:
+            _edit(params, arguments)
+        return await body()
+
+    try:
+        return await host.call(
+            open_tool(params.name, schema=schema, doc=doc, **options), told, key=key, fn=run, bubbles=bubbles
+        )
+    except Rejected as rejected:
+        if rejected.response is not None:
+            raise ToolFailed(f"{rejected.message} (the tool was not called)") from rejected
+        raise ToolFailed(str(rejected)) from rejected
+
+
+def _plainly(body: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
+    """A value that a tool returned is on record as it is, for people to read, and to give where it is in doubt."""
+
+    async def run() -> object:
+        match payload := await body():
+            case {"result": value, "kind": "tool_return", **more} if not any(more.values()) and not _is_formed(value):
+                return value
+            case _:
+                return {_WIRE: payload}
+
+    return run
+
+
+def _formed(value: Any) -> object:
+    return value[_WIRE] if _is_formed(value) else {"result": value, "kind": "tool_return"}
+
+
+def _is_formed(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {_WIRE}
+
+
+def _edit(params: ToolsetCallToolParams | DynamicToolsetCallToolParams, arguments: dict[str, Any]) -> None:
+    """What a person wrote in place of the model's arguments, as the tool takes it."""
+    tool = params.tool if isinstance(params, ToolsetCallToolParams) else None
+    fitting = arguments if tool is None else tool.args_validator.validate_python(arguments)
+    params.tool_args.clear()
+    params.tool_args.update(fitting)
+
+
+def _definition(params: ToolsetCallToolParams | DynamicToolsetCallToolParams) -> Any:
+    if isinstance(params, DynamicToolsetCallToolParams):
+        return params.tool_def
+    return None if params.tool is None else params.tool.tool_def
+
+
+def _options(tools: ToolOptions, name: str, tool: ToolsetTool[Any]) -> Options | Literal[False]:
+    """What is known of a tool: by the agent's capability, by its own metadata, by an MCP server's hints."""
+    metadata = tool.tool_def.metadata or {}
+    said: Options | Literal[False] = tools.get(name, metadata.get(METADATA, {}))
+    hints = metadata.get("annotations") or {}
+    if said is False or "effect" in said or not isinstance(hints, dict):
+        return said
+    effect = "reads" if hints.get("readOnlyHint") else "idempotent" if hints.get("idempotentHint") else None
+    return said if effect is None else {"effect": effect, **said}
+
+
+# Keys -------------------------------------------------------------------------------------------------
+
+
+class _Course:
+    """What one block of a host has seen, since the loop in it began from the top."""
+
+    def __init__(self) -> None:
+        self.approvers: dict[str, Approve] = {}
+        self._seen: Counter[str] = Counter()
+
+    def count(self, what: str) -> int:
+        self._seen[what] += 1
+        return self._seen[what]
+
+
+_COURSES: Final[WeakKeyDictionary[Host, _Course]] = WeakKeyDictionary()
+
+
+def _course(host: Host) -> _Course:
+    return _COURSES.setdefault(host, _Course())
+
+
+def _call_key(ctx: RunContext[Any], call: str, *, approved: bool) -> str:
+    """A call by the id that the model gave it. The same call, once approved, is another step."""
+    return (f"{ctx.run_id}/" if in_agent() else "") + call + ("/approved" if approved else "")
+
+
+def _nth_key(host: Host, params: Any, what: str) -> str:
+    """The nth of its kind in a step of the agent's loop, which goes the same way again."""
+    ctx: RunContext[Any] | None = getattr(params, "run_context", None) or getattr(params, "ctx", None)
+    where = what if ctx is None else f"{ctx.run_id}/{ctx.run_step}/{what}"
+    return f"{where}#{_course(host).count(where)}"
+
+
+def _named(body: Callable[[], Awaitable[object]], name: str) -> Callable[..., Awaitable[object]]:
+    async def ask(**_: Any) -> object:
+        return await body()
+
+    ask.__qualname__ = name
+    return ask
+
+
+def _steady(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what is new whenever it is made: what a model is sent is the same after a crash."""
+    parts = [_lean(part, _MOMENTARY) for part in message["parts"]]
+    return {**_lean(message, _MOMENTARY), "parts": parts}
+
+
+def _lean(fields: dict[str, Any], without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Fields that say something; those of tools, in lists, too."""
+    return {
+        name: [_lean(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
+        for name, value in fields.items()
+        if name not in without and value is not None and value != []
+    }

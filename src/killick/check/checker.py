@@ -1,0 +1,323 @@
+"""Rehearses an agent once for every way it could be interrupted, and reports what it found.
+
+Everything happens on a store in memory and by a clock that leaps; tools, models and people are stood in for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, simulate
+from killick.check.findings import ALONE, Faulty, Finding, Report
+from killick.check.judging import Alike, Judge, place_of, relative
+from killick.check.reading import read_agent
+from killick.check.samples import sample
+from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
+from killick.errors import DeclarationRefused
+from killick.model.events import FactDrawn, decode
+from killick.runtime.here import refuse_io
+from killick.runtime.hooks import HOOKS
+from killick.runtime.registry import AGENTS, TOOLS, Agent, AnyAgent
+from killick.runtime.triggers import TRIGGERS
+from killick.runtime.views import Wait
+from killick.store.base import RunQuery
+
+STORIES_MAX: Final = 5_000
+PATHS_MAX: Final = 12
+"""Other ways through an agent, by other answers and tools that fail, that are interrupted everywhere too."""
+TWICE_DEAD: Final = 24
+HANG_SECONDS: Final = 20.0
+"""How long a rehearsal with threads may take; one without is known to hang when nothing is left that could happen."""
+
+Progress = Callable[[str, int], None]
+"""Told after every rehearsal: what befell it, and how many there were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An agent, an input, and what is around it, to be checked."""
+
+    agent: AnyAgent
+    input: Any = ...
+    """Left out, a sample of the type that the agent takes."""
+    fakes: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    """By tool, model function or name: a value, a list of values in order, a function, or an exception."""
+    answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """By a part of the question, a step or `*`: a verb, a value, or a pair of both."""
+    messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """By the name that the run waits for."""
+    real: Sequence[Any] = ()
+    """Tools that run for real, by themselves or by name; `*` for all."""
+
+
+def check(
+    case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, **options: Any
+) -> Report:
+    """Interrupt an agent in every way there is. `options` are those of a Case."""
+    if isinstance(case, Agent):
+        case = Case(agent=case, **options)
+    return _Checking(case, stories_max, progress or (lambda what, count: None)).go()
+
+
+def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
+    """The same, for a test: raises an AssertionError that says what is wrong and what to write."""
+    report = check(case, stories_max=stories_max, **options)
+    if not report.holds:
+        raise Faulty(report)
+    return report
+
+
+class _Enough(Exception):
+    """No more rehearsals: the number that was allowed is reached, or one hung."""
+
+
+class _Checking:
+    def __init__(self, case: Case, stories_max: int, progress: Progress) -> None:
+        self.agent = case.agent
+        self.progress = progress
+        self.stories_max = stories_max
+        self.ways: Counter[str] = Counter()
+        self.spots = read_agent(case.agent)
+        self.judge = Judge(case.agent, self.spots)
+        self.cut_short = ""
+        self.draws = False
+        """Whether the agent draws ids or numbers, which are others where a process died before they were on record."""
+        real = frozenset(each if isinstance(each, str) else each.name for each in case.real)
+        self.around = Around(fakes=case.fakes, real=real, answers=case.answers, messages=case.messages)
+        self.scenario = Scenario(
+            agent=case.agent,
+            input=_input(case),
+            outside=_outside,
+            verified=False,
+            hang_seconds=HANG_SECONDS,
+            world=partial(Stage, self.around),
+        )
+
+    def go(self) -> Report:
+        if any(spot.kind == "swallows" and spot.loops for spot in self.spots):
+            self.cut_short = "nothing was rehearsed: code that swallows signals in a loop may never end"
+            return self._report(None)
+        tools, agents, hooks, triggers = dict(TOOLS), AGENTS.copy(), dict(HOOKS), TRIGGERS.copy()
+        unwatch = refuse_io(self.judge.stray)
+        base: Story | None = None
+        try:
+            saved: list[Saved] = []
+            base = self._story(ALONE, None, saving=saved)
+            if self.judge.touches:
+                raise _Enough("stopped after one rehearsal: it does I/O outside of a step, which was refused")
+            if base.status:
+                self._everything(base, saved)
+        except _Enough as enough:
+            self.cut_short = str(enough)
+        finally:
+            unwatch()
+            TOOLS.clear()
+            TOOLS.update(tools)
+            HOOKS.clear()
+            HOOKS.update(hooks)
+            AGENTS.restore(agents)
+            TRIGGERS.restore(triggers)
+        return self._report(base)
+
+    def _everything(self, base: Story, saved: list[Saved]) -> None:
+        stage = _stage(base)
+        self.draws = _draws(base)
+        self._story(ALONE, base)
+        self._everywhere(base, None, saved)
+        self._redeployed(base, saved)
+        for called in stage.called:
+            kinds: list[CallTrouble] = ["timeout", "limited", "paused", "unheard"]
+            for kind in kinds if _acts(called) else kinds[:3]:
+                self._story(_WAYS[kind], base, Trouble(kind, called.run, called.step))
+        paths = [*self._failures(stage.called), *self._answers(stage.asked)]
+        for number, trouble in enumerate(paths):
+            left: list[Saved] = []
+            path = self._story(_WAYS[trouble.kind], base, trouble, saving=left)
+            if number < PATHS_MAX and trouble.kind in ("broken", "otherwise", "expired") and path.status:
+                self._everywhere(path, trouble, left)
+        # Those that die again while they recover: one in so many, spread over the run.
+        for number, each in enumerate(saved[:: max(1, len(saved) // TWICE_DEAD)]):
+            self._story("second death", base, None, 2 + 3 * number % 7, saved=each)
+
+    def _failures(self, called: Sequence[Called]) -> Iterator[Trouble]:
+        seen: set[str] = set()
+        for each in called:
+            if _acts(each):
+                yield Trouble("lost", each.run, each.step)
+            if each.name not in seen:
+                yield Trouble("broken", each.run, each.step)
+            seen.add(each.name)
+
+    def _answers(self, asked: Sequence[Wait]) -> Iterator[Trouble]:
+        for wait in asked:
+            yield Trouble("twice", wait.run, wait.step)
+            if wait.deadline_us is not None:
+                yield from (Trouble("late", wait.run, wait.step), Trouble("expired", wait.run, wait.step))
+            usual = self.around.answer_to(wait)
+            plain = [(verb, None) for verb in ("approve", "reject") if verb in wait.verbs]
+            for answer in [*plain, *(("respond", option) for option in wait.options)]:
+                if answer != usual and "respond" in (*wait.verbs, answer[0]):
+                    yield Trouble("otherwise", wait.run, wait.step, answer)
+
+    def _everywhere(self, expected: Story, trouble: Trouble | None, saved: Sequence[Saved]) -> None:
+        """Die at every point of one way through the agent; what the dead process left is there already."""
+        for each in saved:
+            self._story("death", expected, trouble, saved=each)
+
+    def _redeployed(self, base: Story, saved: Sequence[Saved]) -> None:
+        """A new release goes on before every call: its module is run anew, so nothing is left of the process before."""
+        fresh = _released(self.agent)
+        for each in saved if fresh is not None else ():
+            when, what, *_ = each.place.split(" ")
+            if when == "before" and what not in WRITES:
+                self._story("redeploy", base, None, saved=each, redeployed=fresh)
+
+    def _story(
+        self,
+        way: str,
+        expected: Story | None,
+        trouble: Trouble | None = None,
+        *kills: int,
+        saved: Saved | None = None,
+        saving: list[Saved] | None = None,
+        redeployed: Callable[[], AnyAgent] | None = None,
+    ) -> Story:
+        if self.ways.total() >= self.stories_max:
+            raise _Enough(f"stopped after {self.stories_max} rehearsals; --max allows more")
+        scenario = replace(self.scenario, world=partial(Stage, self.around, trouble), redeployed=redeployed)
+        story = simulate(scenario, *kills, saved=saved, saving=saving)
+        self.ways[way] += 1
+        alike = _alike(trouble, again=saved is not None)
+        self.judge.take(expected or story, story, "count" if alike == "state" and self.draws else alike)
+        self.progress(way, self.ways.total())
+        if self.judge.hangs:
+            raise _Enough("stopped at the first rehearsal that did not come to its end")
+        return story
+
+    def _report(self, base: Story | None) -> Report:
+        findings = self.judge.findings()
+        stage = _stage(base) if base is not None else None
+        explained = self.judge.touches or any(finding.kind == "tasks" for finding in findings)
+        if base is not None and isinstance(base.outcome, Ended) and stage is not None and not explained:
+            findings.insert(0, _fails(self.agent, base.outcome, stage))
+        return Report(
+            agent=self.agent.name,
+            where=place_of(self.agent.fn),
+            left_alone=base.status if base is not None else "not run",
+            steps=len(base.states["run"]["position"]["committed"]) if base is not None and "run" in base.states else 0,
+            questions=len(stage.asked) if stage is not None else 0,
+            tools=tuple(sorted({called.name for called in stage.called})) if stage is not None else (),
+            ways=dict(self.ways),
+            findings=tuple(findings),
+            sampled=tuple(sorted(stage.sampled)) if stage is not None else (),
+            cut_short=self.cut_short,
+        )
+
+
+_WAYS: Final = {
+    "timeout": "timeout", "unheard": "lost answer", "lost": "lost answer", "limited": "rate limit",
+    "broken": "failing tool", "paused": "pause", "twice": "other answer", "late": "other answer",
+    "expired": "deadline", "otherwise": "other answer",
+}  # fmt: skip
+
+
+def _draws(story: Story) -> bool:
+    rows = (row for run in story.store.runs(RunQuery(), limit=10_000) for row in story.store.read(run.run, data=False))
+    events = (decode(row.body) for row in rows if row.body.startswith(b'{"kind":"fact.drawn"'))
+    return any(isinstance(event, FactDrawn) and event.name in ("random", "uuid") for event in events)
+
+
+def _alike(trouble: Trouble | None, *, again: bool) -> Alike:
+    """How a rehearsal has to end. Which of several branches fails first is a race, and so is what it cuts off."""
+    if trouble is None or trouble.kind in ("timeout", "limited", "paused", "unheard", "twice"):
+        return "state"
+    if not again:
+        return "anyhow"
+    return "status" if trouble.kind == "broken" else "state"
+
+
+def _outside(client: Any, waits: Sequence[Wait], world: Any) -> bool:
+    return bool(world.respond(client, waits))
+
+
+def _stage(story: Story) -> Stage:
+    assert isinstance(story.world, Stage)
+    return story.world
+
+
+def _acts(called: Called) -> bool:
+    """Whether it may have happened though nobody heard of it. What a transaction does is on record with it."""
+    return called.effect not in (None, "reads", "transaction")
+
+
+def _input(case: Case) -> Any:
+    if case.input is not ...:
+        return case.input
+    if not case.agent.takes_input:
+        return None
+    try:
+        return sample(case.agent.input_type)
+    except Exception as error:
+        raise DeclarationRefused(case.agent.name, f"its input cannot be made up ({error}); give one") from None
+
+
+def _fails(agent: AnyAgent, ended: Ended, stage: Stage) -> Finding:
+    theirs = [frame for frame in ended.failure.frames if frame.line and not frame.file.startswith(_OURS)]
+    where = f"{relative(theirs[-1].file)}:{theirs[-1].line}" if theirs else place_of(agent.fn)
+    step = f" at step {ended.step}" if ended.step else ""
+    made_up = ", ".join(sorted(stage.sampled))
+    fix = "mend what it names"
+    if made_up and not ended.type.startswith("killick."):
+        fix = f"say what these give, for samples of their types may not do: {made_up} (fakes, or --fake NAME=VALUE)"
+    return Finding(
+        kind="fails",
+        title=f"left alone, it fails{step}: {ended.type.rpartition('.')[2]}: {ended.message}",
+        where=where,
+        why="Nothing interrupted it.",
+        fix=fix,
+    )
+
+
+_OURS: Final = str(Path(__file__).parents[1])
+"""Where Killick itself is, whose lines nobody is to mend."""
+
+
+# a new release ------------------------------------------------------------------------------------
+
+
+def _released(agent: AnyAgent) -> Callable[[], AnyAgent] | None:
+    """How to get the agent anew, from its module run again; None where that cannot be done."""
+    module = sys.modules.get(agent.fn.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__" or "<locals>" in agent.fn.__qualname__:
+        return None
+
+    def fresh() -> AnyAgent:
+        return _again(module, file, agent)
+
+    return fresh
+
+
+def _again(module: ModuleType, file: str, agent: AnyAgent) -> AnyAgent:
+    spec = importlib.util.spec_from_file_location(module.__name__, file)
+    if spec is None or spec.loader is None:
+        return agent
+    made = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = made
+    try:
+        spec.loader.exec_module(made)
+    finally:
+        sys.modules[module.__name__] = before or module
+    for each in vars(made).values():
+        if isinstance(each, Agent) and each.name == agent.name:
+            return each  # pyright: ignore[reportUnknownVariableType]
+    return agent

@@ -1,0 +1,618 @@
+"""Kills a simulated process at every point in turn, and lets the next one go on: nothing may be lost or done twice.
+
+Owns the points at which a process can die and the world that its tools act on. Everything runs on a store in memory,
+one process after the other; what a dead one still tries is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
+
+import msgspec
+
+from killick.clock import LeapingClock
+from killick.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting
+from killick.ids import SeededIds
+from killick.log import Log
+from killick.model.codec import plain
+from killick.model.events import Build, decode
+from killick.model.failure import Failure
+from killick.runtime.applying import StandIn
+from killick.runtime.client import Client
+from killick.runtime.registry import AnyAgent
+from killick.runtime.views import Wait
+from killick.store.base import Append, RunQuery, Store
+from killick.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+RUN: Final = "run"
+"""The id of the run that is simulated."""
+
+WRITES: Final = frozenset({"append", "deliver", "lease", "refer", "reindex", "release", "remove", "renew", "repair"})
+"""The operations of a store before and after which a process may die."""
+
+HANG_SECONDS: Final = 4.0
+"""How long a process may take that was not killed; most take some milliseconds."""
+LEASE_SECONDS: Final = 30.0
+_LEAPS_MAX: Final = 40_000
+"""How many timers may go off in one process while nothing else happens: whoever looks for ever finds nothing."""
+_TURNS_A_LOOK: Final = 4_096
+_TICK_SECONDS: Final = 0.2
+"""How often a loop looks whether a thread still runs that it waits for."""
+_TURNS_MAX: Final = 10_000
+_TURNS_TO_LEAVE: Final = 16
+"""Turns of the loop that a cancelled task has for leaving its blocks, before it is cancelled again."""
+
+Takeover = Literal["lock", "expiry"]
+"""How the next process gets the runs of a dead one: its lock is free at once, or its leases run out."""
+
+
+class Killed(BaseException):
+    """The process is dead. Whatever of it still runs gets no further than the next thing it touches."""
+
+
+class Life:
+    """One process: counts the points at which it can die, and dies at one of them."""
+
+    def __init__(self, world: World, kill_at: int = 0) -> None:
+        self.world = world
+        self.points = 0
+        self.place = ""
+        self.dead = False
+        self.on_death: Callable[[], object] = lambda: None
+        self.on_point: Callable[[int, str], object] = lambda number, place: None
+        self._kill_at = kill_at
+        self._lock = threading.Lock()
+
+    def point(self, place: str) -> None:
+        """Here the process can die."""
+        with self._lock:
+            self._refuse()
+            self.points += 1
+            self.on_point(self.points, place)
+            if self.points == self._kill_at:
+                self.place = place
+                self._die()
+                raise Killed(place)
+
+    def touch(self, act: Callable[[], T]) -> T:
+        """Do something that a dead process cannot do any more."""
+        with self._lock:
+            self._refuse()
+            return act()
+
+    def write(self, what: str, act: Callable[[], T]) -> T:
+        """The same, with a point before and one after."""
+        self.point(f"before {what}")
+        done = self.touch(act)
+        self.world.changes += 1
+        self.point(f"after {what}")
+        return done
+
+    def end(self) -> None:
+        with self._lock:
+            if not self.dead:
+                self._die()
+
+    def _refuse(self) -> None:
+        if self.dead:
+            raise Killed("the process is dead")
+
+    def _die(self) -> None:
+        self.dead = True
+        self.on_death()
+
+
+_LIFE: Final[ContextVar[Life | None]] = ContextVar("killick_life", default=None)
+
+
+def tick() -> None:
+    """A point in agent code, between steps. Outside of a simulation it does nothing."""
+    life = _LIFE.get()
+    if life is not None:
+        life.point("agent code")
+
+
+def world() -> World:
+    """The world of the simulation in which this code runs."""
+    life = _LIFE.get()
+    if life is None:
+        raise LookupError("there is no simulated world here; run the agent by killick.check.crashes")
+    return life.world
+
+
+class World:
+    """What tools act on, and what no death undoes: effects by name, each counted, and what they returned."""
+
+    def __init__(self) -> None:
+        self.effects: Counter[str] = Counter()
+        self.visits: Counter[str] = Counter()
+        self.results: dict[str, Any] = {}
+        self._keys: dict[str, Any] = {}
+        self.stand_in: StandIn | None = None
+        """What stands between steps and this world; without one, tools act on it themselves."""
+        self.client: Client | None = None
+        """The client of the process that lives now."""
+        self.changes = 0
+        """How often something changed that outlives a process."""
+
+    def do(self, effect: str, result: Any = None, *, key: str | None = None) -> Any:
+        """An effect happens. Given a key, the world honours it: the second time it only tells the result again."""
+
+        def act() -> Any:
+            if key is not None and key in self._keys:
+                return self._keys[key]
+            self.effects[effect] += 1
+            self.results[effect] = result
+            if key is not None:
+                self._keys[key] = result
+            return result
+
+        return living().write(effect, act)
+
+    def visit(self, place: str) -> int:
+        """How often somebody came here, this time included. Looking is no effect."""
+
+        def act() -> int:
+            self.visits[place] += 1
+            return self.visits[place]
+
+        return living().write(place, act)
+
+    def happened(self, effect: str) -> bool:
+        return bool(self.effects[effect])
+
+    def unpaused(self, client: Client) -> bool:
+        """Whether somebody let a paused run go on."""
+        return False
+
+    def copied(self) -> Self:
+        """The same world, from here on on its own."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Counter | dict | list | set):
+                setattr(twin, name, value.copy())
+        if self.stand_in is not None:
+            twin.stand_in = cast("StandIn", twin)
+        return twin
+
+
+def living() -> Life:
+    """The process in which this code runs."""
+    life = _LIFE.get()
+    if life is None:
+        raise LookupError("there is no simulated process here; run the agent by killick.check.crashes")
+    return life
+
+
+class _Mortal:
+    """A store as one process reaches it."""
+
+    def __init__(self, store: Store, life: Life) -> None:
+        self._store, self._life = store, life
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return self._mortal(name, found) if callable(found) else found
+
+    def _mortal(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        life = self._life
+
+        def mortal(*args: Any, **kwargs: Any) -> Any:
+            if name in WRITES:
+                what = f"append {_last(args[0])}" if name == "append" else name
+                return life.write(what, lambda: operation(*args, **kwargs))
+            return life.touch(lambda: operation(*args, **kwargs))
+
+        return mortal
+
+    def close(self) -> None:
+        """The store outlives the process."""
+
+
+def _last(items: Sequence[Append]) -> str:
+    """What is written last: the kind of event, and its step."""
+    rows = [row for item in items for row in item.rows]
+    if not rows:
+        return ""
+    event = decode(rows[-1].body)
+    return f"{event.__struct_config__.tag} {getattr(event, 'step', None) or ''}".rstrip()
+
+
+# what is simulated --------------------------------------------------------------------------------
+
+Outside = Callable[[Client, Sequence[Wait], World], bool]
+"""What people and other programs do when the run waits for them; False when they can do nothing for it."""
+
+
+def nobody(client: Client, waits: Sequence[Wait], world: World) -> bool:
+    """There is nobody outside."""
+    return False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run failed."""
+
+    type: str
+    message: str
+    step: str | None
+    not_undone: tuple[str, ...]
+    failure: Failure = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """An agent, its input, and what is around it."""
+
+    agent: AnyAgent
+    input: Any = None
+    outside: Outside = nobody
+    exact: bool = True
+    """False where chance or a race decides on states and on which effects happen; none may happen more often."""
+    warm: bool = True
+    """Whether the process that waited goes on by itself when it is woken; otherwise another one does."""
+    behind: bool = False
+    """Whether what the world cannot see is written behind, and lost with a process."""
+    takeover: Takeover = "lock"
+    verified: bool = True
+    """Whether the record is verified at the end."""
+    hang_seconds: float = HANG_SECONDS
+    world: Callable[[], World] = World
+    redeployed: Callable[[], AnyAgent] | None = None
+    """Gives the agent anew for every process after the first, as a new release would."""
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What became of a run whose processes were killed, and where they were."""
+
+    kills: tuple[int, ...]
+    places: list[str] = field(default_factory=list[str])
+    points: list[int] = field(default_factory=list[int])
+    status: str = ""
+    outcome: Any = None
+    world: World = field(default_factory=World)
+    troubles: list[str] = field(default_factory=list[str])
+    store: MemoryStore = field(default_factory=MemoryStore, repr=False)
+
+    @cached_property
+    def marks(self) -> dict[str, tuple[Any, ...]]:
+        """What lasts of each run's state, by the hashes of its values: where two are equal, so are the states."""
+        log = Log(self.store)
+        return {row.run: _marks(log, row.run) for row in self.store.runs(RunQuery(), limit=10_000)}
+
+    @cached_property
+    def states(self) -> dict[str, dict[str, Any]]:
+        """What lasts of each run's state."""
+        log = Log(self.store)
+        rows = self.store.runs(RunQuery(), limit=10_000) if self.status else ()
+        return {row.run: _lasting(log.state(row.run).to_json()) for row in rows}
+
+    def __str__(self) -> str:
+        places = ", then ".join(f"{n} ({place})" for n, place in zip(self.kills, self.places, strict=False))
+        return f"killed at {places}" if places else "not killed"
+
+
+class Saved(NamedTuple):
+    """What outlives a process that dies at a point."""
+
+    point: int
+    place: str
+    store: MemoryStore
+    world: World
+    now_us: int
+
+
+def simulate(
+    scenario: Scenario, *kills: int, seed: int = 7, saved: Saved | None = None, saving: list[Saved] | None = None
+) -> Story:
+    """Run a scenario to its end: each process dies at the point that is its own; after them comes one that lives.
+
+    With `saved`, the first process has died already, and this is what it left. With `saving`, what the first process
+    would leave is kept for every point at which that is something new.
+    """
+    clock = LeapingClock() if saved is None else LeapingClock(saved.now_us)
+    ids = SeededIds(seed if saved is None else seed + saved.point)
+    if saved is None:
+        story = Story(kills=kills, world=scenario.world(), store=MemoryStore(clock=clock, ids=ids))
+        number = 0
+    else:
+        world, store = saved.world.copied(), saved.store.copied(clock)
+        story = Story(kills=(saved.point, *kills), places=[saved.place], points=[saved.point], world=world, store=store)
+        _take_over(scenario, clock, store)
+        number = 1
+    for kill_at in (*kills, 0):
+        number += 1
+        life = Life(story.world, kill_at)
+        if number == 1 and saving is not None:
+            life.on_point = partial(_save, saving, story, clock)
+        if number > 1 and scenario.redeployed is not None:
+            scenario = replace(scenario, agent=scenario.redeployed())
+        _live(partial(_opened, scenario, story, life, number, clock, ids), life, scenario, story)
+        story.points.append(life.points)
+        if not life.place:
+            break
+        story.places.append(life.place)
+        _take_over(scenario, clock, story.store)
+    return story
+
+
+def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: LeapingClock, ids: SeededIds) -> Client:
+    story.world.client = Client(
+        cast("Store", _Mortal(story.store, life)),
+        clock=clock,
+        ids=SeededIds(int.from_bytes(ids.key())),
+        build=lambda agent: Build(version=f"simulated {number}"),
+        lease_seconds=float("inf") if scenario.takeover == "lock" else LEASE_SECONDS,
+        behind=scenario.behind,
+        stand_in=story.world.stand_in,
+    )
+    return story.world.client
+
+
+def _take_over(scenario: Scenario, clock: LeapingClock, store: MemoryStore) -> None:
+    """The runs of a dead process are free: its lock at once, its leases when they have run out."""
+    if scenario.takeover == "expiry":
+        clock.advance(LEASE_SECONDS + 1)
+        return
+    for _, head in store.heads():
+        store.release(head.run, epoch=head.epoch)
+
+
+def _save(saving: list[Saved], story: Story, clock: LeapingClock, point: int, place: str) -> None:
+    last = saving[-1] if saving else None
+    if last is None or (last.world.changes, last.now_us) != (story.world.changes, clock.now_us()):
+        saving.append(Saved(point, place, story.store.copied(clock), story.world.copied(), clock.now_us()))
+
+
+def killed_everywhere(scenario: Scenario, *, seed: int = 7) -> Iterator[Story]:
+    """The story of every point in turn, until there are no more."""
+    kill_at = 1
+    while (story := simulate(scenario, kill_at, seed=seed)).places:
+        yield story
+        kill_at += 1
+
+
+def differences(undisturbed: Story, story: Story, *, exact: bool = True) -> list[str]:
+    """In what a story ends otherwise than it would have without a death; nothing, if all is well."""
+    found = list(story.troubles)
+    if not story.status:
+        return found
+    for name in ("status", "outcome"):
+        told, expected = getattr(story, name), getattr(undisturbed, name)
+        if told != expected:
+            found.append(f"{name} {told!r} instead of {expected!r}")
+    happened, expected = story.world.effects, undisturbed.world.effects
+    found += [f"{effect} once too often" for effect in (happened - expected).elements()]
+    if exact:
+        found += [f"{effect} once too little" for effect in (expected - happened).elements()]
+        for run in sorted(undisturbed.states.keys() | story.states.keys()):
+            found += _parts_differing(run, story.states.get(run, {}), undisturbed.states.get(run, {}))
+    return found
+
+
+def _parts_differing(run: str, told: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    for part in sorted(expected.keys() | told.keys()):
+        if told.get(part) != expected.get(part):
+            yield f"{run}: {part} {told.get(part)!r} instead of {expected.get(part)!r}"
+
+
+# one process --------------------------------------------------------------------------------------
+
+
+class _LeapingLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only where nothing else can happen: it leaps to the next timer.
+
+    So nobody sits out a sleep, and how fast the machine is decides nothing. While threads or connections may still
+    bring something, time passes as it does. When nothing at all can happen any more, whoever waits here hangs.
+    """
+
+    def __init__(self, threads: set[threading.Thread], seconds_max: float) -> None:
+        super().__init__()
+        self._threads = threads
+        self._now = 0.0
+        self._leaps = self._turns = 0
+        self._until = super().time() + seconds_max
+        self._tick: asyncio.TimerHandle | None = None
+        self.on_hang: Callable[[], object] | None = None
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        loop: Any = self
+        self._turns += 1
+        before = super().time()
+        waits = False
+        if self.on_hang is not None:
+            if self._turns % _TURNS_A_LOOK == 0 and before > self._until:
+                self.on_hang()
+            elif not loop._ready and not loop._stopping:
+                waits = self._waits(loop, self.on_hang)
+        super()._run_once()  # type: ignore[misc]  # pyright: ignore
+        if waits:
+            self._now += super().time() - before
+
+    def _waits(self, loop: Any, on_hang: Callable[[], object]) -> bool:
+        """Leap to the next timer, or find that nothing will ever happen; True where something outside may."""
+        alone = len(loop._selector.get_map()) <= 1 and set(threading.enumerate()) <= self._threads
+        timers: list[asyncio.TimerHandle] = loop._scheduled
+        times = [timer.when() for timer in timers if timer is not self._tick and not timer.cancelled()]
+        if not alone and super().time() < self._until:
+            if self._tick is None or self._tick.when() <= self._now:
+                self._tick = self.call_later(_TICK_SECONDS, lambda: None)
+            return True
+        if alone and times and self._leaps < _LEAPS_MAX:
+            self._leaps += 1
+            self._now = max(self._now, min(times))
+        else:
+            on_hang()
+        return False
+
+
+class _Process:
+    """The clients of one process, and the loop that they run on."""
+
+    def __init__(self, opened: Callable[[], Client], life: Life, hang_seconds: float) -> None:
+        self.life = life
+        self._before = set(threading.enumerate())
+        self.loop = _LeapingLoop(self._before, hang_seconds)
+        self._opened = opened
+        self._clients: list[Client] = []
+
+    def client(self) -> Client:
+        """The client, or another one that knows nothing of those before."""
+        self._clients.append(self._opened())
+        return self._clients[-1]
+
+    def bury(self) -> None:
+        """Let what is left run into the next thing it touches, so that nothing of it stays in memory."""
+        self.life.end()
+        loop = self.loop
+        for client in self._clients:
+            client.engine.threads.close()
+        for turn in range(_TURNS_MAX):
+            tasks, threads = asyncio.all_tasks(loop), set(threading.enumerate()) - self._before
+            if not tasks and not threads:
+                break
+            for task in tasks if turn % _TURNS_TO_LEAVE == 0 else ():
+                task.cancel()
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            if not tasks:
+                self._close()
+            for thread in threads:
+                thread.join(0.001)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def _close(self) -> None:
+        for client in self._clients:
+            with contextlib.suppress(Killed):
+                client.log.close()
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+
+
+def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: Story) -> None:
+    """A process from its start to its end, whichever that is."""
+    process = _Process(opened, life, scenario.hang_seconds)
+    loop = process.loop
+    loop.set_exception_handler(lambda _, told: None if life.dead else story.troubles.append(str(told)))
+    life.on_death = lambda: loop.call_soon_threadsafe(loop.stop)
+    context = copy_context()
+    context.run(_LIFE.set, life)
+    with _silent_threads():
+        main = loop.create_task(_until_ended(process, scenario, story), context=context)
+        main.add_done_callback(lambda _: loop.stop())
+        loop.on_hang = life.end
+        loop.run_forever()
+        loop.on_hang = None
+        if life.dead:
+            story.troubles += [] if life.place else ["hung"]
+        elif (error := main.exception()) is not None:
+            story.troubles.append(f"{type(error).__name__}: {error}")
+        process.bury()
+
+
+async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> None:
+    client = process.client()
+    status, outcome, waits = await _advanced(client, scenario)
+    while (status == "waiting" and scenario.outside(client, waits, story.world)) or (
+        status == "RunPaused" and story.world.unpaused(client)
+    ):
+        if not scenario.warm:
+            await client.__aexit__(None, None, None)
+            client = process.client()
+        status, outcome, waits = await _advanced(client, scenario)
+    story.status, story.outcome = status, outcome
+    if scenario.verified:
+        story.troubles += map(str, client.verify().problems)
+
+
+async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
+    try:
+        # As it is on record: after a new release, the classes of today are not those of the first process.
+        return "completed", plain(await client.run.soon(scenario.agent, scenario.input, id=RUN)), ()
+    except (RunDiverged, RunPaused) as stopped:
+        return type(stopped).__name__, str(stopped), ()
+    except RunWaiting as waiting:
+        return "waiting", str(waiting), waiting.waits
+    except RunFailed as failed:
+        return (
+            "failed",
+            Ended(failed.failure.type, failed.failure.message, failed.step, failed.not_undone, failed.failure),
+            (),
+        )
+    except RunCancelled as cancelled:
+        return "cancelled", cancelled.not_undone, ()
+
+
+def _marks(log: Log, run: str) -> tuple[Any, ...]:
+    state = log.state(run)
+    facts = state.fold.facts
+
+    def digest(seq: int) -> str | None:
+        return state.event(seq).data if seq else None
+
+    steps: list[tuple[Any, ...]] = [
+        (step.id, step.sort, step.name, step.status, step.effect, step.undone, step.undoes, digest(step.intended))
+        + ((digest(step.output),) if step.status == "done" else ())
+        for step in state.fold.steps
+    ]
+    context = tuple(map(digest, facts.context_parts))
+    waits = tuple((wait.step, wait.waits_for, wait.name, wait.to, digest(wait.opened)) for wait in facts.waits.values())
+    told = (facts.status, facts.generation, facts.plan, facts.stage, facts.priority, facts.tags, facts.parent)
+    return (*told, tuple(sorted(steps, key=lambda step: _numbers(step[0]))), context, waits)
+
+
+_PASSING: Final = frozenset({"at", "attempts", "deadline", "since", "usage"})
+
+
+def _lasting(state: bytes) -> dict[str, Any]:
+    """What of a state is the same however often processes died: no times, no attempts, no order of branches."""
+    document: dict[str, Any] = msgspec.json.decode(state)
+    for part in ("seq", "retries", "failures"):
+        del document[part]
+    for part in ("outputs", "decisions", "pending", "trace", "effects"):
+        items: list[Mapping[str, Any]] = document[part]
+        lasting = [{name: value for name, value in item.items() if name not in _PASSING} for item in items]
+        document[part] = sorted(lasting, key=lambda item: _numbers(item["step"]))
+    document["position"]["committed"].sort(key=_numbers)
+    del document["position"]["step"]
+    return document
+
+
+def _numbers(step: str) -> list[int]:
+    return [int(number) for number in step.split(".")]
+
+
+@contextmanager
+def _silent_threads() -> Generator[None]:
+    """Threads of a dead process end without a word."""
+    told = threading.excepthook
+
+    def tell(args: Any) -> None:
+        if not isinstance(args.exc_value, Killed):
+            told(args)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = told

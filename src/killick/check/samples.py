@@ -1,0 +1,324 @@
+"""Samples: a plausible value of any declared type, for a rehearsal in which nobody has a real one.
+
+Goes by the type, by what it demands of its values, and by the names of fields. Refuses where it knows no value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import itertools
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+import typing_extensions
+
+from killick.errors import FakeRefused, ValueRefused
+from killick.model.typed import convert
+from killick.runtime.context import through_codec
+
+_SHOWN_CHARS: Final = 80
+_MOMENT: Final = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+_PLAIN: Final[Mapping[Any, Any]] = {
+    bool: True, bytes: b"bytes", bytearray: bytearray(b"bytes"), datetime: _MOMENT, date: _MOMENT.date(),
+    time: time(9, 30), timedelta: timedelta(hours=1), UUID: UUID(int=1), None: None, type(None): None,
+}  # fmt: skip
+_HINTS: Final = (
+    ("email", "ada@example.org"), ("mail", "ada@example.org"), ("url", "https://example.org/"),
+    ("uri", "https://example.org/"), ("link", "https://example.org/"), ("phone", "+15550100"), ("currency", "EUR"),
+    ("country", "IT"), ("language", "en"), ("date", "2026-01-05"), ("uuid", str(UUID(int=1))), ("id", "id_1"),
+    ("name", "Ada"),
+)  # fmt: skip
+"""What a text is likely to be, by a word in the name of its field."""
+
+_RULES: Final = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+_WRAPPERS: Final[tuple[Any, ...]] = (
+    typing.Required, typing.NotRequired, typing_extensions.ReadOnly, typing.Final, typing.ClassVar,
+)  # fmt: skip
+
+
+def sample(kind: Any, name: str = "") -> Any:
+    """A plausible value of a declared type; the name of its field may hint at it. Refuses where it knows none."""
+    if kind is Any or kind is object:
+        raise FakeRefused(
+            name or "sample", "no type is declared, so no sample can be made; declare one, or give a value"
+        )
+    try:
+        made = _Sampling().of(kind, name)
+    except (_Within, RecursionError):
+        raise FakeRefused(name or spelled(kind), "has itself within itself, so that a sample never ends") from None
+    if (misfits := misfit(made, kind)) is not None:
+        told = f"{shown(made)} is no sample of it ({misfits}); give a value"
+        raise FakeRefused(name or spelled(kind), told)
+    return made
+
+
+class _Within(Exception):
+    """A type is needed for a sample of itself."""
+
+
+class _Sampling:
+    """Makes one sample; knows which types it is within, so that those that have themselves within end."""
+
+    def __init__(self) -> None:
+        self._within: list[Any] = []
+
+    def of(self, kind: Any, name: str = "", rules: Mapping[str, Any] | None = None) -> Any:
+        rules = rules or {}
+        origin, args = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            return self.of(args[0], name, {**rules, **_rules(args[1:])})
+        if origin in _WRAPPERS:
+            return self.of(args[0], name, rules)
+        if hasattr(kind, "__supertype__"):
+            return self.of(kind.__supertype__, name, rules)
+        if isinstance(kind, typing_extensions.TypeAliasType) or type(kind).__name__ == "TypeAliasType":
+            return self.of(kind.__value__, name, rules)
+        if isinstance(kind, typing.TypeVar):
+            return self.of(kind.__bound__ or (kind.__constraints__ or (str,))[0], name, rules)
+        if kind is Any or kind is object:
+            return _text(name, rules)
+        if origin is Literal:
+            return args[0]
+        if origin in (typing.Union, types.UnionType):
+            likely = sorted(args, key=lambda kind: kind in (None, type(None)))
+            return _first(partial(self.of, each, name, rules) for each in likely)
+        if isinstance(kind, type | None) and kind in _PLAIN:
+            return _PLAIN[kind]
+        return self._made(kind, origin, args, name, rules)
+
+    def _made(self, kind: Any, origin: Any, args: Sequence[Any], name: str, rules: Mapping[str, Any]) -> Any:
+        cls: Any = origin or kind
+        if not inspect.isclass(cls):
+            raise FakeRefused(name or spelled(kind), f"no sample of {spelled(kind)} can be made; give a value")
+        if issubclass(cls, enum.Enum):
+            return next(iter(cls))
+        if issubclass(cls, int | float | Decimal):
+            return cls(_number(cls, rules))
+        if issubclass(cls, str):
+            return _text(name, rules) if cls is str else _tried(cls, name, rules)
+        if typing_extensions.is_typeddict(cls) or hasattr(cls, "_fields") or _is_record(cls):
+            return self._record(kind, cls, args)
+        if issubclass(cls, tuple):
+            return self._tuple(kind, args, name, rules)
+        if issubclass(cls, Mapping):
+            key, value = (*args, str, Any)[:2] if args else (str, Any)
+            return dict(_some(lambda: (self.of(key, "key"), self.of(value, name)), rules))
+        if issubclass(cls, set | frozenset | typing.AbstractSet):
+            return (frozenset if cls is frozenset else set)(_some(lambda: self.of(_item(args), name), rules))
+        if issubclass(list, cls):
+            return list(_some(lambda: self.of(_item(args), name), rules))
+        return _tried(kind, name, rules)
+
+    def _tuple(self, kind: Any, args: Sequence[Any], name: str, rules: Mapping[str, Any]) -> Any:
+        if kind is tuple or args[1:] == (Ellipsis,):
+            return tuple(_some(lambda: self.of(_item(args), name), rules))
+        return tuple(self.of(arg, name) for arg in args if arg != ())
+
+    def _record(self, kind: Any, cls: Any, args: Sequence[Any]) -> Any:
+        """A value with fields; those that may be left out are."""
+        if kind in self._within:
+            raise _Within
+        self._within.append(kind)
+        try:
+            given = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))
+            values = {name: self.of(given.get(hint, hint), name, rules) for name, hint, rules in _fields(kind, cls)}
+        finally:
+            self._within.pop()
+        try:
+            if hasattr(cls, "model_fields"):
+                return cls.model_validate(values, by_alias=False, by_name=True)
+            return cls(**values)
+        except (ValueError, TypeError) as error:
+            reason = "; ".join(line.strip() for line in str(error).splitlines()[:3])
+            raise FakeRefused(cls.__name__, f"takes no sample: {reason}; give a value") from None
+
+
+def _first(makes: Iterable[Callable[[], Any]]) -> Any:
+    """The first of some alternatives that can be made."""
+    refused: Exception = _Within()
+    for make in makes:
+        try:
+            return make()
+        except (_Within, FakeRefused) as error:
+            refused = error if isinstance(refused, _Within) else refused
+    raise refused
+
+
+def _some(make: Callable[[], Any], rules: Mapping[str, Any]) -> Iterator[Any]:
+    """As many as there must be, and one if there may be; none where one would have itself within."""
+    try:
+        for _ in range(max(rules.get("min_length", 1), min(1, rules.get("max_length", 1)))):
+            yield make()
+    except _Within:
+        if rules.get("min_length"):
+            raise
+
+
+def _item(args: Sequence[Any]) -> Any:
+    return args[0] if args else str
+
+
+def _is_record(cls: Any) -> bool:
+    return dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_fields")
+
+
+def _fields(kind: Any, cls: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Name, type and rules of every field that must be given."""
+    if hasattr(cls, "model_fields"):
+        for name, field in cls.model_fields.items():
+            if field.is_required():
+                yield name, field.annotation, _rules(field.metadata)
+    elif issubclass(cls, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            if field.required:
+                yield field.name, field.type, {}
+    else:
+        hints = typing_extensions.get_type_hints(cls, include_extras=True)
+        for name in _required(cls, hints):
+            yield name, hints[name], {}
+
+
+def _required(cls: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if typing_extensions.is_typeddict(cls):
+        # Where annotations are texts, Python itself overlooks what NotRequired says.
+        said = {name: get_origin(hint) for name, hint in hints.items()}
+        return [name for name in hints if name in cls.__required_keys__ and said[name] is not typing.NotRequired]
+    if hasattr(cls, "_fields"):
+        return [name for name in cls._fields if name not in cls._field_defaults]
+    missing = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.init and field.default is missing and field.default_factory is missing
+    ]
+
+
+def _rules(metadata: Iterable[Any]) -> dict[str, Any]:
+    """What the metadata of a type demands, whoever's words it uses."""
+    found: dict[str, Any] = {}
+    for each in metadata:
+        found |= _rules(getattr(each, "metadata", ()))
+        found |= {rule: value for rule in _RULES if (value := getattr(each, rule, None)) is not None}
+    return found
+
+
+def _number(cls: Any, rules: Mapping[str, Any]) -> Any:
+    """A small number within its bounds."""
+    of: Any = int if issubclass(cls, int) else Decimal
+    step = of(str(rules.get("multiple_of", 1)))
+    bounds = {rule: of(str(rules[rule])) for rule in ("ge", "gt", "le", "lt") if rule in rules}
+    low = bounds.get("ge", bounds.get("gt"))
+    high = bounds.get("le", bounds.get("lt"))
+    if low is None:
+        low = min(of(1), high) if high is not None else of(1)
+    found = -(-low // step) * step
+    if "gt" in bounds and found <= bounds["gt"]:
+        found += step
+    if high is not None and (found > high or ("lt" in bounds and found >= high)):
+        found = (high // step) * step if low is None or issubclass(cls, int) else (low + high) / 2
+        found -= step if "lt" in bounds and found >= high else 0
+    return found
+
+
+def _text(name: str, rules: Mapping[str, Any]) -> str:
+    if "pattern" in rules:
+        return _matching(rules["pattern"])
+    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    text = next((text for word, text in _HINTS if word in words), name or "text")
+    least: int = rules.get("min_length", 0)
+    most: int | None = rules.get("max_length")
+    return (text + "x" * (least - len(text)))[:most]
+
+
+def _matching(pattern: Any) -> str:
+    """A text that matches a pattern, where it is plain enough."""
+    text: str = pattern if isinstance(pattern, str) else pattern.pattern
+    parser: Any = getattr(re, "_parser")  # noqa: B009
+    return "".join(_parts(parser.parse(text)))
+
+
+def _parts(parsed: Any) -> Iterator[str]:
+    for code, value in parsed:
+        match str(code):
+            case "LITERAL":
+                yield chr(value)
+            case "IN":
+                yield _one_of(value)
+            case "ANY" | "NOT_LITERAL":
+                yield "a" if value != ord("a") else "b"
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                for _ in range(value[0]):
+                    yield from _parts(value[2])
+            case "SUBPATTERN":
+                yield from _parts(value[-1])
+            case "BRANCH":
+                yield from _parts(value[1][0])
+            case "AT":
+                pass
+            case _:
+                raise FakeRefused("sample", f"no text for a pattern with {str(code).lower()} can be made; give a value")
+
+
+def _one_of(choices: Any) -> str:
+    """A character that a set allows."""
+    negated = str(choices[0][0]) == "NEGATE"
+    tried = itertools.chain("aA1 -_.", map(chr, range(33, 0x3000)))
+    return next(char for char in tried if any(_allows(code, value, char) for code, value in choices) != negated)
+
+
+_CATEGORIES: Final = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}
+
+
+def _allows(code: Any, value: Any, char: str) -> bool:
+    match str(code):
+        case "LITERAL":
+            return bool(ord(char) == value)
+        case "RANGE":
+            return bool(value[0] <= ord(char) <= value[1])
+        case "CATEGORY":
+            *negated, word = str(value).removeprefix("CATEGORY_").split("_")
+            return (re.fullmatch(_CATEGORIES[word], char) is None) == bool(negated)
+        case _:
+            return False
+
+
+def _tried(kind: Any, name: str, rules: Mapping[str, Any]) -> Any:
+    """A type that only pydantic knows: the first of some likely values that it takes."""
+    likely: list[Any] = [_text(name, rules), _MOMENT, *(text for _, text in _HINTS)]
+    for value in [*likely, "1.5", "09:30:00", "PT1H", "127.0.0.1", "/", 1, True]:
+        try:
+            return convert(value, kind)
+        except (ValueRefused, TypeError):
+            pass
+    raise FakeRefused(name or spelled(kind), f"no sample of {spelled(kind)} can be made; give a value")
+
+
+# judging values -----------------------------------------------------------------------------------
+
+
+def misfit(value: Any, returns: Any) -> str | None:
+    """Why a value cannot be what a tool returned."""
+    try:
+        convert(through_codec(value, at="value"), returns)
+    except ValueRefused as refused:
+        return f"{refused.path.removeprefix('value').lstrip('.') or 'it'}: {refused.reason}"
+    return None
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+
+
+def spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")

@@ -1,0 +1,321 @@
+"""The world of a rehearsal: stands in for tools, models and people, makes trouble once, and counts what was done.
+
+Nothing of it reaches outside, but for the tools that somebody wants to be real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import msgspec
+
+from killick.check.crashes import World, living
+from killick.check.fakes import Fakes
+from killick.check.replies import sample_answer, sample_reply
+from killick.check.samples import sample
+from killick.clock import LeapingClock
+from killick.errors import KillickError, RateLimited
+from killick.model.events import EffectClass, Sort
+from killick.runtime.applying import Applied
+from killick.runtime.client import Client
+from killick.runtime.intent import Intent
+from killick.runtime.registry import KEY, STEP, DidNotHappen, Effect, Happened, Policy, Tool, ToolStep
+from killick.runtime.replay import short
+from killick.runtime.views import Wait
+
+CallTrouble = Literal["timeout", "unheard", "lost", "limited", "broken", "paused"]
+WaitTrouble = Literal["twice", "late", "expired", "otherwise"]
+
+TROUBLES: Final[Mapping[CallTrouble | WaitTrouble, str]] = {
+    "timeout": "times out once, and nothing happened",
+    "unheard": "does its work, and the answer is lost once",
+    "lost": "does its work, and the answer is lost every time",
+    "limited": "is rate limited once",
+    "broken": "is out of order from then on",
+    "paused": "is running when somebody pauses the run, and resumes it later",
+    "twice": "is answered twice",
+    "late": "is answered when its deadline has passed",
+    "expired": "is never answered, and its deadline passes",
+    "otherwise": "is answered in another way",
+}
+"""What may befall a call or a question, in words."""
+
+RETRY_AFTER_SECONDS: Final = 30.0
+SETTLED_MAX: Final = 2
+"""How often a person says of one step that it did not happen and may be tried again, before they stop it."""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What goes wrong, and with the call or the question of which step. `answer` is another one to give."""
+
+    kind: CallTrouble | WaitTrouble
+    run: str
+    step: str
+    answer: tuple[str, Any] | None = None
+
+
+class Called(msgspec.Struct, frozen=True):
+    """One application of a tool or a model."""
+
+    run: str
+    step: str
+    sort: Sort
+    name: str
+    effect: EffectClass | None
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.name} at step {self.step}"
+
+
+class Declared(NamedTuple):
+    """A tool as it was declared, by the call of it that was seen first."""
+
+    name: str
+    fn: Callable[..., Any]
+    policy: Policy
+    keyed: bool
+    """Whether it is given its key, and so can hand it on."""
+
+
+class OutOfOrder(Exception):
+    """What a tool raises in a rehearsal that has it fail for good."""
+
+
+@dataclass(kw_only=True)
+class Around:
+    """Who and what is around an agent in a rehearsal: the same for all of its stories."""
+
+    fakes: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    real: frozenset[str] = frozenset()
+    answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def answer_to(self, wait: Wait) -> tuple[str, Any]:
+        """How a question is answered: as was said, or with the first answer that fits."""
+        for asked, answer in self.answers.items():
+            if asked in ("*", wait.step, wait.name) or asked.lower() in str(wait.prompt).lower():
+                return as_answer(wait, answer)
+        if "approve" in wait.verbs:
+            return "approve", None
+        return "respond", wait.options[0] if wait.options else sample_answer(wait.schema)
+
+
+def as_answer(wait: Wait, answer: Any) -> tuple[str, Any]:
+    """An answer as somebody wrote it: a verb, a pair of verb and value, or a value."""
+    match answer:
+        case (str(verb), value):
+            return verb, value
+        case str(verb) if verb in wait.verbs:
+            return verb, None
+        case _:
+            return "respond", answer
+
+
+class Stage(World):
+    """One rehearsal's world, and what stands between it and the steps."""
+
+    def __init__(self, around: Around, trouble: Trouble | None = None) -> None:
+        super().__init__()
+        self.around = around
+        self.trouble = trouble
+        self.struck: Called | Wait | None = None
+        self.called: list[Called] = []
+        self.asked: list[Wait] = []
+        self.woken: dict[str, int] = {}
+        """Tools whose outcome only a person could settle, and how often one was woken for them."""
+        self.declared: dict[str, Declared] = {}
+        self.doer: dict[str, str] = {}
+        """Which tool each effect is of."""
+        self.stand_in = self
+        self.sampled: set[str] = set()
+        self._fakes = Fakes(around.fakes)
+        self._values: dict[tuple[str, str], Any] = {}
+        self._happened: dict[tuple[str, str], Any] = {}
+        self._honoured: set[str] = set()
+        self._broken: set[str] = set()
+        self._patience: dict[tuple[str, str], int] = {}
+        self._lost: set[tuple[str, str]] = set()
+
+    # tools and models -------------------------------------------------------------------------
+
+    async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        """One attempt, with its trouble if it is its turn."""
+        called = Called(place.run, place.id, intent.sort, intent.name, intent.effect, place.attempt)
+        self.called.append(called)
+        keyed = any(marker is KEY or marker is STEP for marker in intent.injected.values())
+        if intent.sort == "tool":
+            self.declared.setdefault(intent.name, Declared(intent.name, intent.fn, intent.policy, keyed))
+        self.changes += 1
+        trouble = self._strikes(called)
+        if trouble == "paused" and self.client is not None:
+            self.client.pause(place.run, by="rehearsal")
+        if trouble == "limited":
+            return Applied(error=RateLimited("rate limited in a rehearsal", retry_after=RETRY_AFTER_SECONDS))
+        if trouble == "timeout":
+            return Applied(error=TimeoutError("timed out in a rehearsal"), timed_out=True)
+        if trouble == "broken":
+            self._broken.add(intent.name)
+        if intent.name in self._broken and intent.sort != "undo":
+            return Applied(error=OutOfOrder(f"{intent.name} is out of order in this rehearsal"))
+        applied = await self._performed(intent, place, real)
+        if trouble == "lost":
+            self._lost.add((place.run, place.id))
+        if applied.error is None and (trouble == "unheard" or (place.run, place.id) in self._lost):
+            return Applied(error=TimeoutError("the answer was lost in a rehearsal"), timed_out=True)
+        return applied
+
+    def _strikes(self, what: Called | Wait) -> CallTrouble | WaitTrouble | None:
+        """The trouble that befalls a call the first time, and a question every time."""
+        trouble = self.trouble
+        if trouble is None or (trouble.run, trouble.step) != (what.run, what.step):
+            return None
+        if isinstance(what, Called) and self.struck is not None:
+            return None
+        self.struck = what
+        return trouble.kind
+
+    async def _performed(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        life = living()
+        life.point(f"before {intent.name} ran at step {place.id}")
+        applied = await real() if self._is_real(intent.name) else await self._faked(intent, place)
+        if applied.error is None:
+            life.touch(lambda: self._count(intent, place, applied.value))
+            self.changes += 1
+        life.point(f"after {intent.name} ran at step {place.id}")
+        return applied
+
+    def _is_real(self, name: str) -> bool:
+        return "*" in self.around.real or name in self.around.real
+
+    async def _faked(self, intent: Intent, place: ToolStep) -> Applied:
+        """What stands for a call gives the same value for the same step, however often its process died."""
+        at = (place.run, place.id)
+        if at not in self._values:
+            applied = await self._fakes.apply(intent, place)
+            if applied is not None and applied.error is not None:
+                return applied
+            self._values[at] = self._sample(intent) if applied is None else applied.value
+        return Applied(self._values[at])
+
+    def _sample(self, intent: Intent) -> Any:
+        if intent.sort == "undo" or intent.returns is None:
+            return None
+        self.sampled.add(intent.name)
+        if intent.sort == "model":
+            return sample_reply(intent)
+        return None if intent.returns is Any else sample(intent.returns, intent.name)
+
+    def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
+        if intent.effect in (None, "reads"):
+            return
+        # What undoes is told the key of what it undoes. A transaction that is tried again was rolled back before.
+        honours = intent.sort == "undo" or intent.effect == "transaction" or self.declared[intent.name].keyed
+        if honours and place.key in self._honoured:
+            return
+        call = f"{intent.name}({short(intent.recording)})"
+        label = f"undoing {call}" if intent.sort == "undo" else call
+        self.effects[label] += 1
+        self.doer[label] = intent.name
+        self._happened[place.run, place.id] = value
+        self._honoured.add(place.key)
+
+    def by_tool(self) -> Counter[str]:
+        """How often each tool acted."""
+        made: Counter[str] = Counter()
+        for label, count in self.effects.items():
+            made[self.doer[label]] += count
+        return made
+
+    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+        """What a reconciler finds, or a confirmation sees: this world knows what happened in it."""
+        living().point(f"before looking what became of {effect.tool}")
+        if self._is_real(effect.tool):
+            return await real()
+        run = effect.key.partition(":step_")[0]
+        happened = (run, effect.step) in self._happened
+        confirm = self.declared[effect.tool].policy.confirm if effect.tool in self.declared else None
+        if confirm is not None and fn is (confirm.fn if isinstance(confirm, Tool) else confirm):
+            return happened
+        return Happened(self._happened[run, effect.step]) if happened else DidNotHappen()
+
+    def copied(self) -> Self:
+        """The same stage, from here on on its own."""
+        twin = super().copied()
+        twin._fakes = self._fakes.copied()
+        return twin
+
+    # people -----------------------------------------------------------------------------------
+
+    def unpaused(self, client: Client) -> bool:
+        """Somebody resumes what they paused."""
+        if self.trouble is None or self.trouble.kind != "paused":
+            return False
+        paused = [listed.run for listed in client.list(status="paused")]
+        for run in paused:
+            client.resume(run, by="rehearsal")
+        return bool(paused)
+
+    def respond(self, client: Client, waits: Sequence[Wait]) -> bool:
+        """What people and other programs do; False when nobody can do anything."""
+        done = self.unpaused(client)
+        self.changes += 1
+        for wait in waits:
+            if wait.waits_for == "settlement":
+                done |= self._settle(client, wait)
+            elif wait.waits_for == "answer":
+                self.asked.append(wait)
+                done |= self._answer(client, wait)
+            elif wait.waits_for == "event":
+                client.send(wait.run, wait.name, self.around.messages.get(wait.name))
+                done = True
+        return done
+
+    def _settle(self, client: Client, wait: Wait) -> bool:
+        intention: Mapping[str, Any] = wait.intention or {}
+        asked = client.state(wait.run).fold.step(wait.step)
+        undoing = "undoing " if asked is not None and asked.sort != "tool" else ""
+        tool = f"{undoing}{intention.get('tool', '')}"
+        self.woken[tool] = self.woken.get(tool, 0) + 1
+        at = (wait.run, wait.step)
+        self._patience[at] = self._patience.get(at, SETTLED_MAX) - 1
+        if "not" not in wait.verbs or self._patience[at] < 0:
+            client.answer(wait.id, "stop", by="rehearsal", comment=wait.prompt)
+        elif at in self._happened:
+            client.answer(wait.id, "happened", value=self._happened[at], by="rehearsal")
+        else:
+            client.answer(wait.id, "not", by="rehearsal")
+        return True
+
+    def _answer(self, client: Client, wait: Wait) -> bool:
+        kind = self._strikes(wait)
+        verb, value = self.around.answer_to(wait)
+        if self.trouble is not None and kind == "otherwise" and self.trouble.answer is not None:
+            verb, value = self.trouble.answer
+        if kind in ("late", "expired") and wait.deadline_us is not None:
+            clock = client.clock
+            assert isinstance(clock, LeapingClock)
+            clock.advance(max(0, wait.deadline_us - clock.now_us()) / 1_000_000 + 1)
+            if kind == "expired":
+                return True
+        answer: Any = verb
+        try:
+            people = _people(wait)
+            for by in people[: wait.need - len(wait.votes) if answer == "approve" else 1]:
+                client.answer(wait.id, answer, value=value, by=by)
+        except KillickError:
+            return kind == "late"
+        if kind == "twice":
+            with contextlib.suppress(KillickError):
+                client.answer(wait.id, answer, value=value, by=people[-1])
+        return True
+
+
+def _people(wait: Wait) -> list[str]:
+    """Who answers in a rehearsal: those who may and have not yet, or as many as are needed where anybody may."""
+    anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "somebody else"]
+    return [name for name in (anybody if wait.may is None else wait.may) if name not in wait.votes]

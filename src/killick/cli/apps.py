@@ -1,0 +1,254 @@
+"""Finds people's code: `app.py:agent`, `package.module:agent`, or a name in the app that pyproject.toml names.
+
+Says in one line what cannot be found or imported, and where. Runs nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from killick.cli.exits import Told
+from killick.errors import AgentUnknown
+from killick.runtime.registry import AGENTS, Agent, AnyAgent
+
+SETTINGS: Final = {
+    "app": "the module that declares the agents, by its dotted name or its file",
+    "store": "the store, a path from the folder of the pyproject.toml, or a URL",
+    "redact": "a list of fields whose values `killick serve` shows to nobody",
+}
+"""What `[tool.killick]` may say."""
+
+
+# settings -----------------------------------------------------------------------------------------
+
+
+def settings(start: Path | None = None) -> dict[str, Any]:
+    """`[tool.killick]` of the nearest pyproject.toml that has it; with `folder`, where that is."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        if not file.is_file():
+            continue
+        try:
+            found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("killick")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Told(f"{_near(file)}: is not valid TOML ({error}); mend it") from None
+        if found is not None:
+            _check(file, found)
+            return {**found, "folder": folder}
+    return {}
+
+
+def _check(file: Path, found: Any) -> None:
+    if not isinstance(found, dict):
+        raise Told(f"{_near(file)}: tool.killick is no table; write [tool.killick]")
+    for name, value in found.items():  # pyright: ignore[reportUnknownVariableType]
+        if name not in SETTINGS:
+            close = get_close_matches(str(name), SETTINGS, 1)  # pyright: ignore[reportUnknownArgumentType]
+            hint = f"did you mean {close[0]}?" if close else f"it knows {', '.join(SETTINGS)}"
+            raise Told(f"{_near(file)}: [tool.killick] has no entry {name!r}; {hint}")
+        given: Any = value  # pyright: ignore[reportUnknownVariableType]
+        texts: list[Any] = given if name == "redact" and isinstance(given, list) else [given]  # pyright: ignore[reportUnknownVariableType]
+        if (name == "redact") != isinstance(given, list) or not all(isinstance(each, str) and each for each in texts):
+            raise Told(f"{_near(file)}: [tool.killick] {name} is {value!r}; give {SETTINGS[name]}")
+
+
+# modules ------------------------------------------------------------------------------------------
+
+
+def load_module(name: str) -> ModuleType:
+    """A module by its file or its dotted name, as if its folder were the current one."""
+    if name.endswith(".py") or "/" in name:
+        return _from_file(Path(name))
+    _look_in(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise Told(f"{name}: no such module; name it as app.py or package.module") from None
+        raise _broken(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        close = get_close_matches(str(path), map(str, path.parent.glob("*.py")), 1)
+        hint = f"did you mean {close[0]}?" if close else "name the file that declares the agent, as app.py:agent"
+        raise Told(f"{path}: no such file; {hint}")
+    file = path.resolve()
+    folder, name = _dotted(file)
+    _look_in(folder)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if "." in name:
+        return load_module(name)
+    if name in sys.stdlib_module_names:
+        # Under its own name it would stand in the place of a module of Python's.
+        name = f"app_{name}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise Told(f"{path}: is no Python file; name the file that declares the agent, as app.py:agent")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _broken(str(path), error) from error
+    return module
+
+
+def _dotted(file: Path) -> tuple[Path, str]:
+    """A file's name for importing, and the folder it is to be imported from."""
+    folder, parts = file.parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+def _look_in(folder: Path) -> None:
+    if (place := str(folder)) not in sys.path:
+        sys.path.insert(0, place)
+
+
+def _broken(name: str, error: BaseException) -> Told:
+    """Somebody's module does not import: say where, in one line."""
+    if isinstance(error, SyntaxError):
+        place, told = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
+    else:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+        place = f"{_near(Path(frames[-1].filename))}:{frames[-1].lineno}" if frames else name
+        told = f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, SystemExit):
+        told = "it ends the process; guard that with if __name__ == '__main__'"
+    return Told(f"{name}: cannot be imported; {place}: {told}")
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether a line is people's own code: neither Python's, nor a library's, nor ours."""
+    ours = str(Path(__file__).parents[1])
+    return not file.startswith(("<", sys.prefix, sys.base_prefix, ours)) and "site-packages" not in file
+
+
+def _near(file: Path) -> Path:
+    """A path as it is seen from here."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+# agents -------------------------------------------------------------------------------------------
+
+
+def load_agent(target: str, app: str | None = None) -> AnyAgent:
+    """An agent by its target."""
+    found = load(target, app)
+    if not isinstance(found, Agent):
+        raise Told(f"{target}: is no agent but a {type(found).__name__}; declare it with @killick.agent")
+    return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def load(target: str, app: str | None = None) -> Any:
+    """What a target names: `module:name`, a file that declares one agent, or a name in the app."""
+    module_name, colon, name = target.rpartition(":")
+    if not colon and target.endswith(".py"):
+        module_name, name = target, ""
+    if not (module_name or app):
+        raise Told(f"{target}: where is it? {_elsewhere(name)}")
+    module = load_module(module_name or str(app))
+    found = _named(module, name) if name else _only(module, target)
+    if found is None:
+        names = [agent.__name__ for agent in agents(module)]
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"its agents: {', '.join(names) or 'none'}"
+        raise Told(f"{module_name or app}: has no agent {name!r}; {hint}")
+    return found
+
+
+def _named(module: ModuleType, name: str) -> Any:
+    found = getattr(module, name, None) or next((agent for agent in agents(module) if agent.name == name), None)
+    if found is None:
+        # An app may import the modules that declare its agents without taking the agents over.
+        try:
+            return AGENTS.get(name)
+        except AgentUnknown:
+            return None
+    return found
+
+
+def _only(module: ModuleType, target: str) -> AnyAgent:
+    found = agents(module)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise Told(f"{target}: declares no agent; declare one with @killick.agent")
+    raise Told(f"{target}: declares several agents; name one: {', '.join(f'{target}:{one.__name__}' for one in found)}")
+
+
+def agents(module: ModuleType) -> list[AnyAgent]:
+    """The agents that a module declares or imports, each once."""
+    values: list[Any] = [value for value in vars(module).values() if isinstance(value, Agent)]
+    return list({id(value): value for value in values}.values())
+
+
+def _elsewhere(name: str) -> str:
+    """Where an agent of that name seems to be, or how to say where."""
+    targets = {target.rpartition(":")[2]: target for target in declared_here()}
+    if close := get_close_matches(name, targets, 1):
+        return f"did you mean {targets[close[0]]}?"
+    return f'Name it as app.py:{name}, or put app = "your.module" under [tool.killick] in pyproject.toml'
+
+
+# without importing --------------------------------------------------------------------------------
+
+_DECLARING: Final = ("agent", "machine")
+_FILES_MAX: Final = 50
+"""Files of one folder that are looked into: a hint must not take long."""
+
+
+def declared_here(app: str | None = None) -> list[str]:
+    """Targets that can be named here, by reading and not by running: the app's agents, then those of files here."""
+    found = [name for file in _files_of(app) for name in declared_in(file)] if app else []
+    for file in sorted(Path().glob("*.py"))[:_FILES_MAX]:
+        found += [f"{file}:{name}" for name in declared_in(file)]
+    return found
+
+
+def declared_in(file: Path) -> list[str]:
+    """The functions of a file that are declared as agents."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [node.name for node in functions if any(map(_declares, node.decorator_list))]
+
+
+def _declares(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    return name in _DECLARING
+
+
+def _files_of(app: str) -> Iterator[Path]:
+    if app.endswith(".py"):
+        yield Path(app)
+        return
+    inner = Path(*app.split("."))
+    for folder in map(Path, ["", "src", *sys.path]):
+        for file in (folder / inner.with_suffix(".py"), folder / inner / "__init__.py"):
+            if file.is_file():
+                yield file
+                return

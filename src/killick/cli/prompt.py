@@ -1,0 +1,117 @@
+"""Puts a run's questions to the person at the terminal. The command line alone asks: a server has a terminal too."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from killick.errors import AlreadyAnswered, AnswerRefused, RunWaiting
+from killick.runtime import editing
+from killick.runtime.waits import may_answer
+from killick.sanitizer import visible
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+    from killick.runtime.views import Wait
+
+_MEANING: Final = {
+    "reject": "reject, perhaps with why",
+    "edit": "edit VALUE",
+    "respond": "respond VALUE",
+    "happened": "happened, perhaps with what it returned",
+    "not": "not, it did not happen",
+}
+_BOLD, _DIM = "1", "2"
+
+
+def can_ask() -> bool:
+    """Whether somebody sits at both ends."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(client: Client, waiting: RunWaiting) -> bool:
+    """Put the run's questions to whoever sits here. False: they would rather not answer now, or may not."""
+    by = _somebody()
+    asked: list[Wait] = [wait for wait in waiting.waits if wait.verbs]
+    for wait in asked:
+        if not can_answer(client, wait, by) or not ask_one(client, wait, by=by):
+            return False
+    return bool(asked)
+
+
+def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
+    """Whether somebody is asked, and what they say would count: one of several counts once."""
+    is_asked = may_answer(by, wait.to, wait.may, client.engine.roles)
+    return is_asked and by not in wait.votes and not wait.is_agreed and (by is not None or wait.need == 1)
+
+
+def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
+    """Put one question, until there is an answer that fits. False: later."""
+    asked = editing.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
+    _tell(f"\n{_shade(visible(asked), _BOLD)}\n")
+    if wait.rule is not None and wait.reason:
+        _tell(f"  {editing.visible(wait.reason)}\n")
+    about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
+    if wait.need > 1:
+        agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
+        about += f", {len(wait.votes)} of {wait.need} agreed{agreed}"
+    _tell(_shade(f"  {visible(about)}\n", _DIM))
+    intention = cast("dict[str, Any] | None", wait.intention)
+    # What is in doubt is asked about by the call itself, which need not be said twice.
+    if wait.rule is None and intention and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
+        _tell(f"  {editing.call(intention)}\n")
+    if wait.options:
+        _tell(visible(f"  options: {', '.join(map(str, wait.options))}\n"))
+    means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {editing.example(wait)}"}
+    _tell(_shade(f"  {'; '.join(means.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
+    while True:
+        _tell("> ")
+        line = sys.stdin.readline().strip()
+        if not line:
+            return False
+        verb, _, rest = line.partition(" ")
+        found = [known for known in wait.verbs if known.startswith(verb)]
+        if line in map(str, wait.options) and "respond" in wait.verbs:
+            found, rest = ["respond"], line
+        if len(found) != 1:
+            _tell(f"  {verb!r} is none of {', '.join(wait.verbs)}\n")
+            continue
+        try:
+            comment = rest or None if found[0] in ("approve", "reject") else None
+            value = None if comment else _value(rest, wait)
+            if found[0] == "edit" and wait.rule is not None:
+                value = editing.written(wait, rest)
+            client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
+        except AlreadyAnswered as first:
+            _tell(visible(f"  {first}\n"))
+        except AnswerRefused as refused:
+            _tell(visible(f"  {refused}\n"))
+            continue
+        return True
+
+
+def _value(text: str, wait: Wait) -> Any:
+    if text and text not in wait.options:
+        with contextlib.suppress(json.JSONDecodeError):
+            return json.loads(text)
+    return text or None
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _shade(text: str, style: str) -> str:
+    return text if os.environ.get("NO_COLOR") else f"\x1b[{style}m{text}\x1b[0m"
+
+
+def _somebody() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None

@@ -1,0 +1,259 @@
+"""How `show --window` looks: what fills the window, what was wasted, what left and came back, and what it all cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from rich.table import Table
+from rich.text import Text
+
+from killick.cli import paint
+from killick.cli.exits import Told
+from killick.cli.shell import Shell
+from killick.history.boundaries import Place
+from killick.history.prose import counted, listed
+from killick.history.windows import Sent, Windows, grouped, windows
+
+READ_MAX: Final = 1_000
+"""Of a run of more calls some are read, unless all of them are asked for."""
+LINES_MAX: Final = 24
+"""A run of more calls is drawn, unless every line is asked for."""
+
+BAR_COLUMNS: Final = 32
+CHART_COLUMNS: Final = 72
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
+
+KINDS: Final = {
+    "system": "system", "schemas": "tool schemas", "files": "file reads", "results": "other results",
+    "documents": "documents", "user": "the user", "assistant": "the assistant", "left": "tombstones",
+}  # fmt: skip
+_COLOURS: Final = {"left": "magenta", "files": "cyan", "results": "blue", "documents": "blue", "schemas": "yellow"}
+
+_WASTES: Final = {
+    "unused": ("unused schemas", "of tools that were never called"),
+    "stale": ("stale", "outdated by a later read or write"),
+    "duplicate": ("duplicate", "it stood in the same request before"),
+}
+
+
+def show(shell: Shell, run: str, place: Place | None, *, everything: bool, full: bool) -> None:
+    """Print what the model calls of a run were sent."""
+    found = windows(shell.client.log, run, place, read_max=None if everything or shell.json else READ_MAX)
+    if found is None:
+        raise Told(f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did")
+    if shell.json:
+        shell.emit(found)
+        return
+    width = shell.out.width
+    for number, part in enumerate((_fills(found), _wasted(found), _sums(found), _paging(found))):
+        for at, (lead, body) in enumerate(part):
+            if number and at == 0:
+                shell.out.print()
+            for line in paint.wrapped(lead, body, width):
+                shell.out.print(line, soft_wrap=True)
+    shell.out.print()
+    if len(found.calls) <= LINES_MAX or everything:
+        shell.out.print(_calls(found))
+    else:
+        for line in _chart(found, min(CHART_COLUMNS, max(width - 50, 10))):
+            shell.out.print(line, soft_wrap=True)
+    if full:
+        for table in (_evictions(found, width), _faults(found, width), _pages(found, width)):
+            if table.row_count:
+                shell.out.print()
+                shell.out.print(table)
+    elif found.evictions or len(found.calls) > LINES_MAX:
+        more = "--full  " + ("--all" if len(found.calls) > LINES_MAX and not everything else "")
+        shell.out.print()
+        shell.out.print(Text(f"more: {shell.typed('show', run, '--window')}  {more}".rstrip(), style="dim"))
+
+
+# one part after the other -------------------------------------------------------------------------
+
+
+Line: TypeAlias = tuple[Text, Text]
+"""What a line begins with, and what is set beside it, on as many lines as it takes."""
+
+
+def _line(label: str, told: Text | str, *, style: str = "") -> Line:
+    return Text(f"{label:<9}", style="dim"), told if isinstance(told, Text) else Text(told, style=style)
+
+
+def _fills(found: Windows) -> Iterator[Line]:
+    at = found.at
+    told = Text.assemble((found.run, "bold"), f"  what the model was sent at step {at.step}")
+    yield Text(), told.append(f", call {at.number} of {len(found.calls)}", style="dim")
+    budget = f" of {found.budget:,}" if found.budget else ""
+    told = Text.assemble((f"{at.sent:,}", "bold"), f"{budget} tokens in {counted(found.messages, 'message')}")
+    yield Text("  "), told
+    for fill in sorted(found.fills, key=lambda fill: -fill.tokens):
+        lead = Text(f"  {KINDS[fill.kind]:<15}").append(f"{fill.pieces:>6,}", style="dim")
+        lead.append(f"{fill.tokens:>12,}{share(fill.tokens, at.sent):>6}  ")
+        yield lead, Text(_bar(fill.tokens, at.sent), style=_COLOURS.get(fill.kind, "green"))
+
+
+def _wasted(found: Windows) -> Iterator[Line]:
+    wasted = sum(each.tokens for each in found.waste)
+    yield _line("wasted", f"{wasted:,} tokens over the whole run, {share(wasted, found.sent)} of what was sent")
+    for each in sorted(found.waste, key=lambda waste: -waste.tokens):
+        if each.tokens:
+            name, why = _WASTES[each.kind]
+            names = f": {', '.join(each.names)}" if each.names else ""
+            lead = Text(f"  {name:<21}{each.tokens:>12,}{share(each.tokens, found.sent):>6}  ")
+            yield lead, Text(why + names, style="dim")
+
+
+def _sums(found: Windows) -> Iterator[Line]:
+    told = f"{found.sent:,} tokens in {counted(len(found.calls), 'call')}"
+    if found.counted:
+        told += f"; the provider counted {found.counted:,}"
+        told += f", {share(found.cached, found.counted)} of them from its cache" if found.cached else ""
+    yield _line("sent", told)
+    if found.read < len(found.calls):
+        yield _line("", f"by {found.read:,} calls that were read; --all reads all of them", style="dim")
+    if found.without > found.sent:
+        saved = Text(f"{found.without:,} tokens without the window: ")
+        yield _line("instead", saved.append(f"{share(found.without - found.sent, found.without)} fewer", "bold green"))
+    yield _line("money", _money(found))
+    largest = found.largest
+    yield _line("largest", f"{largest.sent:,} tokens, call {largest.number} (step {largest.step})")
+
+
+def _money(found: Windows) -> Text:
+    money = found.money
+    unpriced = listed([name or "a model that is not named" for name in money.unpriced])
+    if money.spent_micros is None or money.without_micros is None:
+        return Text(f"not known: there is no price for {unpriced}", style="dim")
+    told = Text(dollars(money.spent_micros))
+    if money.without_micros != money.spent_micros:
+        more = money.without_micros - money.spent_micros
+        told.append(f" instead of {dollars(money.without_micros)}: ")
+        told.append(f"{share(abs(more), money.without_micros)} {'less' if more > 0 else 'more'}",
+                    "bold green" if more > 0 else "bold red")  # fmt: skip
+    return told.append(f", without the calls of {unpriced}, which have no price" if unpriced else "", style="dim")
+
+
+def _paging(found: Windows) -> Iterator[Line]:
+    if not found.evictions and not found.faults:
+        yield _line(
+            "left", "nothing: no window was held; killick.loop(…, budget=…) and killick.Window hold one", style="dim"
+        )
+        return
+    pages = sum(len(each.pages) for each in found.evictions)
+    saved = max(found.at.without - found.at.sent, 0)
+    batches = counted(len(found.evictions), "batch", "batches")
+    yield _line("left", f"{counted(pages, 'page')} in {batches}; {saved:,} tokens fewer at the last call")
+    if found.evictions:
+        largest = max(found.evictions, key=lambda each: each.tokens)
+        told = f"{counted(len(largest.pages), 'page')} before call {largest.call}, {largest.tokens:,} tokens"
+        yield _line("", f"the largest: {told}", style="dim")
+    how = Counter(fault.how for fault in found.faults)
+    ways = ", ".join(f"{count} {name}" for name, count in how.most_common())
+    rate = f"; {share(found.wanted, found.left)} of what had left was wanted" if found.left else ""
+    yield _line("back", f"{counted(len(found.faults), 'fault')} ({ways}){rate}" if ways else "nothing was wanted back")
+    if found.pins:
+        asked = sum(pin.because == "asked" for pin in found.pins)
+        yield _line("pinned", counted(len(found.pins), "time") + (f", {asked} of them asked for" if asked else ""))
+    if found.thrashed:
+        yield _line("thrash", f"wanted back more than once: {', '.join(found.thrashed[:8])}", style="yellow")
+
+
+# calls ----------------------------------------------------------------------------------------------
+
+
+def _calls(found: Windows) -> Table:
+    most = max(call.without for call in found.calls)
+    pages = any(call.without != call.sent for call in found.calls)
+    table = paint.table(("CALL", "STEP", "     SENT", *(("  WITHOUT",) if pages else ()), "  COUNTED", "", "WHAT"))
+    for call in found.calls:
+        bar = Text(_bar(call.sent, most, 24), style="green")
+        bar.append(_bar(call.without, most, 24)[len(bar.plain) :].replace("█", "░"), style="dim")
+        table.add_row(
+            f"{call.number:>4}", call.step, f"{call.sent:>9,}", *((f"{call.without:>9,}",) if pages else ()),
+            f"{call.counted:>9,}" if call.counted else "", bar, happened(call),
+        )  # fmt: skip
+    return table
+
+
+def happened(call: Sent) -> str:
+    """What left before a call, and what its reply wanted back."""
+    told = [f"{counted(call.evicted, 'page')} left"] if call.evicted else []
+    return ", ".join([*told, *([f"{counted(call.faulted, 'fault')}"] if call.faulted else [])])
+
+
+def _chart(found: Windows, columns: int) -> Iterator[Text]:
+    """Two rows of heights, the larger above, and under them where pages left and came back."""
+    groups = grouped(found.calls, columns)
+    most = max(call.without for call in found.calls)
+    first, last = found.calls[0].number, found.calls[-1].number
+    if found.without > found.sent:
+        heights = "".join(_height(max(call.without for call in group), most) for group in groups)
+        yield Text.assemble((f"{'without':<9}", "dim"), (heights, "dim"), f"  up to {most:,} tokens")
+    heights = "".join(_height(max(call.sent for call in group), most) for group in groups)
+    yield Text.assemble((f"{'sent':<9}", "dim"), (heights, "green"), f"  up to {found.largest.sent:,} tokens")
+    marks = Text(" " * 9)
+    for group in groups:
+        left, back = any(call.evicted for call in group), any(call.faulted for call in group)
+        marks.append("!" if back else "v" if left else " ", style="yellow" if back else "magenta")
+    if marks.plain.strip():
+        yield marks.append("  v pages left, ! some were wanted back", style="dim")
+    yield Text(f"{'calls':<9}{first}{last:>{max(len(groups) - len(str(first)), 1)}}", style="dim")
+
+
+# what is long ---------------------------------------------------------------------------------------
+
+
+def _evictions(found: Windows, width: int) -> Table:
+    table = paint.table(("LEFT BEFORE", "PAGE", "KIND", " TOKENS", "WHY", "WHAT"))
+    for each in found.evictions:
+        for gone in each.pages:
+            where = f"call {each.call}"
+            table.add_row(
+                where, gone.page, gone.kind, f"{gone.tokens:>7,}", gone.why, paint.brief(gone.what, width - 58)
+            )
+    return table
+
+
+def _faults(found: Windows, width: int) -> Table:
+    table = paint.table(("BACK AFTER", "PAGE", "HOW", " TOKENS", "WHAT"))
+    for each in found.faults:
+        where = f"call {each.call}"
+        table.add_row(where, each.page, each.how, f"{each.tokens:>7,}", paint.brief(each.what, width - 58))
+    return table
+
+
+def _pages(found: Windows, width: int) -> Table:
+    table = paint.table(("PAGE", "KIND", " TOKENS", "AGE", "IDLE", "", "WHAT"))
+    for each in found.pages:
+        style = "dim" if each.is_out else None
+        table.add_row(
+            each.page, each.kind, f"{each.tokens:>7,}", f"{each.age:>4}", f"{each.idle:>4}",
+            "out" if each.is_out else "in", paint.brief(each.what, width - 58), style=style,
+        )  # fmt: skip
+    return table
+
+
+# how it looks -----------------------------------------------------------------------------------------
+
+
+def share(part: int, whole: int) -> str:
+    """A part of something in percent; what is there and rounds to nothing is still there."""
+    percent = 100 * part / whole if whole else 0
+    return f"{'<1' if 0 < percent < 0.5 else round(percent)} %"
+
+
+def dollars(micros: int) -> str:
+    return f"${micros / 1_000_000:,.4f}" if micros < 1_000_000 else f"${micros / 1_000_000:,.2f}"
+
+
+def _bar(part: int, whole: int, columns: int = BAR_COLUMNS) -> str:
+    eighths = round(part * columns * 8 / whole) if whole else 0
+    eighths = max(eighths, 1) if part else 0
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def _height(value: int, most: int) -> str:
+    return _HEIGHTS[min(value * len(_HEIGHTS) // most, len(_HEIGHTS) - 1)] if most else _HEIGHTS[0]

@@ -1,0 +1,500 @@
+"""What is different between two states: part by part, item by item, value by value. Changes nothing.
+
+Items of a part are matched by their step, elements of a list by their content. What both states are known to
+share is never read, so that looking at one step of a long run costs what that step holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from datetime import UTC, datetime
+from difflib import SequenceMatcher
+from itertools import groupby, takewhile
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
+
+import msgspec
+
+from killick.history.boundaries import Place, narrowed
+from killick.history.boundaries import at as place_at
+from killick.history.files import FilesDiff
+from killick.history.files import between as files_between
+from killick.history.items import Item, as_written, items
+from killick.log.log import Log
+from killick.model.events import StepIntended
+from killick.model.fold import Fold, goes_back
+from killick.model.state import State
+
+PARTS: Final = ("position", "outputs", "decisions", "retries", "failures", "context", "pending", "trace", "effects")
+"""The parts of a state in the order in which they are told; what stands beside them is the part `run`."""
+
+ALIGNED_MAX: Final = 4_000_000
+"""Beyond that many pairs of elements a list is compared place by place."""
+
+Op = Literal["add", "remove", "replace"]
+_SCALARS: Final = ("run", "agent", "status", "seq", "generation", "priority", "tags", "parent", "forked_from")
+_TIMES: Final = frozenset({"at", "since", "deadline", "next_at"})
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is different. `pointer` is right when all changes before this one were made.
+
+    `step` names the item that it is in, and `path` the place inside that item, as people write it.
+    """
+
+    part: str
+    op: Op
+    pointer: str
+    step: str | None = None
+    path: str = ""
+    before: Any = None
+    after: Any = None
+
+    def patch(self) -> dict[str, Any]:
+        """As an operation of RFC 6902."""
+        made = {"op": self.op, "path": self.pointer}
+        return made if self.op == "remove" else made | {"value": self.after}
+
+
+class Line(NamedTuple):
+    """A change for people: its part, `+`, `-` or `~`, and what to say."""
+
+    part: str
+    sign: str
+    text: str
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two states: of which run, at which event, and how people call that place; `keep` as a place has it."""
+
+    run: str
+    seq: int
+    label: str
+    keep: tuple[int, ...] = ()
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """Everything that is different between two states, in the order of their JSON form. False: nothing of interest.
+
+    `files` is what is other in the workspace, or None; then `no_files` says why that cannot be told, where there is
+    one.
+    """
+
+    before: Side
+    after: Side
+    changes: tuple[Change, ...]
+    files: FilesDiff | None = None
+    no_files: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.told()) or bool(self.files)
+
+    def patch(self) -> list[dict[str, Any]]:
+        """RFC 6902: applied to `to_json()` of the first state it gives that of the second."""
+        return [change.patch() for change in self.changes]
+
+    def told(self) -> list[Change]:
+        """What people want to know: not which run and event, which they chose; nor, where the runs are two, when things
+        were, nor in which order those were that went on side by side."""
+        found = [change for change in self.changes if not self._is_known(change)]
+        return found if self.before.run == self.after.run else _without_moved(found)
+
+    def lines(self, width: int = 100) -> list[Line]:
+        """The same in lines of about that width; what is longer is folded."""
+        return list(_lines(self.told(), width))
+
+    def _is_known(self, change: Change) -> bool:
+        if change.pointer in ("/seq", "/run"):
+            return True
+        if self.before.run == self.after.run or change.op != "replace" or change.step is None:
+            return False
+        if change.part == "effects" and change.path == "key":
+            return str(change.before).removeprefix(self.before.run) == str(change.after).removeprefix(self.after.run)
+        return change.path in _TIMES
+
+
+# two places, two runs -----------------------------------------------------------------------------
+
+
+Seen = Callable[[State], State]
+"""How whoever looks sees a state: less what is not for them."""
+
+
+def _as_it_is(state: State) -> State:
+    return state
+
+
+def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: bool = True) -> Diff:
+    """What changed from one place of a run to another; with one place what its step or event did, or all since it."""
+    if len(places) == 1:
+        [text] = places
+        if text[:1] == "@":
+            places = (f"@{max(place_at(log, run, text).seq - 1, 0)}", text)
+        elif text.replace(".", "").replace("~", "").isdecimal():
+            places = (f"{text}:before", f"{text}:after")
+        else:
+            places = (text, "now")
+    before, after = (place_at(log, run, text) for text in places)
+    found = _compared(log, _side(run, before), _side(run, after), seen)
+    return _with_files(log, found) if files else found
+
+
+def passed(log: Log, run: str, before: Place, after: Place, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
+    """What happened from one place of a timeline to a later one, and the state there.
+
+    Reads the events between them and the steps that these name, however long the run is; so the changes are right, and
+    their pointers are not those of a whole state.
+    """
+    sides = _side(run, before), _side(run, after)
+    events = [] if before.keep or after.keep else log.read(run, after=before.seq, limit=max(after.seq - before.seq, 0))
+    if before.keep or after.keep or any(goes_back(event) for _, event, _ in events):
+        return _compared(log, *sides, seen), log.state(run, after.seq, keep=after.keep)
+    state = log.state(run, before.seq)
+    named = {str(step) for _, event, _ in events if (step := getattr(event, "step", None)) is not None}
+    named |= {event.undoes for _, event, _ in events if isinstance(event, StepIntended) and event.undoes}
+    named |= {step.undoes for name in named if (step := state.fold.step(name)) is not None and step.undoes}
+    named |= set(state.fold.facts.pending)
+    one = deepcopy(_narrowed(state, named, before.seq))
+    for seq, event, _ in events:
+        state.fold.apply(seq, event)
+    two = _narrowed(state, named, before.seq)
+    states = (seen(State(fold, state)) for fold in (one, two))
+    return Diff(*sides, tuple(_changes(*states, shared=log.head(run).seq))), state
+
+
+def _narrowed(state: State, steps: set[str], after: int) -> Fold:
+    """What is known of these steps alone, with what failed after an event."""
+    fold = state.fold
+    indexes = {index for step in steps if (index := fold.find(step)) is not None}
+    failures = list(takewhile(lambda seq: seq > after, reversed(fold.failures)))[::-1]
+    return narrowed(fold, indexes, failures)
+
+
+def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is, files: bool = True) -> Diff:
+    """What is different between two runs at the same place: a run and its fork, perhaps."""
+    found = _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
+    return _with_files(log, found) if files else found
+
+
+def _with_files(log: Log, found: Diff) -> Diff:
+    one, two = ((side.run, Place(side.seq, side.label, side.keep)) for side in (found.before, found.after))
+    files = files_between(log, one, two)
+    name = "no_files" if isinstance(files, str) else "files"
+    return found if files is None else msgspec.structs.replace(found, **{name: files})
+
+
+def diff(before: State, after: State) -> Diff:
+    """What is different between two states, of whatever runs and stores. Reads all of both."""
+    one, two = (Side(state.run, state.seq, f"@{state.seq}") for state in (before, after))
+    return Diff(one, two, tuple(_changes(before, after, shared=0)))
+
+
+def _side(run: str, place: Place) -> Side:
+    return Side(run, place.seq, place.label, place.keep)
+
+
+def _compared(log: Log, before: Side, after: Side, seen: Seen) -> Diff:
+    one, two = (seen(log.state(side.run, side.seq, keep=side.keep)) for side in (before, after))
+    return Diff(before, after, tuple(_changes(one, two, shared=last_shared(log, before.run, after.run))))
+
+
+def last_shared(log: Log, one: str, other: str) -> int:
+    """The last event that two runs have in common: a run with itself all, a fork with its parent up to the cut."""
+    limits = dict(_lineage(log, one))
+    return max((min(limit, limits[run]) for run, limit in _lineage(log, other) if run in limits), default=0)
+
+
+def _lineage(log: Log, run: str) -> Iterator[tuple[str, int]]:
+    """A run and those that it was forked from, each with the last event that belongs to the run."""
+    head = log.head(run)
+    limit = head.seq
+    while True:
+        yield head.run, limit
+        if head.parent is None:
+            return
+        limit = min(limit, head.base)
+        head = log.head(head.parent)
+
+
+# states -------------------------------------------------------------------------------------------
+
+
+def _changes(before: State, after: State, *, shared: int) -> Iterator[Change]:
+    one, two = as_written(before), as_written(after)
+    for name in _SCALARS:
+        was, now = (_json(getattr(state.fold.facts, name)) for state in (one, two))
+        yield from _values(was, now, _Place("run", f"/{name}", None, name))
+    for part in PARTS:
+        if part == "position" or (part == "context" and not _is_shared_context(one, two, shared)):
+            yield from _values(_json(getattr(one, part)), _json(getattr(two, part)), _Place(part, f"/{part}"))
+        elif part != "context":
+            yield from _items_changed(part, items(one, part), items(two, part), shared)
+
+
+def _is_shared_context(one: State, two: State, shared: int) -> bool:
+    parts = one.fold.facts.context_parts
+    return parts == two.fold.facts.context_parts and max(parts, default=0) <= shared
+
+
+def _items_changed(part: str, ones: list[Item], twos: list[Item], shared: int) -> Iterator[Change]:
+    for same, one, two in _aligned([item.key for item in ones], [item.key for item in twos]):
+        if same:
+            for place, was, now in zip(two, ones[one.start : one.stop], twos[two.start : two.stop], strict=True):
+                if was.made_of != now.made_of or max(was.last, now.last) > shared:
+                    yield from _values(_json(was.load()), _json(now.load()), _Place(part, f"/{part}/{place}", now.step))
+            continue
+        for was in ones[one.start : one.stop]:
+            gone = _json(was.load())
+            yield Change(part=part, op="remove", pointer=f"/{part}/{two.start}", step=was.step, before=gone)
+        for place in two:
+            come = _json(twos[place].load())
+            yield Change(part=part, op="add", pointer=f"/{part}/{place}", step=twos[place].step, after=come)
+
+
+# values -------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a value stands: for a patch, and for people."""
+
+    part: str
+    pointer: str
+    step: str | None = None
+    path: str = ""
+
+    def under(self, name: str) -> _Place:
+        written = (
+            name if name.replace("_", "").replace("-", "").isalnum() else f"[{msgspec.json.encode(name).decode()}]"
+        )
+        path = f"{self.path}{'.' if self.path and written[0] != '[' else ''}{written}"
+        escaped = name.replace("~", "~0").replace("/", "~1")
+        return self._replace(pointer=f"{self.pointer}/{escaped}", path=path)
+
+    def at(self, place: int, shown: int) -> _Place:
+        return self._replace(pointer=f"{self.pointer}/{place}", path=f"{self.path}[{shown}]")
+
+    def change(self, op: Op, before: Any = None, after: Any = None) -> Change:
+        return Change(
+            part=self.part, op=op, pointer=self.pointer, step=self.step, path=self.path, before=before, after=after
+        )
+
+
+def _json(value: Any) -> Any:
+    """A value in the JSON form of a state, as whoever reads that has it."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+_canonical: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def values(before: Any, after: Any) -> list[Change]:
+    """What is different between two JSON documents."""
+    return list(_values(before, after, _Place("value", "")))
+
+
+def _values(was: Any, now: Any, place: _Place) -> Iterator[Change]:
+    if _is_object(was) and _is_object(now) and _tag(was) == _tag(now):
+        for name in was.keys() - now.keys():
+            yield place.under(name).change("remove", before=was[name])
+        for name in now:
+            if name in was:
+                yield from _values(was[name], now[name], place.under(name))
+            else:
+                yield place.under(name).change("add", after=now[name])
+    elif _is_list(was) and _is_list(now):
+        yield from _elements(was, now, place)
+    elif _canonical(was) != _canonical(now):
+        yield place.change("replace", was, now)
+
+
+def _elements(was: list[Any], now: list[Any], place: _Place) -> Iterator[Change]:
+    """Elements that are the same are matched wherever they went; those in between are compared one by one."""
+    for same, one, two in _aligned([_canonical(each) for each in was], [_canonical(each) for each in now]):
+        if same:
+            continue
+        for index, shown in zip(two, one, strict=False):
+            yield from _values(was[shown], now[index], place.at(index, index))
+        for shown in one[len(two) :]:
+            yield place.at(two.stop, shown).change("remove", before=was[shown])
+        for index in two[len(one) :]:
+            yield place.at(index, index).change("add", after=now[index])
+
+
+def _aligned(was: Sequence[Any], now: Sequence[Any]) -> Iterator[tuple[bool, range, range]]:
+    """Stretches of two sequences that are the same or are not, from left to right."""
+    least = min(len(was), len(now))
+    head = next((place for place in range(least) if was[place] != now[place]), least)
+    tail = next((place for place in range(least - head) if was[-1 - place] != now[-1 - place]), least - head)
+    yield True, range(head), range(head)
+    inner, other = was[head : len(was) - tail], now[head : len(now) - tail]
+    if inner and other and len(inner) * len(other) <= ALIGNED_MAX:
+        for tag, a, b, c, d in SequenceMatcher(None, inner, other, autojunk=False).get_opcodes():
+            yield tag == "equal", range(head + a, head + b), range(head + c, head + d)
+    elif inner or other:
+        yield False, range(head, head + len(inner)), range(head, head + len(other))
+    yield True, range(len(was) - tail, len(was)), range(len(now) - tail, len(now))
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _tag(value: dict[str, Any]) -> str | None:
+    """The tag of a value that JSON has no word for; such a value is not taken apart into another kind."""
+    [name] = value if len(value) == 1 else [""]
+    return name if name[:1] == "$" else None
+
+
+# for people ---------------------------------------------------------------------------------------
+
+_SIGNS: Final[dict[Op, str]] = {"add": "+", "remove": "-", "replace": "~"}
+
+
+def _lines(changes: Sequence[Change], width: int) -> Iterator[Line]:
+    """A line for each change; what came to one list of the position, or went from it, shares one."""
+    for (name, op), group in groupby(changes, key=_listed_in):
+        if op is None:
+            yield from (_line(change, width) for change in group)
+        else:
+            steps = ", ".join(str(change.before if op == "remove" else change.after) for change in group)
+            yield Line("position", _SIGNS[op], f"{name}  {_folded(steps, width - len(name) - 2)}")
+
+
+def _without_moved(changes: Sequence[Change]) -> list[Change]:
+    """The changes less what went from one place of a part and came to another as it was."""
+    gone, come = (Counter(_moved(each) for each in changes if each.op == op) for op in ("remove", "add"))
+    moved = gone & come
+    return [change for change in changes if change.op == "replace" or not moved[_moved(change)]]
+
+
+def _moved(change: Change) -> tuple[str, str | None, str, bytes]:
+    value = change.before if change.op == "remove" else change.after
+    told = {name: each for name, each in value.items() if name not in _TIMES} if _is_object(value) else value
+    return change.part, change.step, change.path.partition("[")[0], _canonical(told)
+
+
+def _listed_in(change: Change) -> tuple[str, Op | None]:
+    name, bracket, _ = change.path.partition("[")
+    return (name, change.op) if change.part == "position" and bracket and change.op != "replace" else ("", None)
+
+
+def _line(change: Change, width: int) -> Line:
+    label = " ".join(filter(None, (change.step, change.path)))
+    room = max(width - len(label) - 2, 24)
+    value = change.before if change.op == "remove" else change.after
+    if change.op == "replace":
+        was, now = _around(change.before, change.after, room)
+        if change.path in _TIMES or change.part in ("run", "position"):
+            was, now = (_Bare("none" if each is None else _moment(change, each)) for each in (was, now))
+        text = f"{label}  {_pair(was, ' → ', now, room)}"
+    else:
+        is_item = change.step is not None and not change.path
+        text = f"{label} {_item_shown(change.part, value, room)}" if is_item else f"{label}  {shown(value, room)}"
+    return Line(change.part, _SIGNS[change.op], text)
+
+
+class _Bare(NamedTuple):
+    """Something that people write without quotes."""
+
+    value: Any
+
+
+class _Cut(NamedTuple):
+    """The stretch of a long text in which it is different from another, and whether there is more around it."""
+
+    text: str
+    front: bool
+    back: bool
+
+
+def shown(value: Any, room: int) -> str:
+    """A value on one line; one that is longer shows its first and last characters and its size."""
+    if isinstance(value, _Cut):
+        return f"{'…' if value.front else ''}{shown(value.text, max(room - 2, 24))}{'…' if value.back else ''}"
+    if isinstance(value, _Bare) or (_is_object(value) and _tag(value) == "$erased"):
+        return _folded(str(value.value if isinstance(value, _Bare) else "(erased)"), room)
+    written = msgspec.json.encode(value).decode()
+    if len(written) <= room:
+        return written
+    if not isinstance(value, str):
+        return _folded(written, room)
+    keep = max(room - len(f'"…" ({len(value):,} characters)'), 8)
+    cut = f"{value[: keep - keep // 3]}…{value[-(keep // 3) :]}"
+    return f"{msgspec.json.encode(cut).decode()} ({len(value):,} characters)"
+
+
+def _folded(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    size = f" ({len(text):,} characters)"
+    keep = max(room - len(size) - 1, 8)
+    return f"{text[: keep - keep // 3]}…{text[-(keep // 3) :]}{size}"
+
+
+def _pair(one: Any, between: str, two: Any, room: int) -> str:
+    """Two values in one line: what the one does not need, the other may have."""
+    left = room - len(between)
+    first, second = shown(one, left), shown(two, left)
+    if len(first) + len(second) > left:
+        first = shown(one, max(left // 2, left - len(second)))
+        second = shown(two, left - len(first))
+    return f"{first}{between}{second}"
+
+
+def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
+    """Two long texts cut down to where they are different; anything else as it is."""
+    if not (isinstance(was, str) and isinstance(now, str)) or len(was) + len(now) <= room:
+        return was, now
+    least = min(len(was), len(now))
+    head = next((at for at in range(least) if was[at] != now[at]), least)
+    tail = next((at for at in range(least - head) if was[-1 - at] != now[-1 - at]), least - head)
+    around = max((room // 2 - least + head + tail) // 2 - 5, 2)
+    front, back = max(head - around, 0), max(tail - around, 0)
+    one, two = (_Cut(text[front : len(text) - back], front > 0, back > 0) for text in (was, now))
+    return one, two
+
+
+def _item_shown(part: str, item: Any, room: int) -> str:
+    """A whole item of a part: what it was, and what came of it."""
+    get = item.get
+    name = str(get("name") or get("tool") or "")
+    room -= len(name) + 2
+    match part:
+        case "outputs":
+            return f"{name} → {shown(get('value'), room)}"
+        case "decisions":
+            because = f" because {shown(get('because'), room // 3)}" if get("because") else ""
+            return _pair(get("question"), " → ", get("choice"), room - len(because)) + because
+        case "retries":
+            errors = get("errors") or [None]
+            return f"{name}: {get('attempts')} attempts, the last: {_error(errors[-1], room - 24)}"
+        case "failures":
+            attempt = f" attempt {get('attempt')}" if get("attempt") else ""
+            return f"{name}{attempt}: {_error(get('error'), room - len(attempt))}".removeprefix(": ")
+        case "pending":
+            asked = f" from {', '.join(get('to'))}" if get("to") else ""
+            return f"{get('waits_for')}{asked}: {shown(_Bare(get('prompt') or get('name')), room - len(asked) - 8)}"
+        case "trace":
+            room -= len(get("sort"))
+            if get("status") != "done":
+                return f"{get('sort')} {name} {shown(get('input'), room - 9)} {get('status')}"
+            return f"{get('sort')} {name} {_pair(get('input'), ' → ', get('output'), room)}"
+        case _:
+            undone = ", undone" if get("undone") else ""
+            return f"{name} ({get('effect')}): {get('status')}{undone}, key {get('key')}"
+
+
+def _error(error: Any, room: int) -> str:
+    if not _is_object(error) or "type" not in error:
+        return shown(error, room)
+    return _folded(f"{error['type']}: {error.get('message') or ''}", room)
+
+
+def _moment(change: Change, value: Any) -> Any:
+    is_time = change.path in _TIMES and isinstance(value, int)
+    return datetime.fromtimestamp(value / 1_000_000, UTC).isoformat(timespec="milliseconds") if is_time else value

@@ -1,0 +1,395 @@
+"""Looks a store over: what its promises rest on, and which runs are stuck and why. Changes nothing, proves nothing.
+
+It reads listings and the ends of logs, and says what it did not look at, so that a look stays quick however many runs
+there are. What a finding means and what to do next is said here; how that looks is not.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from typing import Final
+
+import msgspec
+
+from killick.clock import Clock
+from killick.errors import KillickError
+from killick.history import vaults
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import Facts
+from killick.store.base import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow, Store
+
+COUNTED_MAX: Final = 100_000
+"""Of more runs than this only the newest are counted."""
+
+LOOKED_MAX: Final = 1_000
+"""Runs of one status whose heads are looked at."""
+
+FOLDED_MAX: Final = 200
+"""Runs whose logs are read, to say what they wait for."""
+
+FILES_MAX: Final = 50
+"""Runs that are asked where their files are kept."""
+
+NAMED_MAX: Final = 3
+"""Runs that a finding names; of the others it says how many."""
+
+LATE_US: Final = 60_000_000
+"""How long a run may be due before somebody should have taken it."""
+
+SILENT_US: Final = 3_600_000_000
+PAUSED_US: Final = 7 * 86_400_000_000
+SKEW_US: Final = 1_000_000
+_LIVE: Final = ("queued", "running", "waiting", "paused")
+_OWN: Final = "killick."
+
+Words = tuple[str, ...]
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A run of a finding, since when it is so, and what there is to say of it alone."""
+
+    run: str
+    agent: str
+    since_us: int
+    about: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs in the same trouble: what that is, what it means, and what to type (after `killick`).
+
+    `wrong` is False where it may well be meant so. `count` is of all of them, `runs` names the first.
+    """
+
+    reason: str
+    wrong: bool
+    count: int
+    what: str
+    means: str
+    next: tuple[Words, ...]
+    runs: tuple[Named, ...]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store is. `unseen` says what was not looked at."""
+
+    store: str
+    id: str
+    killick: str
+    python: str
+    conditions: tuple[Condition, ...]
+    runs: dict[str, int]
+    findings: tuple[Finding, ...]
+    unseen: tuple[str, ...]
+
+    @property
+    def wrong(self) -> int:
+        """How many things are wrong."""
+        return sum(each.wrong is not None for each in self.conditions) + sum(each.wrong for each in self.findings)
+
+
+class _Reason(msgspec.Struct, frozen=True):
+    """A way to be stuck: in words for one run and for several, and the commands; RUN stands for the first of them."""
+
+    one: str
+    several: str
+    means: str
+    next: tuple[Words, ...]
+    wrong: bool = True
+
+
+_WORKER: Final = ("worker",)
+_BY_HAND: Final = ("run", "--id", "RUN")
+_REASONS: Final = {
+    "broken": _Reason(
+        "run does not hold and is set apart", "runs do not hold and are set apart",
+        "Nobody goes on before what does not hold is set aside.", (("store", "repair", "RUN"),),
+    ),
+    "left": _Reason(
+        "run was left in the middle, and nobody takes it", "runs were left in the middle, and nobody takes them",
+        "Whoever was at work is gone. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
+    ),
+    "queued": _Reason(
+        "run is queued, and nobody takes it", "runs are queued, and nobody takes them",
+        "Is a worker for {agents} running, and has it slots to spare?", (_WORKER, _BY_HAND),
+    ),
+    "expired": _Reason(
+        "run waits for an answer whose time was up", "runs wait for answers whose time was up",
+        "Nobody is there to go on without it. Is a worker for {agents} running?", (_WORKER, _BY_HAND),
+    ),
+    "due": _Reason(
+        "run should have gone on by now", "runs should have gone on by now",
+        "What was waited for is there. Is a worker for {agents} running, and has it slots to spare?",
+        (_WORKER, _BY_HAND),
+    ),
+    "child": _Reason(
+        "run waits for a child that is over", "runs wait for children that are over",
+        "Its end was not told, or it was removed. A run that goes on looks again.", (_BY_HAND,),
+    ),
+    "diverged": _Reason(
+        "run waits for mended code", "runs wait for mended code",
+        "The code does not ask for what is on record. Mend it, then let the run go on.",
+        (("show", "RUN"), ("resume", "RUN")),
+    ),
+    "quarantined": _Reason(
+        "run is quarantined, because its process died again and again",
+        "runs are quarantined, because their processes died again and again",
+        "See where they died. Mend the code, then let the run go on, or cancel it.",
+        (("show", "RUN"), ("resume", "RUN")),
+    ),
+    "repaired": _Reason(
+        "run was repaired and waits for a person", "runs were repaired and wait for a person",
+        "See what may have happened in the part that was set aside, then let the run go on.",
+        (("show", "RUN"), ("resume", "RUN")),
+    ),
+    "endless": _Reason(
+        "run is held without end", "runs are held without end",
+        "Should the holder die, nobody could tell, and nobody would take over. Give such clients lease_seconds.",
+        (("show", "RUN"),),
+    ),
+    "unknown": _Reason(
+        "run is of an agent that the app does not declare", "runs are of agents that the app does not declare",
+        "Nothing here goes on with {agents}: declare it again, or give the name to its successor as an alias.",
+        (("ps", "--agent", "AGENT"),),
+    ),
+    "trigger": _Reason(
+        "trigger is behind", "triggers are behind",
+        "What was to be started was not. Is a worker running, with the app that declares it?", (_WORKER,),
+    ),
+    "hook": _Reason(
+        "hook is behind", "hooks are behind",
+        "What happened was not told yet. Is a worker running, with the app that declares it?", (_WORKER,),
+    ),
+    "silent": _Reason(
+        "run is held by a process that lives and says nothing", "runs are held by processes that live and say nothing",
+        "A long step, or a process that hangs. When that process ends, somebody else can go on.",
+        (("show", "RUN"),), wrong=False,
+    ),
+    "paused": _Reason(
+        "run has been paused for long", "runs have been paused for long",
+        "Somebody meant to come back.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
+    ),
+}  # fmt: skip
+"""Every way to be stuck, the worst first."""
+
+
+def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = None) -> Diagnosis:
+    """Look a store over. `knows` says of an agent's name whether code for it is at hand."""
+    store = log.store
+    look = _Look(log, clock.now_us())
+    look.at_everything(knows)
+    conditions = tuple(store.conditions())
+    if all(each.name != "clock" for each in conditions):
+        conditions += (_clocks(store, clock),)
+    files = vaults.condition(log, [row.run for row in store.runs(RunQuery(status=_LIVE), limit=FILES_MAX)])
+    conditions += () if files is None else (files,)
+    return Diagnosis(
+        store=store.place,
+        id=store.id,
+        killick=version("killick"),
+        python=platform.python_version(),
+        conditions=conditions,
+        runs=dict(look.counts),
+        findings=tuple(look.findings()),
+        unseen=tuple(look.unseen),
+    )
+
+
+def _clocks(store: Store, clock: Clock) -> Condition:
+    """Leases end by the store's clock, and deadlines pass by that of whoever is at a run."""
+    if store.proves_life:
+        return Condition("clock", "leases end by the machine's own, whatever its wall clock says")
+    before = clock.now_us()
+    there = store.now_us()
+    ahead_us = there - (before + clock.now_us()) // 2
+    apart = f"{abs(ahead_us) / 1_000_000:.1f} s {'behind' if ahead_us > 0 else 'ahead of'} the store's"
+    if abs(ahead_us) < SKEW_US:
+        return Condition("clock", "as the store's" if abs(ahead_us) < SKEW_US // 10 else apart)
+    return Condition("clock", apart, "deadlines and leases pass at the wrong time; let both keep time, with NTP")
+
+
+class _Look:
+    """One look at the runs of a store."""
+
+    def __init__(self, log: Log, now_us: int) -> None:
+        self._log, self._store, self._now_us = log, log.store, now_us
+        self._found: defaultdict[str, list[Named]] = defaultdict(list)
+        self._known: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self.unseen: list[str] = []
+
+    def findings(self) -> Iterator[Finding]:
+        """Everything found, the worst first, and of each the longest first."""
+        for name, reason in _REASONS.items():
+            runs = sorted(self._found[name], key=lambda named: named.since_us)
+            if not runs:
+                continue
+            agents = list(dict.fromkeys(named.agent for named in runs))
+            stands_for = {"RUN": runs[0].run, "AGENT": runs[0].agent}
+            yield Finding(
+                reason=name,
+                wrong=reason.wrong,
+                count=len(runs),
+                what=reason.one if len(runs) == 1 else reason.several,
+                means=reason.means.format(agents=_listed(agents)),
+                next=tuple(tuple(stands_for.get(word, word) for word in words) for words in reason.next),
+                runs=tuple(runs[:NAMED_MAX]),
+            )
+
+    def at_everything(self, knows: Callable[[str], bool] | None) -> None:
+        """Look at each run where it may be stuck, and put each where the first reason is found."""
+        rows = self._rows()
+        self._broken(rows)
+        self._due()
+        for row in self._first(rows["running"], LOOKED_MAX, "running"):
+            self._running(row)
+        waiting = sorted(rows["waiting"], key=lambda row: row.changed_at_us)
+        for row in self._first(waiting, FOLDED_MAX, "waiting"):
+            self._waiting(row)
+        for row in rows["paused"]:
+            if self._now_us - row.changed_at_us > PAUSED_US:
+                self._say("paused", row, row.changed_at_us)
+        if knows is not None:
+            agents = {row.agent for status in _LIVE for row in rows[status]}
+            strange = {agent for agent in agents if not knows(agent)}
+            for row in (row for status in _LIVE for row in rows[status] if row.agent in strange):
+                self._found["unknown"].append(Named(row.run, row.agent, row.changed_at_us))
+
+    def _say(self, reason: str, row: RunRow, since_us: int, about: str = "") -> None:
+        """A run is told of once, by the first reason that is found."""
+        if row.run not in self._known:
+            self._known.add(row.run)
+            self._found[reason].append(Named(row.run, row.agent, since_us, about))
+
+    def _rows(self) -> dict[str, list[RunRow]]:
+        """Runs by status, newest first, of those that are over the newest; and how many there are of each."""
+        found: dict[str, list[RunRow]] = {}
+        room = COUNTED_MAX
+        for status in (*_LIVE, *ENDED):
+            rows: list[RunRow] = []
+            before: int | None = None
+            while room > 0:
+                page = self._store.runs(RunQuery(status=(status,)), before=before, limit=min(room, READ_LIMIT))
+                room -= len(page)
+                self.counts[status] += len(page)
+                rows += page if status in _LIVE else page[: max(LOOKED_MAX - len(rows), 0)]
+                if len(page) < READ_LIMIT:
+                    break
+                before = page[-1].number
+            found[status] = rows
+        if room <= 0:
+            self.unseen.append(f"runs beyond the newest {COUNTED_MAX:,}, if there are more")
+        self.counts += Counter()  # without those of which there are none
+        return found
+
+    def _first(self, rows: Sequence[RunRow], limit: int, status: str) -> Iterable[RunRow]:
+        fresh = [row for row in rows if row.run not in self._known]
+        if len(fresh) > limit:
+            self.unseen.append(f"{len(fresh) - limit:,} of {len(fresh):,} {status} runs")
+        return fresh[:limit]
+
+    def _broken(self, rows: dict[str, list[RunRow]]) -> None:
+        """Quarantine is known of each run by itself, so the newest of each status are asked about."""
+        passed_over = 0
+        for status, listed in rows.items():
+            passed_over += self.counts[status] - len(listed[:LOOKED_MAX])
+            for row in listed[:LOOKED_MAX]:
+                reason = self._store.quarantined(row.run)
+                if reason is not None:
+                    self._say("broken", row, row.changed_at_us, reason)
+        if passed_over:
+            self.unseen.append(f"whether {passed_over:,} older runs hold (killick verify proves all)")
+
+    def _due(self) -> None:
+        """What nobody has and somebody should have taken."""
+        due = self._store.due(self._now_us, limit=READ_LIMIT)
+        if len(due) == READ_LIMIT:
+            self.unseen.append(f"runs that are due, beyond the first {READ_LIMIT:,}")
+        folds = FOLDED_MAX
+        for count, row in enumerate(due):
+            since = row.wake_at_us if row.wake_at_us is not None else row.changed_at_us
+            if self._now_us - since < LATE_US:
+                continue
+            head = self._store.head(row.run) if count < LOOKED_MAX else None
+            if row.agent.startswith(_OWN):
+                self._say("hook" if row.agent.startswith(f"{_OWN}hook:") else "trigger", row, since)
+            elif head is not None and head.holder is not None:
+                self._say("left", row, since, f"by {head.holder}")
+            elif row.status in ("queued", "running"):
+                self._say("queued" if row.status == "queued" else "left", row, since)
+            else:
+                folds -= 1
+                self._say("expired" if folds >= 0 and self._has_expired(row.run) else "due", row, since)
+
+    def _has_expired(self, run: str) -> bool:
+        facts = self._facts(run)
+        asked = [wait for wait in facts.waits.values() if wait.waits_for in ("answer", "settlement")] if facts else []
+        return any(wait.deadline is not None and wait.deadline <= self._now_us for wait in asked)
+
+    def _running(self, row: RunRow) -> None:
+        head = self._store.head(row.run)
+        if head is None:
+            return
+        if head.holder is None:
+            if row.wake_at_us is None:
+                self._say("left", row, row.changed_at_us, "by nobody knows whom")
+        elif head.lease_until_us is None and self._store.lives(head.holder):
+            if not self._store.proves_life:
+                self._say("endless", row, row.changed_at_us, f"by {head.holder}")
+            elif self._now_us - (said := self._last_at_us(head)) > SILENT_US:
+                self._say("silent", row, said, f"by {head.holder}")
+
+    def _last_at_us(self, head: Head) -> int:
+        row = self._store.row(head.run, head.seq)
+        try:
+            return e.decode(row.body).at if row is not None else self._now_us
+        except KillickError:
+            return self._now_us
+
+    def _waiting(self, row: RunRow) -> None:
+        facts = self._facts(row.run)
+        if facts is None:
+            return
+        if facts.mend:
+            what = self._event(row.run, facts.mend)
+            at = f"at step {what.step}" if isinstance(what, e.RunDiverged) else ""
+            if isinstance(what, e.RunQuarantined):
+                self._say("quarantined", row, row.changed_at_us, f"after {what.deaths} deaths")
+            else:
+                self._say("diverged" if at else "repaired", row, row.changed_at_us, at)
+            return
+        for wait in facts.waits.values():
+            if wait.waits_for == "child" and self._is_over(wait.name) and self._now_us - wait.at > LATE_US:
+                self._say("child", row, wait.at, wait.name)
+
+    def _is_over(self, run: str) -> bool:
+        """Whether a run, and whatever it goes on as, has ended or is gone."""
+        row = self._store.index(run)
+        if row is None:
+            return True
+        if row.status not in ENDED:
+            return False
+        head = self._store.head(run)
+        last = self._event(run, head.seq) if head is not None else None
+        return self._is_over(last.run) if isinstance(last, e.RunRenewed) else True
+
+    def _facts(self, run: str) -> Facts | None:
+        """What a log adds up to; None where that cannot be read, which is for `verify` to say."""
+        try:
+            return self._log.state(run).fold.facts
+        except KillickError:
+            return None
+
+    def _event(self, run: str, seq: int) -> e.Event | None:
+        try:
+            return self._log.event(run, seq)
+        except KillickError:
+            return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX:,} others" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more

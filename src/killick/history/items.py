@@ -1,0 +1,97 @@
+"""The items that the parts of a state are made of: what each is matched by in another state, and how to read it.
+
+Changes nothing, and reads nothing before somebody loads an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from killick.model.codec import plain
+from killick.model.fold import Step
+from killick.model.state import Output, State
+
+
+def as_written(state: State) -> State:
+    """The same state, with every value as it is written in the log, tags and all."""
+    return State(state.fold, _AsWritten(state))
+
+
+class _AsWritten:
+    """Reads for a state."""
+
+    def __init__(self, state: State) -> None:
+        self.event = state.event
+        self._state = state
+
+    def data(self, seq: int) -> Mapping[str, Any]:
+        return _Written(self._state.data(seq))
+
+
+class _Written(Mapping[str, Any]):
+    """The values of an event, each brought into its written form when it is asked for."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._data = data
+
+    def __getitem__(self, name: str) -> Any:
+        return plain(self._data[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        # Of erased values whatever is asked for is there, as a marker.
+        return plain(self._data.get(name, default))
+
+
+class Item(NamedTuple):
+    """One item of a part: what it is matched by, what it is made of, and how to read it."""
+
+    key: str
+    step: str
+    made_of: object
+    last: int
+    load: Callable[[], Any]
+
+
+def items(state: State, part: str) -> list[Item]:
+    """The items of a part that is a list, in order."""
+    fold = state.fold
+    if part == "pending":
+        waits = fold.facts.waits.values()
+        return [Item(wait.step, wait.step, wait, wait.opened, partial(state.waiting, wait)) for wait in waits]
+    if part == "failures":
+        return [_failure(state, nth, seq) for nth, seq in enumerate(fold.failures)]
+    if part == "outputs":
+        steps = [step for step in fold.steps if step.status == "done"]
+        return [Item(step.id, step.id, step, _last(step), partial(_output, state, step)) for step in steps]
+    indexes: Sequence[int] = getattr(fold, {"retries": "retried"}.get(part, part))
+    numbered = enumerate(fold.steps[index] for index in indexes)
+    return [Item(step.id, step.id, step, _last(step), partial(_nth, state, part, nth)) for nth, step in numbered]
+
+
+def _nth(state: State, part: str, nth: int) -> Any:
+    return getattr(state, part)[nth]
+
+
+def _output(state: State, step: Step) -> Output:
+    return Output(step.id, step.name, state.output_of(step))
+
+
+def _failure(state: State, nth: int, seq: int) -> Item:
+    event = state.event(seq)
+    step = str(getattr(event, "step", None) or "run")
+    key = f"{event.__struct_config__.tag} {step} {getattr(event, 'attempt', None)}"
+    return Item(key, step, seq, seq, partial(_nth, state, "failures", nth))
+
+
+def _last(step: Step) -> int:
+    """The last event that says something of a step."""
+    attempts = (max(attempt.started, attempt.ended) for attempt in step.attempts)
+    return max(step.intended, step.ended, step.output, *attempts)

@@ -1,0 +1,288 @@
+"""A run in a line: where it is, and what it waits for or what went wrong, in the same words wherever runs are listed.
+
+Reads what is shown and no more: the states of the runs of a page, and each of them again only when it went on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from killick.errors import KillickError, ValueErased
+from killick.history.prose import crash_told, entries_of
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.model.crash_loop import Crashes
+from killick.model.failure import Failure
+from killick.model.fold import Fold, Wait
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.store.base import CRASHING, Head, RunQuery, RunRow, Standing, Store, shown_tags
+
+STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
+"""What runs are asked for by; one that is set apart is broken besides."""
+
+KEPT_MAX: Final = 4_096
+"""Lines that are kept for the next who asks."""
+
+ABOUT_MAX: Final = 20
+"""How many things are told that one run waits for."""
+
+CHARS_MAX: Final = 400
+"""How much is told of what a run waits for, or of what went wrong."""
+
+_STILL: Final = ("queued", "completed", "cancelled")
+
+Kind = Literal["person", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more"]
+Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
+"""What every event's values go through before anybody sees them, with the run that they are of."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a run waits for, or that went wrong with it. `at_us` is when it is over by itself."""
+
+    kind: Kind
+    text: str
+    at_us: int | None = None
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a line. `stage` is the `stage_number`-th of `stages`; `attempts` are those of its current step.
+
+    What a run that is not at work knows of itself alone (its steps, its build, its lineage) is there only where it was
+    read; `seq` is the length of its log then, or 0.
+    """
+
+    run: str
+    agent: str
+    status: str
+    priority: int
+    tags: tuple[str, ...]
+    started_at_us: int
+    changed_at_us: int
+    number: int
+    seq: int = 0
+    stage: str | None = None
+    stage_number: int | None = None
+    stages: int = 0
+    step: str | None = None
+    step_name: str | None = None
+    attempts: int = 0
+    about: tuple[About, ...] = ()
+    since_us: int | None = None
+    due: bool = False
+    worker: str | None = None
+    build: str | None = None
+    parent: str | None = None
+    forked_from: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The stage, or the step, in a few words."""
+        if self.stage is not None:
+            at = f" {self.stage_number}/{self.stages}" if self.stage_number is not None else ""
+            return f"{self.stage}{at}"
+        return f"step {self.step} {self.step_name or ''}".rstrip() if self.step is not None else ""
+
+
+class _Left(NamedTuple):
+    """Knows whether nobody is at work on a run any more."""
+
+    clock_us: int
+    lives: Callable[[str], bool]
+
+    def __call__(self, head: Head) -> bool:
+        if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= self.clock_us):
+            return True
+        return not self.lives(head.holder)
+
+
+class Listing:
+    """Runs in lines, for any number of threads. `whole` also reads runs whose index says all that a short table has."""
+
+    def __init__(self, log: Log, *, whole: bool = False, through: Through | None = None) -> None:
+        self._log = log
+        self._whole = whole
+        self._through = through
+        self._kept: OrderedDict[str, tuple[int, str, Line]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
+        """Runs of a listing as they stand; one that is gone meanwhile is left out."""
+        store = self._log.store
+        standings = store.standings([row.run for row in rows])
+        is_left = _Left(store.now_us(), cache(store.lives))
+        return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
+
+    def _line(self, row: RunRow, standing: Standing, is_left: _Left, now_us: int) -> Line:
+        is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
+        seq, status = standing.head.seq if is_read else 0, row.status
+        if standing.quarantined is not None:
+            status = "broken"
+        elif status == "running" and is_left(standing.head):
+            status = "orphaned"
+        with self._mutex:
+            kept = self._kept.get(row.run)
+        if kept is None or kept[:2] != (seq, status):
+            kept = (seq, status, self._read(row, seq, status))
+            with self._mutex:
+                self._kept[row.run] = kept
+                self._kept.move_to_end(row.run)
+                while len(self._kept) > KEPT_MAX:
+                    self._kept.popitem(last=False)
+        due = row.status == "waiting" and row.wake_at_us is not None and row.wake_at_us <= now_us
+        return replace(kept[2], due=due, worker=standing.head.holder, priority=row.priority, tags=shown_tags(row.tags))
+
+    # reading ----------------------------------------------------------------------------------
+
+    def _read(self, row: RunRow, seq: int, status: str) -> Line:
+        line = Line(
+            run=row.run, agent=row.agent, status=status, priority=row.priority, tags=shown_tags(row.tags), seq=seq,
+            started_at_us=row.started_at_us, changed_at_us=row.changed_at_us, number=row.number,
+        )  # fmt: skip
+        if status == "broken":
+            return replace(line, about=(About(kind="record", text="its record does not hold"),))
+        try:
+            if not self._whole and row.status == "failed":
+                step, about = self._failed(row.run, seq, None)
+                return replace(line, step=step, about=about)
+            return line if not seq else self._standing(line, row.status)
+        except KillickError as error:
+            # One record that cannot be read keeps nobody from seeing the others.
+            return replace(line, about=(About(kind="record", text=brief(f"cannot be read: {error}")),))
+
+    def _standing(self, line: Line, status: str) -> Line:
+        state = self._log.state(line.run, line.seq)
+        facts = state.fold.facts
+        known = state.fold.step(facts.current) if facts.current is not None else None
+        at = facts.plan.index(facts.stage) + 1 if facts.stage in facts.plan else None
+        line = replace(
+            line, stage=facts.stage, stage_number=at, stages=len(facts.plan), step=facts.current,
+            step_name=known.name if known is not None and known.sort != "wait" else None,
+            attempts=len(known.attempts) if known is not None else 0,
+            build=" ".join(filter(None, (facts.build.version, facts.build.commit[:7]))) or None,
+            parent=facts.parent, forked_from=facts.forked_from,
+        )  # fmt: skip
+        if status == "failed":
+            step, about = self._failed(line.run, line.seq, state.fold)
+            return replace(line, step=step or line.step, about=about)
+        if status not in ("running", "waiting", "paused") and facts.crashes is None:
+            return line
+        about = tuple(islice(self._about(state), ABOUT_MAX + 1))
+        if len(about) > ABOUT_MAX:
+            about = (*about[:-1], About(kind="more", text=f"and {len(facts.waits) - ABOUT_MAX + 1} more"))
+        if line.status == "orphaned":
+            about = (About(kind="worker", text="its worker is gone"), *about)
+        since = min((wait.at for wait in facts.waits.values()), default=None)
+        return replace(line, about=about, since_us=since, changed_at_us=self._log.event(line.run, state.seq).at)
+
+    def _about(self, state: State) -> Iterator[About]:
+        """What a run waits for."""
+        facts = state.fold.facts
+        if facts.crashes is not None and not facts.ended:
+            yield crash(self._log, state.run, facts.crashes)
+        if facts.crashes is not None and facts.crashes.quarantined:
+            yield About(kind="person", text="somebody to resume or cancel it")
+        elif facts.mend and isinstance(self._log.event(state.run, facts.mend), e.RunDiverged):
+            yield About(kind="code", text="mended code")
+        elif facts.paused or facts.mend:
+            because = ", for its record was repaired" if facts.mend else ""
+            yield About(kind="person", text=f"somebody to resume it{because}")
+        for wait in facts.waits.values():
+            yield self._waits(state.run, wait)
+        for index in facts.pending.values():
+            step = state.fold.steps[index]
+            if step.status == "delayed" and step.delayed_until is not None:
+                text = f"attempt {len(step.attempts) + 1} of {step.name}"
+                yield About(kind="backoff", text=text, at_us=step.delayed_until)
+
+    def _waits(self, run: str, wait: Wait) -> About:
+        match wait.waits_for:
+            case "time":
+                return About(kind="time", text="", at_us=wait.deadline or 0)
+            case "event":
+                return About(kind="message", text=f"message {wait.name}")
+            case "child":
+                return About(kind="child", text=wait.name)
+            case _:
+                data = self._data(run, wait.opened)
+                asked = asked_of_intention(wait.waits_for, data.get("intention"))
+                prompt = data.get("prompt")
+                asked = asked or (prompt if isinstance(prompt, str) and prompt else wait.name)
+                return About(kind="person", text=brief(f"{', '.join(wait.to)}: {asked}" if wait.to else asked))
+
+    def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[About, ...]]:
+        """Where a run failed, and with what; from its last event, where that says so."""
+        event = self._log.event(run, seq)
+        if not isinstance(event, e.RunFailed):
+            seq = (fold or self._log.state(run).fold).facts.ended
+            event = self._log.event(run, seq)
+        step: str | None = getattr(event, "step", None)
+        found = self._data(run, seq).get("failure")
+        if not isinstance(found, dict):
+            return step, ()
+        failure = convert(found, Failure, at="failure")
+        while failure.type.endswith((".StepFailed", ".ChildFailed")) and failure.cause is not None:
+            failure = failure.cause
+        text = f"{failure.type.rpartition('.')[2]}: {failure.message}"
+        return step, (About(kind="failure", text=brief(text)),)
+
+    def _data(self, run: str, seq: int) -> Mapping[str, Any]:
+        with contextlib.suppress(ValueErased):
+            data = self._log.data(run, seq)
+            return data if self._through is None else self._through(run, data)
+        return {}
+
+
+def crash(log: Log, run: str, crashes: Crashes) -> About:
+    """What is told of a run whose process died: how often in a row, where, and when a worker tries again."""
+    last = log.event(run, crashes.last)
+    text = crash_told(crashes, last if isinstance(last, e.LeaseLapsed) else None)
+    return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
+
+
+def gone(store: Store) -> tuple[str, ...]:
+    """The holders of runs that are not at work any more."""
+    return tuple(each.holder for each in store.holders() if not each.lives)
+
+
+def counted(store: Store, query: RunQuery) -> Counter[str]:
+    """How many runs there are of each status, of those that match in all else. Orphaned ones are not running."""
+    counts = Counter(store.counts(query))
+    if counts["running"] and (holders := gone(store)):
+        counts["orphaned"] = store.counts(replace(query, holders=holders)).get("running", 0)
+        counts["running"] -= counts["orphaned"]
+    return +counts
+
+
+def asked_of_intention(waits_for: str, intention: Any) -> str | None:
+    """Whether something happened is asked by the call that it was."""
+    told = entries_of(intention)
+    if waits_for != "settlement" or "arguments" not in told:
+        return None
+    given = told["arguments"]
+    arguments = (
+        ", ".join(f"{name}={_inline(each)}" for name, each in entries_of(given).items())
+        if isinstance(given, Mapping)
+        else _inline(given)
+    )
+    return f"Did {told.get('tool')}({brief(arguments, 200)}) happen?"
+
+
+def brief(text: str, chars: int = CHARS_MAX) -> str:
+    """Text on one line, cut with … where it is longer."""
+    line = " ".join(text.split())
+    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+
+
+def _inline(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()

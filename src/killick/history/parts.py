@@ -1,0 +1,347 @@
+"""What a timeline is made of: steps with their attempts, waits and decisions, and what happened between them.
+
+Frozen, and lazy: a value is read when somebody looks at it. Reads no log by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from killick.model import events as e
+from killick.model.codec import Erased
+from killick.model.failure import Failure
+from killick.model.fold import StepStatus
+from killick.model.typed import convert
+
+
+class Values:
+    """The values of one event, read when somebody looks. What was erased is `Erased`."""
+
+    __slots__ = ("_found", "_read", "seq")
+
+    def __init__(self, read: Callable[[int], Mapping[str, Any]], seq: int) -> None:
+        self._read = read
+        self.seq = seq
+        self._found: Mapping[str, Any] | None = None
+
+    @property
+    def all(self) -> Mapping[str, Any]:
+        if self._found is None:
+            self._found = self._read(self.seq)
+        return self._found
+
+    def get(self, name: str) -> Any:
+        return self.all.get(name)
+
+
+NOTHING: Final = Values(lambda _: {}, 0)
+
+
+class Said:
+    """A value of one of a part's events, by its own name: `prompt = Said("opened")`."""
+
+    def __init__(self, values: str) -> None:
+        self._values = values
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, part: Any, owner: type) -> Any:
+        return self if part is None else getattr(part, self._values).get(self._name)
+
+
+class SaidFailure(Said):
+    """The same for an error, as the record has it."""
+
+    def __get__(self, part: Any, owner: type) -> Any:
+        found = super().__get__(part, owner)
+        if isinstance(found, Erased):
+            return Failure.told("killick.Erased", "what was recorded of the error was erased on purpose")
+        return found if found is None or found is self else convert(found, Failure, at="failure")
+
+
+class SaidList(Said):
+    """The same for a list: empty where there is none."""
+
+    def __get__(self, part: Any, owner: type) -> Any:
+        found = super().__get__(part, owner)
+        return found if found is self else tuple(found) if isinstance(found, list | tuple) else ()  # pyright: ignore
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a timeline."""
+
+
+class Settled(Part, frozen=True):
+    """What was in doubt became known: from a reconciler, a late result, or a person."""
+
+    at: int
+    how: e.Settlement
+    by: str | None
+    values: Values
+    because = Said("values")
+
+
+class Attempt(Part, frozen=True):
+    """One try of a step. `died`: its process was gone before it had said how it ended."""
+
+    number: int
+    key: str
+    started_at: int
+    ended_at: int | None = None
+    outcome: e.Outcome | None = None
+    died: bool = False
+    retry_at: int | None = None
+    limited: bool = False
+    not_retried: e.NotRetried | None = None
+    usage: e.Usage | None = None
+    settled: Settled | None = None
+    values: Values = NOTHING
+    progressed: Values = NOTHING
+    failure = SaidFailure("values")
+    reasoning = Said("values")
+    progress = Said("progressed")
+
+
+class Vote(Part, frozen=True):
+    """One of several people agreed."""
+
+    at: int
+    by: str
+    values: Values
+    answer = Said("values")
+    comment = Said("values")
+
+
+class Wait(Part, frozen=True):
+    """Something that was or is waited for within a step, who may answer, and who did. No verbs: no person answers.
+
+    A question that was passed on to others is one wait for each of those who were asked, with the number of its round.
+    `rule` is there where a contract, or a tool itself, has people asked whether something may be done.
+    """
+
+    step: str
+    waits_for: e.WaitFor
+    name: str
+    to: tuple[str, ...]
+    opened_at: int
+    deadline: int | None
+    closed_at: int | None = None
+    how: e.WaitEnd | None = None
+    by: str | None = None
+    need: int = 1
+    rule: str | None = None
+    round: int = 0
+    digest: e.Digest | None = None
+    votes: tuple[Vote, ...] = ()
+    opened: Values = NOTHING
+    closed: Values = NOTHING
+    prompt = Said("opened")
+    verbs = SaidList("opened")
+    options = SaidList("opened")
+    default = Said("opened")
+    schema = Said("opened")
+    intention = Said("opened")
+    may = SaidList("opened")
+    reason = Said("opened")
+    contract = Said("opened")
+    answer = Said("closed")
+    comment = Said("closed")
+
+
+class Edit(Part, frozen=True):
+    """A person changed what a step was to do; by argument, `changed` has what it was and what they made of it. One
+    that the contract rejected changed nothing."""
+
+    at: int
+    by: str
+    verdict: e.Verdict | None
+    values: Values
+    arguments = Said("values")
+    changed = Said("values")
+    comment = Said("values")
+    failure = SaidFailure("values")
+
+    @property
+    def stands(self) -> bool:
+        return self.verdict is None or self.verdict.ruling != "reject"
+
+
+class Delay(Part, frozen=True):
+    """The step was put off: for a limit, or because the last holder might still have been at it."""
+
+    at: int
+    until: int
+    because: str
+
+
+class Drift(Part, frozen=True):
+    """Code that ran later asked for the same with other arguments; the record kept its result."""
+
+    at: int
+    values: Values
+    recorded = Said("values")
+    found = Said("values")
+
+
+class Note(Part, frozen=True):
+    """A remark about a step."""
+
+    at: int
+    by: str
+    values: Values
+    note = Said("values")
+
+
+class Decision(Part, frozen=True):
+    """What was chosen, from what, by whom and why."""
+
+    by: str
+    values: Values
+    question = Said("values")
+    options = SaidList("values")
+    choice = Said("values")
+    because = Said("values")
+
+
+class Adopted(Part, frozen=True):
+    """Whose recorded result a step took instead of acting: that of the effect with this key, started in `run`."""
+
+    run: str
+    key: str
+    seq: int
+
+
+class Child(Part, frozen=True):
+    """A run that a step started, or waited for; and how it ended, where that is on record."""
+
+    run: str
+    agent: str = ""
+    status: str | None = None
+
+
+class Step(Part, frozen=True):
+    """One step with everything that belongs to it. `entries` is what happened inside a scope.
+
+    verdict    what the contract said when it was intended; `last_verdict`, what it said when the step ended before it
+               was begun, after somebody had been asked
+    ended_by   who ended it before it was done: the person who said no to it, or skipped it
+    """
+
+    number: str
+    sort: e.Sort
+    name: str
+    status: StepStatus
+    seq: int
+    intended_at: int
+    ended_at: int | None = None
+    effect: e.EffectClass | None = None
+    stage: str | None = None
+    verdict: e.Verdict | None = None
+    last_verdict: e.Verdict | None = None
+    ended_by: str | None = None
+    edits: tuple[Edit, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    delayed_until: int | None = None
+    delays: tuple[Delay, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    decision: Decision | None = None
+    drifts: tuple[Drift, ...] = ()
+    notes: tuple[Note, ...] = ()
+    adopted: Adopted | None = None
+    overridden_by: str | None = None
+    confirmed: bool | None = None
+    undoes: str | None = None
+    undone_by: str | None = None
+    child: Child | None = None
+    sent_to: str | None = None
+    entries: tuple[Entry, ...] = ()
+    intended: Values = NOTHING
+    ended: Values = NOTHING
+    overriding: Values = NOTHING
+    arguments = Said("intended")
+    because = Said("intended")
+
+    @property
+    def given(self) -> Any:
+        """The arguments that count: the agent's, or those that a person made of them."""
+        standing = [edit.arguments for edit in self.edits if edit.stands]
+        return standing[-1] if standing else self.arguments
+
+    @property
+    def rejected(self) -> e.Verdict | None:
+        """The verdict of a contract that ended it."""
+        found = self.last_verdict or self.verdict
+        return found if found is not None and found.ruling == "reject" else None
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether somebody ended it before it was done, without being asked."""
+        return self.ended_by is not None and (failure := self.failure) is not None and failure.type == "killick.Skipped"
+
+    @property
+    def output(self) -> Any:
+        """What it came to, whichever way it ended; None while it has not."""
+        data: Mapping[str, Any] = self.ended.all if self.status == "done" else {}
+        return next((data[name] for name in ("output", "answer", "choice", "result") if name in data), None)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed: in its own words, or those of its last attempt."""
+        if self.status != "failed":
+            return None
+        last = self.attempts[-1] if self.attempts else None
+        if last is not None and last.settled is not None and last.settled.how == "stopped":
+            because = f": {last.settled.because}" if last.settled.because else ""
+            return Failure.told("killick.Stopped", f"stopped by {last.settled.by or 'somebody'}{because}")
+        found: Any = self.ended.get("failure")
+        own = convert(found, Failure, at="failure") if isinstance(found, dict) else None
+        return own or (last.failure if last is not None else None)
+
+    @property
+    def usage(self) -> e.Usage | None:
+        """What a model call used."""
+        return next((attempt.usage for attempt in reversed(self.attempts) if attempt.usage is not None), None)
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("done", "failed", "cancelled")
+
+
+class Moment(Part, frozen=True):
+    """Something that happened to the run between its steps, as its event says; `left` is what a rewind left behind."""
+
+    seq: int
+    at: int
+    kind: str
+    event: e.Event
+    values: Values
+    left: tuple[Step, ...] = ()
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        return self.values.all
+
+
+Entry: TypeAlias = Step | Moment
+
+
+class Failed(Part, frozen=True):
+    """How a run failed; `not_undone` is what was to be undone and could not be."""
+
+    at: int
+    step: str | None
+    values: Values
+    failure = SaidFailure("values")
+    not_undone = SaidList("values")
+
+
+def walked(entries: Sequence[Entry]) -> Iterator[Step]:
+    """The steps among entries, and those inside them."""
+    for entry in entries:
+        if isinstance(entry, Step):
+            yield entry
+            yield from walked(entry.entries)

@@ -1,0 +1,291 @@
+"""Words for what a record holds: values, times, spans and errors, as they stand in an English sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+import msgspec
+
+from killick.model import events as e
+from killick.model.codec import Erased, Secret, plain
+from killick.model.crash_loop import Crashes
+from killick.model.failure import Failure
+
+_MONTHS: Final = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+_YEAR_10_000_US: Final = 253_402_300_800_000_000
+"""What no calendar has a date for."""
+_ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+
+
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " ".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """1 branch, 3 branches."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def crash_told(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
+    """How often the process of a run died in a row, and where the last one was: a data line for every surface."""
+    told = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
+    where = "" if last is None else f"; the last was {lapse_told(last)}"
+    return f"{told}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
+
+
+def lapse_told(event: e.LeaseLapsed) -> str:
+    """Which process died with a run, where, and with which build."""
+    pid = event.holder.partition("-")[0]
+    process = f"process {pid}" if pid.isdigit() else event.holder
+    at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
+    build = " ".join(filter(None, (event.build.version, event.build.commit[:7])))
+    return f"{process} {at}{', alone' if event.alone else ''}{f', build {build}' if build else ''}"
+
+
+def scope_words(name: str, given: Any) -> str:
+    """What a scope is about: branches, or calls of code that Killick did not start."""
+    if name in ("hosted", "guests"):
+        return "calls of a framework" if name == "hosted" else "calls from outside"
+    count = given.get("branches", "") if isinstance(given, Mapping) else ""  # pyright: ignore
+    return f"{count} branches"
+
+
+_CAME_BACK: Final = {
+    "recalled": "recalled", "repeated": "asked for again, from the record", "reread": "read again, and the same",
+    "found": "found", "called": "its stub was called",
+}  # fmt: skip
+
+
+def paged(event: e.PageEvent) -> str:
+    """What became of pages of a window."""
+    match event:
+        case e.PageEvicted():
+            pages = counted(len(event.pages), "page")
+            return f"{pages} left the window ({event.because}), {event.tokens:,} tokens less a call"
+        case e.PageFaulted():
+            return f"{event.page} came back to the window: {_CAME_BACK[event.how]}"
+        case e.PagePinned():
+            return f"{event.page} stays in the window until turn {event.until:,}"
+
+
+def sized(count: int) -> str:
+    """So many bytes: 640 B, 1.2 kB, 3.4 GB."""
+    if count < 1_000:
+        return f"{count} B"
+    amount, units = float(count), iter(("kB", "MB", "GB", "TB", "PB"))
+    unit = ""
+    while amount >= 999.5 and (larger := next(units, None)) is not None:
+        amount, unit = amount / 1_000, larger
+    return f"{amount:.0f} {unit}" if amount >= 99.95 else f"{amount:.1f} {unit}"
+
+
+def snapshot(root: e.Digest | None) -> str:
+    """A snapshot of files by the beginning of its id, as people type it."""
+    return f"snapshot {e.from_text(root).hex()[:12]}" if root else "no snapshot"
+
+
+_WENT_BACK: Final[Mapping[e.RestoredBecause, str]] = {
+    "in doubt": "step {step} is tried again", "rewound": "the run was taken back", "forked": "the fork has its own",
+    "gone": "the folder was gone", "undone": "step {step} was undone", "asked": "asked for{by}",
+}  # fmt: skip
+
+
+def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
+    """What became of the files of a run; a snapshot may be told of late, so `when` it was is said with it."""
+    match event:
+        case e.WorkspaceBound():
+            return f"works in {event.path}, whose files are kept in {event.vault}"
+        case e.WorkspaceCaptured():
+            held = f"{counted(event.files, 'file')}, {sized(event.size_bytes)}"
+            told = f"files{when}: {f'{event.changed:,} changed' if event.changed else held} ({snapshot(event.root)})"
+            alive = (
+                f"{counted(event.processes, 'process', 'processes')} {'was' if event.processes == 1 else 'were'} alive"
+            )
+            if event.processes:
+                told += f"; {alive}, and kept too" if event.images else f"; files only, {alive}"
+            return told + (f"; {counted(left, 'path')} left out" if (left := _count(data.get("left_out"))) else "")
+        case e.WorkspaceRestored():
+            by = f" by {event.by}" if event.by else ""
+            why = _WENT_BACK[event.because].format(step=event.step or "?", by=by)
+            of = f"{counted(paths, 'path')} of the files" if (paths := _count(data.get("paths"))) else "files"
+            told = f"{of} went back to {snapshot(event.root)} ({why})"
+            ended = _count(data.get("ended"))
+            told += f"; {counted(ended, 'process', 'processes')} ended" if ended else ""
+            told += f"; {counted(left, 'path')} left as they were" if (left := _count(data.get("left"))) else ""
+            return told + (f"; before: {snapshot(event.before).partition(' ')[2]}" if event.before else "")
+
+
+NOT_RETRIED: Final[Mapping[e.NotRetried, str]] = {
+    "no_attempts_left": "no attempt was left",
+    "named_in_never": "Retry(never=…) names the error",
+    "not_named_in_on": "Retry(on=…) does not name the error",
+    "programming_error": "it is a programming error, and Retry(on=…) does not name it",
+    "lasting_error": "without retry=, only errors that pass by themselves are retried",
+    "may_have_happened": "it may have happened, and nothing_happened=… does not name the error",
+    "patience_over": "the rate limit asked for more time than patience=… allows",
+}
+"""Why a failed attempt was not followed by another one."""
+
+
+def _count(value: Any) -> int:
+    """How many there are of what is told as a number or as a list."""
+    return value if isinstance(value, int) else len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore
+
+
+def ordinal(number: int) -> str:
+    """The first attempt, and so on."""
+    return f"the {_ORDINALS[number - 1]} attempt" if 1 <= number <= len(_ORDINALS) else f"attempt {number}"
+
+
+def lasted(us: int) -> str:
+    """A span of time: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
+    if us < 1_000:
+        return "less than a millisecond"
+    if us < 1_000_000:
+        return counted(us // 1_000, "millisecond")
+    if us < 10_000_000:
+        told = f"{us / 1_000_000:.1f}".removesuffix(".0")
+        return f"{told} {'second' if told == '1' else 'seconds'}"
+    parts: list[str] = []
+    left = us // 1_000_000
+    for size, unit in _UNITS:
+        if left >= size and len(parts) < 2:
+            parts.append(counted(left // size, unit))
+            left %= size
+    return listed(parts)
+
+
+def span(us: float | None) -> str:
+    """The same in short: 350 µs, 12 ms, 4.2 s, 3m 5s, 2d 4h."""
+    if us is None:
+        return ""
+    if us < 1_000:
+        return f"{us:.0f} µs"
+    if us < 999_500:
+        return f"{us / 1_000:.0f} ms"
+    total = us / 1_000_000
+    if total < 59.95:
+        return f"{total:.1f} s"
+    parts: list[str] = []
+    left = round(total)
+    for size, unit in _UNITS[:-1]:
+        if left >= size:
+            parts.append(f"{left // size}{unit[0]}")
+            left %= size
+    return " ".join([*parts, *([f"{left}s"] if left and total < 3_600 else [])][:2])
+
+
+def sentence(text: str) -> str:
+    """Begins with a capital, and ends with one full stop, or with that of what it quotes."""
+    text = text.strip()
+    end = "" if text.endswith((".", ":", "!", "?", ".”", "!”", "?”")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
+
+
+def who(by: str | None) -> str:
+    """Somebody, by the name that the record has."""
+    known = {
+        "agent": "the agent's code", "model": "the model", "killick": "Killick", "reconcile": "the tool's own check",
+        "contract": "its contract",
+    }  # fmt: skip
+    return "somebody" if by is None else known.get(by, by)
+
+
+def entries_of(value: Any) -> Mapping[str, Any]:
+    """An object's entries; none where it is none."""
+    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def chain(failure: Failure) -> Iterator[Failure]:
+    """An error, and those that led to it."""
+    below: Failure | None = failure
+    while below is not None:
+        yield below
+        below = below.cause or below.context
+
+
+class Prose:
+    """Writes values and times. The first day is named once; times of other days stand with theirs."""
+
+    def __init__(self, zone: tzinfo, chars: int) -> None:
+        self.zone = zone
+        self.chars = chars
+        self._day = ""
+
+    def when(self, at_us: int) -> str:
+        """on 14 November 2026 at 09:30:00 UTC, and from then on: at 09:31:00."""
+        time, day = self._moment(at_us)
+        return f"on {day} at {time}" if day else f"at {time}"
+
+    def time(self, at_us: int) -> str:
+        """The same after a preposition: until 09:31:00 on 15 November 2026."""
+        time, day = self._moment(at_us)
+        return f"{time} on {day}" if day else time
+
+    def _moment(self, at_us: int) -> tuple[str, str]:
+        if not 0 <= at_us < _YEAR_10_000_US:
+            return f"{at_us} µs", ""
+        local = datetime.fromtimestamp(at_us / 1_000_000, UTC).astimezone(self.zone)
+        day = f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
+        time = local.strftime("%H:%M:%S")
+        if not self._day:
+            self._day = day
+            return f"{time} {local.tzname()}", day
+        return time, "" if day == self._day else day
+
+    def value(self, value: Any) -> str:
+        """Text in quotes, the rest as JSON; cut where it is long."""
+        if isinstance(value, Erased):
+            return "a value that was erased on purpose"
+        if isinstance(value, Secret):
+            return "a secret"
+        if value is None:
+            return "nothing"
+        return self.quoted(value) if isinstance(value, str) else self.cut(_json(value))
+
+    def quoted(self, text: Any) -> str:
+        return f"“{self.cut(text if isinstance(text, str) else _json(text))}”"
+
+    def whole(self, text: Any) -> str:
+        """Somebody's own words, never cut."""
+        return f"“{' '.join(text.split())}”" if isinstance(text, str) else self.value(text)
+
+    def cut(self, text: str) -> str:
+        line = " ".join(text.split())
+        return line if len(line) <= self.chars else f"{line[: self.chars - 1]}…"
+
+    def given(self, arguments: Any) -> str:
+        """claim 18 and to “Bob”; empty where there are none."""
+        if not isinstance(arguments, Mapping):
+            return "" if arguments is None else self.value(arguments)
+        return listed([f"{name} {self.value(value)}" for name, value in entries_of(arguments).items()])
+
+    def named(self, failure: Failure) -> str:
+        """An error by its name and its words."""
+        name = failure.type.rpartition(".")[2]
+        return f"{name}: {self.quoted(failure.message.strip().partition(chr(10))[0])}" if failure.message else name
+
+    def error(self, failure: Failure) -> list[str]:
+        """What led to an error, and what the far side said."""
+        causes = [self.named(cause) for cause in list(chain(failure))[1:4]]
+        told = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
+        if failure.members:
+            told.append(sentence(f"Inside it were {listed([self.named(each) for each in failure.members[:5]])}"))
+        for each in chain(failure):
+            status, body = each.details.get("status"), each.details.get("body")
+            answered = [f"answered with status {status}"] if status is not None else []
+            answered += [f"said {self.quoted(body)}"] if body else []
+            if answered:
+                return [*told, sentence(f"The far side {' and '.join(answered)}")]
+        return told
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(plain(value)).decode()

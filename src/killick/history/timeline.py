@@ -1,0 +1,189 @@
+"""A run as people read it: where it is, what it waits for, and its steps in order with all that belongs to each.
+
+Made from the log alone. Values are read when somebody looks at them; nothing is written and no clock is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from killick.history.parts import Entry, Failed, Moment, Part, Said, Step, Values, Wait, walked
+from killick.history.section import STEPS_MAX, Making, Veil, bounds
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.model.failure import Failure
+from killick.model.fold import Fold, Status
+from killick.model.state import State
+from killick.text import printable_json
+
+TIMELINE_VERSION: Final = 1
+"""The version of the JSON form, which docs/showing.md describes."""
+
+
+class Timeline(Part, frozen=True):
+    """A run at its head, or as it was after an event. `held_back`: it waits since then for somebody to resume it.
+
+    Of a long run it may have a section only, and then `skipped` is how many of the run's own steps come before that.
+    """
+
+    run: str
+    agent: str
+    status: Status
+    seq: int
+    generation: int
+    plan: tuple[str, ...]
+    stage: str | None
+    current: str | None
+    started_at: int
+    changed_at: int
+    last_at: int
+    ended_at: int | None
+    wake_at: int | None
+    cancelling: bool
+    priority: int
+    tags: tuple[str, ...]
+    parent: str | None
+    parent_step: str | None
+    forked_from: str | None
+    renewed_as: str | None
+    holder: str | None
+    build: e.Build
+    held_back: Moment | None
+    waits: tuple[Wait, ...]
+    entries: tuple[Entry, ...]
+    failed: Failed | None
+    state: State
+    skipped: int = 0
+
+    @property
+    def input(self) -> Any:
+        return self.state.input
+
+    @property
+    def result(self) -> Any:
+        return self.state.result if self.status == "completed" else None
+
+    @property
+    def context(self) -> Any:
+        """The agent's own document."""
+        return self.state.context.document
+
+    @property
+    def place(self) -> str | None:
+        """Where it is in its plan: `approve: step 6 of 9`."""
+        if self.stage is None or self.stage not in self.plan:
+            return self.stage
+        return f"{self.stage}: step {self.plan.index(self.stage) + 1} of {len(self.plan)}"
+
+    def steps(self) -> Iterator[Step]:
+        """Every step, those inside scopes after the scope."""
+        return walked(self.entries)
+
+    def step(self, number: str) -> Step | None:
+        """A step by its number."""
+        return next((step for step in self.steps() if step.number == number), None)
+
+    @property
+    def at_work(self) -> Step | None:
+        """The step that people ask about: the one that failed, else the one that waits, else the last."""
+        failed = self.failed.step if self.failed is not None else None
+        waits = self.waits[0].step if self.waits and self.failed is None else None
+        number = failed or waits or self.current
+        return self.step(number) if number is not None else None
+
+    def document(self) -> dict[str, Any]:
+        """Everything at once, as JSON has it; as long as the run is."""
+        document = {"version": TIMELINE_VERSION, **_document(self)}
+        del document["skipped"]
+        return document
+
+
+_READ: Final[dict[type[Part], tuple[str, ...]]] = {
+    Step: ("output", "failure"), Moment: ("data",), Timeline: ("place", "input", "result", "context"),
+}  # fmt: skip
+"""What the JSON form has of a part beside its fields and what it said."""
+
+
+def _document(part: Any) -> Any:
+    if isinstance(part, Part):
+        fields = [name for name in part.__struct_fields__ if not isinstance(getattr(part, name), Values | State)]
+        said = [name for name, value in vars(type(part)).items() if isinstance(value, Said)]
+        return {name: _document(getattr(part, name)) for name in (*fields, *said, *_READ.get(type(part), ()))}
+    if isinstance(part, e.Event):
+        return {name: value for name, value in _built(part).items() if name not in ("kind", "at", "data")}
+    if isinstance(part, e.Usage | e.Build | e.Verdict | Failure):
+        return _built(part)
+    if isinstance(part, tuple):
+        return [_document(each) for each in part]  # pyright: ignore[reportUnknownVariableType]
+    return plain(part)
+
+
+def _built(part: msgspec.Struct) -> Any:
+    return printable_json(msgspec.to_builtins(part))
+
+
+# making one ---------------------------------------------------------------------------------------
+
+
+def timeline(
+    log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: Veil | None = None
+) -> Timeline:
+    """The timeline of a run at its head, or as it was after an event and those of `keep`, as a place has them."""
+    making = Making(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
+    return _around(making, run, making.everything())
+
+
+def part_of(
+    log: Log,
+    run: str,
+    *,
+    before: int | None = None,
+    limit: int = STEPS_MAX,
+    through: Veil | None = None,
+    fold: Fold | None = None,
+    known: bool = True,
+) -> Timeline:
+    """The run at its head with a section of its steps: the last ones, or the last before one of its own steps.
+
+    What it knew of contracts and context when the section began stands before it, if that is wanted: every change of
+    the context is read for it.
+    """
+    fold = fold or log.state(run).fold
+    making = Making(log, run, fold, through=through)
+    found = making.section(*bounds(fold, before, limit))
+    before_it = making.known_before(found) if known else ()
+    return _around(making, run, (*before_it, *found.entries), skipped=found.first - 1)
+
+
+_HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired, e.RunQuarantined)
+
+
+def _around(making: Making, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:
+    """Entries with where the run is."""
+    facts = making.fold.facts
+    taken = making.last(entries, e.RunTaken)
+    held = making.last(entries, *_HOLDS_BACK) if facts.paused or facts.mend else None
+    by_number = {step.number: step for step in walked(entries)}
+    waits = (by_number[wait].waits[-1] for wait in facts.waits if wait in by_number and by_number[wait].waits)
+    return Timeline(
+        run=run, agent=facts.agent, status=facts.status, seq=facts.seq, generation=facts.generation,
+        plan=facts.plan, stage=facts.stage, current=facts.current, started_at=facts.started_at,
+        changed_at=facts.changed_at, ended_at=making.event(facts.ended).at if facts.ended else None,
+        last_at=making.event(facts.seq).at if facts.seq else 0, wake_at=making.fold.wake_at,
+        cancelling=facts.cancelling, priority=facts.priority, tags=facts.tags, parent=facts.parent,
+        parent_step=facts.parent_step, forked_from=facts.forked_from, renewed_as=facts.renewed_as,
+        holder=getattr(taken.event, "holder", None) if taken is not None else None, build=facts.build,
+        held_back=held, waits=tuple(waits), entries=entries,
+        failed=_run_failed(making, facts.ended) if facts.ended_as == "failed" else None,
+        state=making.state(), skipped=skipped,
+    )  # fmt: skip
+
+
+def _run_failed(making: Making, seq: int) -> Failed:
+    event = making.event(seq)
+    step = event.step if isinstance(event, e.RunFailed) else None
+    return Failed(at=event.at, step=step, values=making.values(seq))

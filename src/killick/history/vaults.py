@@ -1,0 +1,200 @@
+"""Where the files of runs are kept: which vault, what of it is on record, whether that is whole, and what can go.
+
+A vault knows snapshots by their owners: the store and the run that they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from killick.errors import KillickError, WorkspaceRefused
+from killick.history.prose import counted, sized
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.ledger import Ledger
+from killick.runtime import files
+from killick.runtime.files import owner_of, vault_place
+from killick.store.base import Condition
+from killick.workspace.tree import Id
+from killick.workspace.vault import Vault
+from killick.workspace.verifying import Progress
+from killick.workspace.watching import is_trusted
+
+
+def on_record(log: Log, run: str) -> Iterator[Id]:
+    """Every snapshot that a run's record names, in order: those at boundaries, and what restores kept."""
+    for capture in log.ledger(run).captures:
+        yield e.from_text(capture.root)
+    for row in log.rows(run):
+        if row.body.startswith(b'{"kind":"workspace.restored"'):
+            event = e.decode(row.body)
+            if isinstance(event, e.WorkspaceRestored):
+                yield from (e.from_text(root) for root in (event.root, event.before) if root is not None)
+
+
+def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
+    """The vault that a run's snapshots are in. One that was moved along with its store is found beside it."""
+    facts = (ledger or log.ledger(run)).facts
+    if facts.workspace is None or facts.vault is None:
+        raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
+    path = files.vault_of(facts, log.store)
+    if path.is_dir():
+        return Vault(path)
+    raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; bring it back, or look there")
+
+
+class Vaults:
+    """Objects from several vaults, whichever has them; closed together."""
+
+    def __init__(self, vaults: Iterable[Vault]) -> None:
+        self._vaults = list({vault.path: vault for vault in vaults}.values())
+
+    def __enter__(self) -> Vaults:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for vault in self._vaults:
+            vault.close()
+
+    def load(self, ref: Id) -> bytes:
+        for vault in self._vaults[:-1]:
+            if vault.has([ref]):
+                return vault.load(ref)
+        return self._vaults[-1].load(ref)
+
+
+# what has to be whole -------------------------------------------------------------------------------
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of proving snapshots: how many, of how many runs, in which vaults; what does not hold, in words."""
+
+    runs: int
+    snapshots: int
+    vaults: tuple[str, ...]
+    broken: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+
+def verify(log: Log, runs: Collection[str], progress: Progress | None = None) -> Held:
+    """Prove that every snapshot on record of these runs is whole in its vault, bit by bit."""
+    kept: dict[Path, tuple[Vault, dict[Id, None]]] = {}
+    broken: list[str] = []
+    count, snapshots = 0, 0
+    for run in runs:
+        ledger = log.ledger(run)
+        roots = dict.fromkeys(on_record(log, run)) if ledger.facts.workspace is not None else {}
+        if not roots:
+            continue
+        count, snapshots = count + 1, snapshots + len(roots)
+        try:
+            vault = vault_of(log, run, ledger)
+        except WorkspaceRefused as refused:
+            broken.append(str(refused))
+            continue
+        kept.setdefault(vault.path, (vault, {}))[1].update(roots)
+    for vault, wanted in kept.values():
+        try:
+            with Vaults([vault]):
+                broken += vault.verify(list(wanted), progress)
+        except KillickError as error:
+            broken.append(str(error))
+    return Held(runs=count, snapshots=snapshots, vaults=tuple(map(str, kept)), broken=tuple(broken))
+
+
+# what can go ----------------------------------------------------------------------------------------
+
+
+class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
+    """What left a vault, or would: snapshots that no run of the store has any more, and the bytes that this frees.
+    `problem` is why it could not be cleaned."""
+
+    vault: str
+    snapshots: int = 0
+    bytes_freed: int = 0
+    bytes_kept: int = 0
+    problem: str | None = None
+
+
+def of_runs(log: Log, runs: Iterable[str]) -> set[Path]:
+    """The vaults of a store: that beside it, and those that these runs name."""
+    named = (log.ledger(run).facts.vault for run in runs)
+    places = {Path(vault) for vault in named if vault is not None}
+    return {place for place in {*places, vault_place(log.store)} if place.is_dir() and _is_ours(log, place)}
+
+
+def _is_ours(log: Log, vault: Path) -> bool:
+    """A copy of a store has the id of the original, whose vault is not the copy's to clean."""
+    other = vault.with_suffix(".db")
+    return vault == vault_place(log.store) or not other.exists() or other.resolve() == Path(log.store.place).resolve()
+
+
+def clean(log: Log, vaults: Iterable[Path], *, going: Collection[str] = (), dry_run: bool = False) -> list[Cleaned]:
+    """Forget the snapshots of runs that are not in the store, and give back the room; `going` are as good as gone."""
+    prefix = owner_of(log.store, "")
+
+    def stays(owner: str) -> bool:
+        run = owner.removeprefix(prefix)
+        return run not in going and log.store.head(run) is not None
+
+    return [_cleaned(path, prefix, stays, dry_run=dry_run) for path in sorted(vaults)]
+
+
+def _cleaned(path: Path, prefix: str, stays: Callable[[str], bool], *, dry_run: bool) -> Cleaned:
+    try:
+        with Vaults([vault := Vault(path)]):
+            if dry_run:
+                wanted = [each.owner for each in vault.references() if each.owner.startswith(prefix)]
+                gone = {owner for owner in set(wanted) if not stays(owner)}
+                count = sum(owner in gone for owner in wanted)
+                swept = vault.sweep(dry_run=True, without=gone.__contains__)
+            else:
+                count = vault.forget_owners(prefix, stays)
+                swept = vault.sweep()
+    except KillickError as error:
+        return Cleaned(vault=str(path), problem=str(error))
+    return Cleaned(vault=str(path), snapshots=count, bytes_freed=swept.bytes_freed, bytes_kept=swept.bytes_kept)
+
+
+# how it is ------------------------------------------------------------------------------------------
+
+
+def condition(log: Log, runs: Iterable[str]) -> Condition | None:
+    """How the vaults of a store are; None where there is none, and none of these runs names one."""
+    named = [log.ledger(run).facts.vault for run in runs]
+    places = {Path(each) for each in named if each is not None}
+    if (own := vault_place(log.store)).is_dir():
+        places.add(own)
+    if not places:
+        return None
+    told: list[str] = []
+    wrong: list[str] = []
+    for place in sorted(places):
+        if not place.is_dir():
+            wrong.append(f"{place} is not here, and runs have their files there; bring it back")
+            continue
+        try:
+            with Vaults([vault := Vault(place)]):
+                kept = len({each.root for each in vault.references()})
+                told.append(f"{place}, {counted(kept, 'snapshot')}, {sized(vault.size_bytes())}")
+                wrong += [
+                    f"a restore of {each.workspace} was interrupted; whatever is done there next finishes it"
+                    for each in vault.unfinished()
+                ]
+        except KillickError as error:
+            wrong.append(str(error))
+            continue
+        if not is_trusted(str(place).encode()):
+            wrong.append(
+                f"{place} is on a file system of another machine, or of a kind that is not known; use a disk here"
+            )
+    return Condition("files", "; ".join(told) or "not here", "; ".join(wrong) or None)

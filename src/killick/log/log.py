@@ -1,0 +1,536 @@
+"""Runs as typed logs: create, open, fork, read, fold, erase. The surface of this layer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from killick.clock import Clock, SystemClock
+from killick.errors import (
+    EpochStale,
+    EventBroken,
+    KillickError,
+    LogError,
+    RunBroken,
+    RunUnknown,
+    ValueBroken,
+    ValueErased,
+)
+from killick.log.committer import Committer
+from killick.log.handle import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
+from killick.model import chain
+from killick.model.events import (
+    Event,
+    RunForked,
+    RunRewound,
+    RunStarted,
+    ValueErasedOnPurpose,
+    decode,
+    from_text,
+    to_text,
+)
+from killick.model.fold import FOLD, Fold, goes_back
+from killick.model.ledger import Ledger
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.model.values import Blob, children, references, unpack
+from killick.once import ready
+from killick.store.base import READ_LIMIT, Birth, Head, Opening, Row, Snapshot, Store
+
+T = TypeVar("T")
+
+_ROUND: Final = 2_000
+
+
+class Recorded(NamedTuple):
+    """An event at its place in a log."""
+
+    seq: int
+    event: Event
+    row: Row
+
+
+class Log:
+    """All logs of one store. Safe to share between threads; each RunLog belongs to one at a time."""
+
+    def __init__(
+        self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
+    ) -> None:
+        self.store = store
+        self.committer = Committer(store, clock or SystemClock(), behind=behind)
+        self._snapshot_every = snapshot_every
+        self._folds: Kept | None = None
+
+    def keep_folds(self, count: int) -> None:
+        """Keep what the runs that were looked at last add up to, for a process that is asked for them over and over."""
+        self._folds = self._folds or Kept(count)
+
+    def close(self) -> None:
+        """Commit what waits; the store stays open."""
+        self.committer.close()
+
+    # opening ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        started: RunStarted,
+        values: Mapping[str, Any],
+        *,
+        holder: str | None = None,
+        seconds: float = math.inf,
+    ) -> RunLog:
+        """A new run, its first event committed. With a holder, its creator holds it."""
+        log = self.begin(started.run, holder=holder, seconds=seconds)
+        log.append(Entry(started, values))
+        return log
+
+    def begin(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
+        """A new run of which nothing is written yet: the first append creates it."""
+        head = Head(run=run, seq=0, hash=chain.genesis(self.store.id, run), epoch=0)
+        return self._handle(head, Fold(), Ledger(), birth=Birth(holder=holder, lease_seconds=seconds))
+
+    def fork(
+        self,
+        forked: RunForked,
+        values: Mapping[str, Any] | None = None,
+        *,
+        holder: str | None = None,
+        seconds: float = math.inf,
+    ) -> RunLog:
+        """A new run that shares its parent's log up to its base; nothing is copied."""
+        log = self.fork_begun(forked, holder=holder, seconds=seconds)
+        log.append(Entry(forked, values))
+        return log
+
+    def fork_begun(self, forked: RunForked, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
+        """A fork of which nothing is written yet: the first append, of which `forked` is the first, creates it."""
+        fold, ledger = self.folds(forked.parent, forked.base)
+        if forked.keep:
+            fold = self._rewound(forked.parent, forked)
+        return self.fork_at(forked, fold, ledger, holder=holder, seconds=seconds)
+
+    def fork_at(
+        self, forked: RunForked, fold: Fold, ledger: Ledger, *, holder: str | None = None, seconds: float = math.inf
+    ) -> RunLog:
+        """The same, for whoever knows what its parent adds up to there."""
+        parent, base = forked.parent, forked.base
+        head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
+        birth = Birth(parent=parent, holder=holder, lease_seconds=seconds)
+        return self._handle(head, fold, ledger, birth=birth, snapshot_at=base)
+
+    def open(
+        self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
+    ) -> RunLog:
+        """A run's log, to be appended to. With a holder its lease is taken first, which raises its epoch; with a head
+        the lease that it names was taken already.
+
+        A run that was set apart, or whose log does not reach its head, is not opened; others are not concerned.
+        """
+        if holder is not None:
+            head = self.store.lease(run, holder, seconds=seconds)
+        try:
+            opening = self.store.opening(run, fold=FOLD)
+            if opening is None:
+                raise RunUnknown(run)
+            if head is not None and opening.head.epoch != head.epoch:
+                # Somebody took it over since: whoever was frozen in between must not go on under their epoch.
+                raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
+            self._refuse_broken(opening)
+            fold, ledger, rows = self._opened(opening)
+        except BaseException:
+            if holder is not None and head is not None:
+                with contextlib.suppress(KillickError):
+                    self.store.release(run, epoch=head.epoch, holder=holder)
+            raise
+        snapshot = opening.snapshot
+        log = self._handle(opening.head, fold, ledger, snapshot_at=snapshot.seq if snapshot else opening.head.base)
+        log.rows = rows
+        return log
+
+    def _opened(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
+        """Both folds at the head from what was read at once; and the rows, where they are the whole log."""
+        head, snapshot, rows = opening.head, opening.snapshot, opening.rows
+        folds = None
+        if snapshot is not None:
+            if _follows(snapshot, opening):
+                folds = self._load(snapshot.root)
+        elif head.parent is None:
+            folds = Fold(), Ledger()
+        events = [] if folds is None else [(row.seq, _event(head.run, row)) for row in rows]
+        if folds is None or any(goes_back(event) for _, event in events):
+            return *self.folds(head.run, head.seq), None
+        fold, ledger = folds
+        for seq, event in events:
+            fold.apply(seq, event)
+            ledger.apply(seq, event)
+        return fold, ledger, rows if snapshot is None else None
+
+    def _handle(
+        self, head: Head, fold: Fold, ledger: Ledger, *, birth: Birth | None = None, snapshot_at: int = 0
+    ) -> RunLog:
+        return RunLog(
+            head,
+            committer=self.committer,
+            secret_key=self.store.secret_key,
+            fold=fold,
+            ledger=ledger,
+            rewound=self._rewound,
+            snapshot_at=snapshot_at,
+            birth=birth,
+            snapshot_every=self._snapshot_every,
+        )
+
+    def _refuse_broken(self, opening: Opening) -> None:
+        head, rows = opening.head, opening.rows
+        reason = opening.quarantined
+        if reason is None:
+            last = next((row for row in reversed(rows) if row.seq <= head.seq), None)
+            if last is None:
+                # The last snapshot stands at the head, or a fork has no event of its own yet.
+                last = self.store.row(self._owner(head.run, head.seq), head.seq)
+            if last is None or last.seq != head.seq:
+                reason = "the log ends before its head"
+            elif last.hash != head.hash:
+                reason = "the last event is not the head's"
+            elif rows and rows[-1].seq > head.seq and self.goes_on_after(head):
+                reason = "the log goes on after its head"
+            else:
+                return
+            self.store.quarantine(head.run, reason)
+        raise RunBroken(head.run, seq=head.seq, reason=reason)
+
+    def goes_on_after(self, head: Head) -> bool:
+        """Whether events stand after a head that did not move: nobody appended them."""
+        beyond = self.store.read(head.run, after=head.seq, limit=1, data=False)
+        return bool(beyond) and self.head(head.run).seq == head.seq
+
+    # reading ----------------------------------------------------------------------------------
+
+    def head(self, run: str) -> Head:
+        """Where a run's log ends."""
+        head = self.store.head(run)
+        if head is None:
+            raise RunUnknown(run)
+        return head
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT) -> list[Recorded]:
+        """Committed events after a seq, through the lineage of a fork; with their rows."""
+        found: list[Recorded] = []
+        for owner, first, last in self._lineage(run, after):
+            while len(found) < limit and first < last:
+                rows = self.store.read(owner, after=first, limit=min(limit - len(found), last - first))
+                if not rows or rows[0].seq > last:
+                    break
+                found += [Recorded(row.seq, _event(owner, row), row) for row in rows if row.seq <= last]
+                first = rows[-1].seq
+        return found
+
+    def rows(self, run: str, *, after: int = 0) -> list[Row]:
+        """Every committed row after a seq, through the lineage of a fork, undecoded."""
+        found: list[Row] = []
+        for owner, first, last in self._lineage(run, after):
+            while first < last:
+                rows = self.store.read(owner, after=first, limit=min(READ_LIMIT, last - first))
+                if not rows:
+                    break
+                found += rows
+                first = rows[-1].seq
+        return found
+
+    def event(self, run: str, seq: int) -> Event:
+        """One event."""
+        return _event(run, self._row(run, seq))
+
+    def data(self, run: str, seq: int) -> dict[str, Any]:
+        """The values of one event, verbatim. ValueErased when they were erased."""
+        row = self._row(run, seq)
+        if row.data is not None:
+            return dict(unpack(row.data, self.store.pieces))
+        digest = _event(run, row).data
+        if digest is None:
+            return {}
+        raise ValueErased(from_text(digest))
+
+    def value(self, run: str, seq: int, name: str, type: Any = Any) -> Any:  # noqa: A002
+        """One value of an event, as the type it was declared to have."""
+        value = self.data(run, seq)[name]
+        return convert(value, type, at=name)
+
+    def hash_at(self, run: str, seq: int) -> bytes:
+        """The chain's hash at an event, or the genesis at 0."""
+        return self._row(run, seq).hash if seq else chain.genesis(self.store.id, self._root(run))
+
+    def _root(self, run: str) -> str:
+        head = self.head(run)
+        while head.parent is not None:
+            head = self.head(head.parent)
+        return head.run
+
+    def _row(self, run: str, seq: int) -> Row:
+        owner = self._owner(run, seq)
+        row = self.store.row(owner, seq)
+        if row is None:
+            _place(self.head(run), seq or -1)
+            raise RunBroken(run, seq=seq, reason="the event is missing")
+        return row
+
+    def _owner(self, run: str, seq: int) -> str:
+        """The run of the lineage whose own log holds a seq."""
+        head = self.head(run)
+        while head.parent is not None and seq <= head.base:
+            head = self.head(head.parent)
+        return head.run
+
+    def _lineage(self, run: str, after: int) -> list[tuple[str, int, int]]:
+        """Which run's rows make up a log after a seq: (run, after, up to), eldest first."""
+        head = self.head(run)
+        parts = [(head.run, max(after, head.base), head.seq)]
+        cut = head.base
+        while head.parent is not None and after < head.base:
+            cut = min(cut, head.base)  # a fork may leave a fork before its first own event
+            head = self.head(head.parent)
+            parts.append((head.run, max(after, head.base), cut))
+        return parts[::-1]
+
+    # folding ----------------------------------------------------------------------------------
+
+    def state(self, run: str, at: int | None = None, *, keep: Sequence[int] = ()) -> State:
+        """The state at the head, or at any event before it; never folds more than lies between two snapshots.
+
+        `keep` are later events that count as well, where a timeline has been put together of parts.
+        """
+        head = self.head(run)
+        if at is None and not keep and self._folds is not None:
+            fold = self._folds.get(head, "fold", lambda: self._fold(head, head.seq))
+        else:
+            fold = self._fold(head, _place(head, at))
+        for seq in keep:
+            fold.apply(seq, self.event(run, seq))
+        return State(fold, _Reader(self, run))
+
+    def settled(self, run: str) -> Fold | None:
+        """What the last snapshot knows, read as it is looked at; None where there is none to be believed. What is over
+        there is over, and stands: nothing was rewound since."""
+        head = self.head(run)
+        snapshot = self.store.snapshot(run, fold=FOLD, at=head.seq)
+        row = None if snapshot is None else self.store.row(run, snapshot.seq)
+        if snapshot is None or row is None or row.hash != snapshot.hash:
+            return None
+        folds = self._load(snapshot.root)
+        return None if folds is None else folds[0]
+
+    def ledger(self, run: str, at: int | None = None) -> Ledger:
+        """The ledger likewise: every event counts, also what was rewound."""
+        head = self.head(run)
+        if at is None and self._folds is not None:
+            return self._folds.get(head, "ledger", lambda: self._ledger(head, head.seq))
+        return self._ledger(head, _place(head, at))
+
+    def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
+        """Both folds at an event. One pass over the log, unless it was rewound on the way."""
+        head = self.head(run)
+        fold, ledger, start = self._base(head, at)
+        events = list(self._events(run, start, at))
+        for seq, event in events:
+            ledger.apply(seq, event)
+        if any(goes_back(event) for _, event in events):
+            return self._fold(head, at), ledger
+        for seq, event in events:
+            fold.apply(seq, event)
+        return fold, ledger
+
+    def refold(self, run: str, up_to: int) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
+        """Both folds after every event up to a seq, from the events alone: no snapshot is trusted."""
+        head = self.head(run)
+        fold, ledger, start = self._base(head, head.base, trust=False)
+        for row, event in self._rows(run, start, up_to):
+            if isinstance(event, RunRewound | RunForked) and goes_back(event):
+                fold = self._rewound(run, event, trust=False)
+            fold.apply(row.seq, event)
+            ledger.apply(row.seq, event)
+            yield row.hash, row.seq, fold, ledger
+
+    def _fold(self, head: Head, at: int, *, trust: bool = True) -> Fold:
+        """From the last snapshot; where the log was rewound since, from the snapshot before the cut."""
+        later: list[list[tuple[int, Event]]] = []
+        while True:
+            fold, _, start = self._base(head, at, trust=trust, wants="fold")
+            events = list(self._events(head.run, start, at)) if at > head.base else []
+            rewinds = [place for place, (_, event) in enumerate(events) if goes_back(event)]
+            if not rewinds:
+                later.append(events)
+                break
+            _, rewound = events[rewinds[-1]]
+            assert isinstance(rewound, RunRewound | RunForked)
+            later.append(self._kept(head.run, rewound) + events[rewinds[-1] :])
+            at = rewound.cut
+        for part in reversed(later):
+            for seq, event in part:
+                fold.apply(seq, event)
+        return fold
+
+    def _rewound(self, run: str, event: RunRewound | RunForked, *, trust: bool = True) -> Fold:
+        """What a rewind, or a fork, goes back to, before it is itself applied."""
+        fold = self._fold(self.head(run), event.cut, trust=trust)
+        for seq, kept in self._kept(run, event):
+            fold.apply(seq, kept)
+        return fold
+
+    def _kept(self, run: str, event: RunRewound | RunForked) -> list[tuple[int, Event]]:
+        return [(seq, self.event(run, seq)) for seq in event.keep]
+
+    def _ledger(self, head: Head, at: int) -> Ledger:
+        _, ledger, start = self._base(head, at, wants="ledger")
+        for seq, event in self._events(head.run, start, at):
+            ledger.apply(seq, event)
+        return ledger
+
+    def _base(
+        self, head: Head, at: int, *, trust: bool = True, wants: Literal["fold", "ledger", "both"] = "both"
+    ) -> tuple[Fold, Ledger, int]:
+        """The folds to start from, and the seq they stand at: a snapshot, the parent at the cut, or nothing."""
+        snapshot = self.store.snapshot(head.run, fold=FOLD, at=at) if trust and at > head.base else None
+        if snapshot is not None:
+            row = self.store.row(head.run, snapshot.seq)
+            folds = self._load(snapshot.root) if row is not None and row.hash == snapshot.hash else None
+            if folds is not None:
+                return *folds, snapshot.seq
+        if head.parent is None:
+            return Fold(), Ledger(), 0
+        cut, parent = min(at, head.base), self.head(head.parent)
+        if wants == "both":
+            return *self.folds(parent.run, cut), cut
+        fold = self._fold(parent, cut) if wants == "fold" else Fold()
+        return fold, self._ledger(parent, cut) if wants == "ledger" else Ledger(), cut
+
+    def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
+        """A snapshot's folds; None when it cannot be read, for then the log itself is folded."""
+        fetch = self.store.pieces
+        piece = fetch([root]).get(root)
+        if piece is None or piece.body is None or chain.value_hash(piece.codec, piece.body) != root:
+            return None
+        try:
+            saved = msgspec.json.decode(piece.body, type=ready(SnapshotRoot))
+            return Fold.load(saved.fold, fetch), Ledger.load(saved.ledger, fetch)
+        except msgspec.DecodeError:
+            return None
+
+    def _events(self, run: str, after: int, up_to: int) -> Iterator[tuple[int, Event]]:
+        return ((row.seq, event) for row, event in self._rows(run, after, up_to))
+
+    def _rows(self, run: str, after: int, up_to: int) -> Iterator[tuple[Row, Event]]:
+        """A run's own events, bodies alone."""
+        while after < up_to:
+            rows = self.store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
+            if not rows:
+                return
+            for row in rows:
+                yield row, _event(run, row)
+            after = rows[-1].seq
+
+    # erasing ----------------------------------------------------------------------------------
+
+    def erase(
+        self,
+        run: RunLog,
+        *,
+        at: int,
+        reason: str,
+        seqs: Sequence[int] = (),
+        pieces: Collection[bytes] = (),
+        by: str | None = None,
+    ) -> None:
+        """Take values out of the store for good: the data of these events, and these stored pieces.
+
+        Their hashes and the reason stay on record, so verification says erased, not broken.
+        """
+        erased = ValueErasedOnPurpose(
+            at=at, reason=reason, seqs=tuple(seqs), pieces=tuple(to_text(piece) for piece in pieces), by=by
+        )
+        run.append(Entry(erased), erases_rows=tuple(seqs), erases_pieces=tuple(pieces))
+
+    def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
+        """Every stored piece that an event's values are made of."""
+        row = self._row(run, seq)
+        return {} if row.data is None else self.blobs(row.data)
+
+    def blobs(self, packed: bytes) -> dict[bytes, Blob]:
+        """Every stored piece that packed values are made of."""
+        found: dict[bytes, Blob] = {}
+        wanted = references(packed)
+        while wanted:
+            level = self.store.pieces(wanted)
+            for digest in wanted:
+                if digest not in level:
+                    raise ValueBroken(digest, "missing")
+            found.update(level)
+            wanted = [child for piece in level.values() for child in children(piece) if child not in found]
+        return found
+
+
+class Kept:
+    """What runs add up to at their heads, for those that were asked for last. Whoever gets it only reads it."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._known: OrderedDict[tuple[str, str], tuple[bytes, Any]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, head: Head, sort: str, make: Callable[[], T]) -> T:
+        """What is known at this very head; else it is made, with others free to ask meanwhile."""
+        place = (head.run, sort)
+        with self._mutex:
+            known = self._known.get(place)
+            if known is not None and known[0] == head.hash:
+                self._known.move_to_end(place)
+                return cast("T", known[1])
+        made = make()
+        with self._mutex:
+            self._known[place] = (head.hash, made)
+            self._known.move_to_end(place)
+            while len(self._known) > self._count:
+                self._known.popitem(last=False)
+        return made
+
+
+def _place(head: Head, at: int | None) -> int:
+    """A seq of a log, 0 for before its first event, or None for its head."""
+    if at is None:
+        return head.seq
+    if not 0 <= at <= head.seq:
+        raise LogError(f"{head.run}: has no event {at}; it has 1 to {head.seq}")
+    return at
+
+
+def _event(run: str, row: Row) -> Event:
+    try:
+        return decode(row.body)
+    except EventBroken as error:
+        raise RunBroken(run, seq=row.seq, reason="its body cannot be read") from error
+
+
+def _follows(snapshot: Snapshot, opening: Opening) -> bool:
+    """Whether a snapshot is of the very chain that goes on after it."""
+    if not opening.rows:
+        return snapshot.seq == opening.head.seq and snapshot.hash == opening.head.hash
+    first = opening.rows[0]
+    return first.seq == snapshot.seq + 1 and chain.link(snapshot.hash, first.body) == first.hash
+
+
+class _Reader(NamedTuple):
+    """Reads the values of one run's events for its state."""
+
+    log: Log
+    run: str
+
+    def event(self, seq: int) -> Event:
+        return self.log.event(self.run, seq)
+
+    def data(self, seq: int) -> dict[str, Any]:
+        return self.log.data(self.run, seq)

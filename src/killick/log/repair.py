@@ -1,0 +1,77 @@
+"""Puts a broken run back in people's hands. What did not hold is set aside, never deleted or explained away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from killick.errors import EventBroken, EventUnknown, LogError
+from killick.log.handle import index_of
+from killick.log.log import Log
+from killick.log.verify import last_good
+from killick.model import chain
+from killick.model import events as e
+from killick.model.values import pack
+from killick.store.base import Head, Row
+
+
+def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -> e.RunRepaired:
+    """Keep what holds, set the rest aside and let the run wait for a person.
+
+    The head only moves forward: the repair stands after the last event the log ever had, and goes on from
+    the head's own hash. What could be read of the part set aside enters the ledger as in doubt.
+    """
+    head = log.head(run)
+    kept, kept_hash, what = last_good(log, head)
+    if not what:
+        if log.store.quarantined(run) is None:
+            raise LogError(f"{run}: its record holds; there is nothing to repair")
+        log.store.quarantine(run, None)
+        log.store.reindex(run, index_of(log.state(run).fold), at=head.seq)
+        raise LogError(f"{run}: its record holds again; it is out of quarantine, nothing was changed")
+    lost = _all_rows(log, run, kept)
+    last = max([head.seq, *(row.seq for row in lost)])
+    event = e.RunRepaired(
+        at=at,
+        first=kept + 1,
+        last=last,
+        hash_before=e.to_text(kept_hash),
+        hash_head=e.to_text(head.hash),
+        set_aside=len(lost),
+        doubts=tuple(_doubts(lost)),
+        by=by,
+    )
+    data = pack({"because": reason, "found": what}).raw
+    body = e.encode(event, chain.data_hash(data))
+    row = Row(last + 1, body, data, chain.link(head.hash, body))
+    # The epoch rises, so that whoever still holds the run appends nothing more.
+    moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
+    log.store.repair(moved, keep=kept, rows=[row])
+    log.store.forget_snapshots(run)
+    log.store.quarantine(run, None)
+    log.store.reindex(run, index_of(log.state(run).fold), at=moved.seq)
+    return event
+
+
+def _all_rows(log: Log, run: str, after: int) -> list[Row]:
+    found: list[Row] = []
+    while rows := log.store.read(run, after=after):
+        found += rows
+        after = rows[-1].seq
+    return found
+
+
+def _doubts(rows: Sequence[Row]) -> list[e.Doubt]:
+    """Every attempt that can still be read, whatever the rest says of its outcome."""
+    tools: dict[str, str] = {}
+    doubts: dict[str, e.Doubt] = {}
+    for row in rows:
+        try:
+            event = e.decode(row.body)
+        except (EventBroken, EventUnknown):
+            continue
+        if isinstance(event, e.StepIntended) and event.effect not in (None, "reads"):
+            tools[event.step] = event.name
+        elif isinstance(event, e.AttemptStarted) and (event.step in tools or ":step_" in event.key):
+            tool = tools.get(event.step) or event.key.split(":")[-2]
+            doubts[event.key] = e.Doubt(event.step, tool, event.key, event.attempt)
+    return list(doubts.values())

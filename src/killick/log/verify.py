@@ -1,0 +1,438 @@
+"""Re-reads whole logs and says what does not hold, and where first. Heals derived data, never the log.
+
+The chain is computed anew, every value is hashed, every copy compared, both folds run again. A run that
+does not hold is quarantined, alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from killick.errors import EventBroken, EventUnknown
+from killick.log.handle import index_of, snapshot_of
+from killick.log.log import Log
+from killick.model import chain
+from killick.model import events as e
+from killick.model.fold import FOLD, Fold
+from killick.model.ledger import Ledger
+from killick.model.values import Blob, children, references
+from killick.store.base import Head, Problem, Row
+
+_ROUND: Final = 2_000
+_TRIES: Final = 20
+_DERIVED: Final = ("piece_uses", "snapshots", "runs")
+Progress = Callable[[str, int], None]
+
+
+class Report(msgspec.Struct):
+    """What a verification found. `explained` is what is not as it was sealed, and why that is no fault."""
+
+    runs: int = 0
+    events: int = 0
+    erased: int = 0
+    repaired: int = 0
+    seals: int = 0
+    problems: list[Problem] = []
+    explained: list[Problem] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing but derived data, rebuilt since, was wrong."""
+        return all(problem.healed for problem in self.problems)
+
+    def first(self, run: str) -> Problem | None:
+        """The first break of a run's log."""
+        found = [problem for problem in self.problems if problem.run == run and not problem.healed]
+        return min(found, key=lambda problem: (problem.seq is None, problem.seq or 0), default=None)
+
+
+def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Progress | None = None) -> Report:
+    """Verify one run, or the whole store. Broken runs are quarantined; wrong derived data is rebuilt if `heal`.
+
+    Others may append meanwhile: a run is judged as of its head when it was looked at.
+    """
+    report = Report()
+    if run is not None:
+        _verify_run(log, log.head(run), report, heal=heal, progress=progress)
+        return report
+    report.problems += log.store.inspect(heal=heal)
+    for head in _heads(log):
+        _verify_run(log, head, report, heal=heal, progress=progress)
+    return report
+
+
+def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: Progress | None) -> None:
+    """Verify one run into a report, heal what is derived, and set the run apart if it does not hold."""
+    check = _RunCheck(log, head)
+    tries = 0
+    while not _examined(check, progress):
+        # The run went on meanwhile, so what looks wrong beside its log may only be new.
+        tries += 1
+        if tries == _TRIES:
+            check.problems, check.healings = [], []
+            break
+        check = _RunCheck(log, log.store.head(head.run) or head)
+    if heal:
+        for healing in check.healings:
+            healing()
+    report.runs += 1
+    report.events += check.events
+    report.erased += check.erased
+    report.repaired += check.repaired
+    report.problems += [
+        structs.replace(problem, healed=True) if heal and problem.where in _DERIVED else problem
+        for problem in check.problems
+    ]
+    broken = next((problem for problem in check.problems if problem.where not in _DERIVED), None)
+    if broken is not None and log.store.head(head.run) is not None and log.store.quarantined(head.run) is None:
+        log.store.quarantine(head.run, f"{broken.what} at event {broken.seq}" if broken.seq else broken.what)
+
+
+def _examined(check: _RunCheck, progress: Progress | None) -> bool:
+    """Whether what was found is final: a break of the chain always is, the rest only if the run stood still."""
+    try:
+        for events in check.walk():
+            if progress is not None:
+                progress(check.head.run, events)
+        if check.problems:
+            return True
+        stood = (check.head, check.store.index(check.head.run))
+        check.compare()
+        return not check.problems or stood == (check.store.head(check.head.run), check.store.index(check.head.run))
+    except Exception as error:  # a damaged row can be anything, and one run's damage must not hide another's
+        check.say("events", f"cannot be read ({error})", check.seq + 1 if type(check.seq) is int else 1)
+        return True
+
+
+def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
+    """The last seq up to which a log holds, the hash there, and what is wrong after it ("" if nothing)."""
+    check = _RunCheck(log, head)
+    for _ in check.walk():
+        pass
+    return check.good_seq, check.good_hash, check.problems[0].what if check.problems else ""
+
+
+class _RunCheck:
+    """One pass over one run's own rows."""
+
+    def __init__(self, log: Log, head: Head) -> None:
+        self.log, self.store, self.head = log, log.store, head
+        self.problems: list[Problem] = []
+        self.seq: int = head.base
+        self.hash = b""
+        self.good_seq, self.good_hash = head.base, b""
+        self.events = self.erased = self.repaired = 0
+        self.healings: list[Callable[[], object]] = []
+        self.used: set[bytes] = set()
+        self.taken: dict[int, int] = {}
+        self.erased_seqs: set[int] = set()
+        self.erased_pieces: set[bytes] = set()
+        self.set_aside = 0
+        self.gaps: list[range] = []
+        self.epoch = self.messages = 0
+        self.without_data: list[tuple[int, str]] = []
+        self.gone: list[tuple[int, bytes]] = []
+        self.checked: set[bytes] = set()
+
+    def say(self, where: str, what: str, seq: int | None = None) -> None:
+        self.problems.append(Problem(where=where, what=what, run=self.head.run, seq=seq))
+
+    # the log itself ---------------------------------------------------------------------------
+
+    def walk(self) -> Iterator[int]:
+        """Every row, in order, up to the first that breaks the chain; then what must hold at the end."""
+        self._start()
+        after = self.seq
+        while not self.problems and after < self.head.seq:
+            rows = self.store.read(self.head.run, after=after, limit=min(_ROUND, self.head.seq - after))
+            if not rows:
+                break
+            for row in rows:
+                self._row(row)
+                if self.problems:
+                    break
+            after = rows[-1].seq
+            yield self.events
+        if not self.problems:
+            self._end()
+
+    def _start(self) -> None:
+        head = self.head
+        if head.parent is None:
+            self.hash = chain.genesis(self.store.id, head.run)
+        elif self.store.head(head.parent) is None:
+            self.say("heads", f"its parent {head.parent} is not there", head.base)
+            return
+        else:
+            self.hash = self.log.hash_at(head.parent, head.base)
+        self.good_hash = self.hash
+
+    def _row(self, row: Row) -> None:
+        try:
+            event = e.decode(row.body)
+        except (EventBroken, EventUnknown) as error:
+            self.say("events", str(error), row.seq)
+            return
+        if isinstance(event, e.RunRepaired) and row.seq == event.last + 1 and self.seq == event.first - 1:
+            if e.to_text(self.hash) != event.hash_before:
+                self.say("events", "a repair does not fit what stands before it", row.seq)
+                return
+            self.seq, self.hash = event.last, e.from_text(event.hash_head)
+            self.repaired += 1
+            self.gaps.append(range(event.first, event.last + 1))
+            self.set_aside += event.set_aside
+        if row.seq != self.seq + 1:
+            self.say("events", f"events {self.seq + 1} to {row.seq - 1} are missing", self.seq + 1)
+            return
+        self.hash = chain.link(self.hash, row.body)
+        self.seq = row.seq
+        if self.hash != row.hash:
+            self.say("events", "body and hash do not fit the chain", row.seq)
+            return
+        self._first(row.seq, event)
+        self._data(row, event)
+        self._event(row.seq, event)
+        if not self.problems:
+            self.good_seq, self.good_hash = self.seq, self.hash
+            self.events += 1
+
+    def _first(self, seq: int, event: e.Event) -> None:
+        """The first own event says whose log it is; the head holds copies of that."""
+        if seq != self.head.base + 1:
+            return
+        head = self.head
+        if isinstance(event, e.RunStarted):
+            fits = (event.run, None, 0) == (head.run, head.parent, head.base)
+        else:
+            fits = isinstance(event, e.RunForked) and (event.run, event.parent, event.base) == (
+                head.run,
+                head.parent,
+                head.base,
+            )
+        if not fits:
+            self.say("heads", "the head does not fit the log's first event", seq)
+
+    def _data(self, row: Row, event: e.Event) -> None:
+        if event.data is None:
+            if row.data is not None:
+                self.say("events", "carries data that its body does not name", row.seq)
+            return
+        if row.data is None:
+            self.without_data.append((row.seq, event.data))
+            return
+        if e.to_text(chain.data_hash(row.data)) != event.data:
+            self.say("events", "the data does not match its hash", row.seq)
+            return
+        self._pieces(row.seq, references(row.data))
+
+    def _pieces(self, seq: int, wanted: Collection[bytes]) -> None:
+        """Every piece below, each once: that it is there and is what its hash says."""
+        while wanted:
+            self.used.update(wanted)
+            fresh = [digest for digest in wanted if digest not in self.checked]
+            self.checked.update(fresh)
+            found = self.store.pieces(fresh)
+            below: dict[bytes, None] = {}
+            for digest in fresh:
+                piece = found.get(digest)
+                if piece is None:
+                    self.say("pieces", f"value {digest.hex()[:12]} is missing", seq)
+                elif piece.body is None:
+                    self.gone.append((seq, digest))
+                elif chain.value_hash(piece.codec, piece.body) != digest:
+                    self.say("pieces", f"value {digest.hex()[:12]} does not match its hash", seq)
+                else:
+                    below.update(dict.fromkeys(children(piece)))
+            wanted = list(below)
+
+    def _keep(self, wanted: Collection[bytes]) -> None:
+        """The pieces of what was set aside are kept as far as they are there."""
+        while wanted:
+            found = self.store.pieces([digest for digest in wanted if digest not in self.used])
+            self.used.update(found)
+            wanted = [child for piece in found.values() for child in children(piece)]
+
+    def _event(self, seq: int, event: e.Event) -> None:
+        match event:
+            case e.MessageTaken():
+                self.taken[event.message] = seq
+            case e.WaitClosed() | e.WaitVoted() if event.message is not None:
+                self.taken[event.message] = seq
+            case e.RunRewound():
+                for message in event.returned:
+                    self.taken.pop(message, None)
+            case e.ValueErasedOnPurpose():
+                self.erased_seqs.update(event.seqs)
+                self.erased_pieces.update(map(e.from_text, event.pieces))
+            case e.RunTaken():
+                self.epoch = event.epoch
+            case e.AttemptStarted():
+                self.epoch = max(self.epoch, event.epoch)
+            case _:
+                pass
+
+    def _end(self) -> None:
+        head = self.head
+        if self.seq < head.seq:
+            self.say("heads", f"the log ends at {self.seq}, its head says {head.seq}", self.seq + 1)
+        elif self.hash != head.hash:
+            self.say("heads", "the head's hash is not the last event's", head.seq)
+        if self.log.goes_on_after(head):
+            self.say("heads", "the log goes on after its head", head.seq + 1)
+        if head.epoch < self.epoch:
+            self.say("heads", f"the head's epoch {head.epoch} is below the log's {self.epoch}", head.seq)
+        if self.without_data or self.gone:
+            for seq, event in _readable(self.store.aside(head.run)):
+                if isinstance(event, e.ValueErasedOnPurpose):
+                    self._event(seq, event)  # what it says stays so, though it was set aside
+        for seq, _ in self.without_data:
+            if seq in self.erased_seqs:
+                self.erased += 1
+            else:
+                self.say("events", "the data is missing, and no event says it was erased", seq)
+        for seq, digest in self.gone:
+            if digest in self.erased_pieces or self._erased_elsewhere(digest):
+                self.erased += 1
+            else:
+                self.say("pieces", f"value {digest.hex()[:12]} is empty, and no event says it was erased", seq)
+
+    def _erased_elsewhere(self, digest: bytes) -> bool:
+        """A piece that several runs share is erased for all of them by an event of one."""
+        text = e.to_text(digest)
+        for head in _heads(self.log):
+            for recorded in _own_events(self.log, head):
+                if isinstance(recorded, e.ValueErasedOnPurpose) and text in recorded.pieces:
+                    return True
+        return False
+
+    # what is derived from it ------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Messages, claims, snapshots, references and the index against what the log folds to, read afresh."""
+        run, store = self.head.run, self.store
+        fold, ledger = self._snapshots()
+        self._messages()
+        self._claims(ledger)
+        aside = store.aside(run)
+        # A repair that a later one set aside had set aside some itself.
+        again = (event.set_aside for _, event in _readable(aside) if isinstance(event, e.RunRepaired))
+        set_aside = self.set_aside + sum(again)
+        if len(aside) != set_aside:
+            self.say("aside", f"{set_aside} events were set aside, {len(aside)} are there")
+        for row in aside:
+            self._keep(references(row.data or b""))
+        self._references()
+        self._index(fold)
+
+    def _references(self) -> None:
+        """What keeps the log's values alive is exactly what the log uses; what was erased hides what it used."""
+        run, found = self.head.run, self.store.references(self.head.run).log
+        hidden = bool(self.gone or self.without_data)
+        if self.used - found or (found - self.used and not hidden):
+            self.say("piece_uses", f"{len(self.used ^ found)} references are lost or too many")
+            wanted = self.used | found if hidden else self.used
+            refer = partial(self.store.refer, run, wanted, at=self.head.seq, delivered=self.messages)
+            self.healings.append(refer)
+
+    def _snapshots(self) -> tuple[Fold, Ledger]:
+        """Fold the whole log beside its snapshots: same seq, same hash, same root, all pieces."""
+        run, store = self.head.run, self.store
+        stored = {shot.seq: shot for shot in store.snapshots(run)}
+        count, used = len(stored), set[bytes]()
+        fold, ledger = Fold(), Ledger()
+        for row_hash, seq, fold, ledger in self.log.refold(run, self.head.seq):
+            shot = stored.get(seq)
+            if shot is not None and shot.fold == FOLD:
+                fresh = snapshot_of(fold, ledger, seq, row_hash)
+                used.update(piece.hash for piece in fresh.pieces)
+                if (fresh.hash, fresh.root) == (shot.hash, shot.root) and self._whole(fresh.pieces):
+                    del stored[seq]
+        if stored or used != store.references(run).snapshots:
+            self.say("snapshots", f"some of {count} snapshots are not what the log folds to")
+            self.healings.append(partial(store.forget_snapshots, run))
+        return fold, ledger
+
+    def _whole(self, pieces: Collection[Blob]) -> bool:
+        found = self.store.pieces([piece.hash for piece in pieces])
+        return all(found.get(piece.hash) == piece for piece in pieces)
+
+    def _messages(self) -> None:
+        messages = self.store.messages(self.head.run)
+        self.messages = len(messages)
+        for place, message in enumerate(messages, 1):
+            if message.number != place:
+                self.say("inbox", f"message {place} is missing")
+                return
+            self._pieces(self.head.seq, references(message.body))
+            said = self.taken.pop(place, None)
+            if (said is None) != (message.taken is None) and not self._set_aside(message.taken):
+                self.say(
+                    "inbox",
+                    f"message {place} is {'' if message.taken else 'not '}marked as taken, the log differs",
+                    said,
+                )
+        for number, seq in self.taken.items():
+            self.say("inbox", f"message {number} is missing", seq)
+        row = self.store.index(self.head.run)
+        if row is not None and row.delivered > len(messages):
+            self.say("inbox", f"{row.delivered} messages were delivered, {len(messages)} are there")
+
+    def _claims(self, ledger: Ledger) -> None:
+        held = {
+            f"{claim.space}:{e.to_text(claim.key)}": seq for claim, seq in self.store.claimed(self.head.run).items()
+        }
+        said = ledger.claims()
+        for claim in said.keys() - held.keys():
+            if said[claim] > self.head.base:  # an elder's claims are the elder's
+                self.say("claims", f"the claim on {claim} is missing", said[claim])
+        for claim in held.keys() - said.keys():
+            if not self._set_aside(held[claim]):
+                self.say("claims", f"a claim on {claim} that the log does not know", held[claim])
+
+    def _set_aside(self, seq: int | None) -> bool:
+        """Whether a seq lies where a repair took events out: what they took and claimed stays so."""
+        return seq is not None and any(seq in gap for gap in self.gaps)
+
+    def _index(self, fold: Fold) -> None:
+        run, store = self.head.run, self.store
+        said, row, messages = index_of(fold), store.index(run), store.messages(run)
+        fits = (
+            row is not None
+            and (row.agent, row.status, row.priority, row.tags) == (said.agent, said.status, said.priority, said.tags)
+            and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
+            and row.delivered == len(messages)
+            and set(said.tags) == store.tags(run)
+            # A message makes the run due as of its delivery, earlier than its log says.
+            and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
+        )
+        if not fits:
+            self.say("runs", "the index does not say what the log says")
+            self.healings.append(partial(store.reindex, run, said, at=self.head.seq))
+
+
+def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:
+    """What can be read of what a repair set aside."""
+    for row in rows:
+        with contextlib.suppress(EventBroken, EventUnknown):
+            yield row.seq, e.decode(row.body)
+
+
+def _heads(log: Log) -> Iterator[Head]:
+    after = 0
+    while heads := log.store.heads(after=after):
+        yield from (head for _, head in heads)
+        after = heads[-1][0]
+
+
+def _own_events(log: Log, head: Head) -> Iterator[e.Event]:
+    after = head.base
+    while rows := log.store.read(head.run, after=after, limit=_ROUND, data=False):
+        for row in rows:
+            yield e.decode(row.body)
+        after = rows[-1].seq

@@ -1,0 +1,50 @@
+"""The hash chain of a log and the hashes of its values (sha256, domain-separated). Pure functions of bytes.
+
+leaf[n]  = sha256(0x00 ‖ body[n])
+hash[n]  = sha256(0x01 ‖ hash[n-1] ‖ leaf[n])
+value    = sha256(0x02 ‖ codec ‖ 0x00 ‖ bytes)
+genesis  = sha256(0x03 ‖ "killick" ‖ 0x00 ‖ format ‖ 0x00 ‖ store id ‖ 0x00 ‖ run id)
+
+A fork's genesis is its parent's hash at the cut.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+from killick.errors import ValueRefused
+from killick.text import LONE_SURROGATE, printable
+
+FORMAT: Final = 1
+"""The version of the byte format, bound into every genesis."""
+
+HASH_BYTES: Final = 32
+
+
+def genesis(store_id: str, run_id: str) -> bytes:
+    """The hash that stands before a run's first event. Refuses a run id that UTF-8 cannot hold."""
+    if printable(run_id) != run_id:
+        raise ValueRefused(f"run {printable(run_id)}", LONE_SURROGATE)
+    parts = (b"killick", str(FORMAT).encode(), store_id.encode(), run_id.encode())
+    return sha256(b"\x03" + b"\x00".join(parts)).digest()
+
+
+def leaf(body: bytes) -> bytes:
+    """The hash of one event's body alone."""
+    return sha256(b"\x00" + body).digest()
+
+
+def link(before: bytes, body: bytes) -> bytes:
+    """The hash at an event, from the hash before it and its body."""
+    return sha256(b"\x01" + before + sha256(b"\x00" + body).digest()).digest()
+
+
+def value_hash(codec: str, body: bytes) -> bytes:
+    """The hash by which a value stored apart enters the chain."""
+    return sha256(b"\x02%b\x00%b" % (codec.encode(), body)).digest()
+
+
+def data_hash(data: bytes) -> bytes:
+    """The hash of an event's data, which is a value of codec `json`."""
+    return sha256(b"\x02json\x00" + data).digest()

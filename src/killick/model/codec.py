@@ -1,0 +1,482 @@
+"""What a value is: how Python objects become plain JSON, and how they come back.
+
+Stores no pickle and no Python path; reads no clock. How large values share their parts is `values`' business.
+
+An object of one key that starts with "$" is a tag:
+
+    $map        [[key, value], …]    a dict with a key that is not a string, or that starts with "$"
+    $tuple      […]                  also a namedtuple
+    $set        […]                  in the order of the elements' canonical text; so is $frozenset
+    $bytes      base64               so is $bytearray
+    $str        base64 of UTF-16-LE  a string with lone surrogates, which JSON cannot hold
+    $int        hex digits           an int beyond 64 bits
+    $float      nan, inf, -inf
+    $decimal, $uuid, $date           as Python writes them
+    $time, $datetime                 ISO 8601, then [Europe/Berlin] for a ZoneInfo and [_fold=1] for a fold
+    $timedelta  microseconds
+    $secret     hex digits           the keyed digest of a Secret, never its value
+    $erased     hex digits           the hash of what was erased before this was stored
+
+Enums are stored as their value; dataclasses and pydantic models as an object of their fields by name; msgspec
+Structs as msgspec itself writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+
+from killick.errors import ValueErased, ValueRefused
+
+DEPTH_MAX: Final = 200
+"""How many containers may stand inside each other."""
+
+PATH_CHARS_MAX: Final = 160
+
+TYPES_MAX: Final = 4096
+"""How many types a process remembers how to handle; those it meets later are worked out each time."""
+
+Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, Plain] | None"
+"""JSON as Python objects. Bytes stand directly inside a tag and are written in base64."""
+
+
+class Secret:
+    """A value that the record must not hold: stored as a keyed digest. What comes back has no value."""
+
+    __slots__ = ("_value", "digest")
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+        self.digest: bytes | None = None
+
+    @classmethod
+    def recorded(cls, digest: bytes) -> Secret:
+        """The Secret as the record knows it."""
+        secret = cls(None)
+        secret.digest = digest
+        return secret
+
+    def reveal(self) -> Any:
+        """The value itself; raises `ValueErased` when only its digest is on record."""
+        if self.digest is not None:
+            raise ValueErased(self.digest)
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.is_instance_schema(cls)
+
+
+class Erased(msgspec.Struct, frozen=True):
+    """Stands where a stored piece was erased on purpose."""
+
+    hash: bytes
+
+
+def plain(obj: object, *, at: str = "value", secret_key: bytes | None = None, canonically: bool = False) -> Plain:
+    """The object as plain JSON in fresh containers. Refuses, by its path, what cannot be stored."""
+    try:
+        return _LOWER[type(obj)](obj, 0, _How(secret_key, canonically))
+    except _Refusal as refusal:
+        raise refusal.named(at, obj) from None
+    except RecursionError:
+        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
+
+
+def canonical(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
+    """Bytes that are the same for the same value, whatever the order of keys, the process or any version."""
+    tree = plain(obj, at=at, secret_key=secret_key, canonically=True)
+    try:
+        return _text(tree).encode()
+    except RecursionError:
+        raise ValueRefused(shortened(at), "is nested deeper than the stack has room for") from None
+
+
+def digest(obj: object, *, at: str = "value", secret_key: bytes | None = None) -> bytes:
+    """The SHA-256 of the canonical bytes."""
+    return sha256(canonical(obj, at=at, secret_key=secret_key)).digest()
+
+
+def restore(tag: str, payload: Any) -> Any:
+    """What a tag stands for, given its payload already restored. Bad data raises ValueError and its like."""
+    if tag not in _RESTORE:
+        raise ValueError(f"tag {tag} is not known to this build of Killick")
+    kind, build = _RESTORE[tag]
+    if not isinstance(payload, kind):
+        raise ValueError(f"tag {tag} cannot hold a {type(payload).__name__}")
+    return build(payload)
+
+
+# From Python to plain JSON. Each type has a function; a refusal collects its path on the way up.
+
+
+class _How(NamedTuple):
+    secret_key: bytes | None
+    canonically: bool
+
+
+_Lower: TypeAlias = Callable[[Any, int, _How], Plain]
+
+_TOO_DEEP: Final = f"is nested deeper than {DEPTH_MAX} levels"
+
+
+class _Refusal(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.way: list[tuple[str, object]] = []
+
+    def passed(self, step: str, obj: object) -> None:
+        """Notes one step of the way, from the inside out."""
+        self.way.append((step, obj))
+
+    def named(self, at: str, root: object) -> ValueRefused:
+        path, reason, seen = "", self.reason, set[int]()
+        for step, obj in [(at, root), *reversed(self.way)]:
+            path += step
+            if id(obj) in seen and reason is _TOO_DEEP:
+                reason = "refers to itself; store an id in place of the reference"
+                break
+            seen.add(id(obj))
+        return ValueRefused(shortened(path), reason)
+
+
+def _base64(body: bytes) -> str:
+    return b64encode(body).decode()
+
+
+# The standard library writes it, so that no other package's version can move a digest.
+_text = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":"), default=_base64).encode
+
+
+def _same(obj: Any, depth: int, how: _How) -> Any:
+    return obj
+
+
+def _int(obj: int, depth: int, how: _How) -> Plain:
+    # Hex, because Python limits how many decimal digits it reads.
+    return obj if -(2**63) <= obj < 2**63 else {"$int": format(obj, "x")}
+
+
+def _float(obj: float, depth: int, how: _How) -> Plain:
+    return obj if math.isfinite(obj) else {"$float": repr(obj)}
+
+
+def _str(obj: str, depth: int, how: _How) -> Plain:
+    if not obj.isascii():
+        try:
+            obj.encode()
+        except UnicodeEncodeError:
+            return {"$str": obj.encode("utf-16-le", "surrogatepass")}
+    return obj
+
+
+def _moment(tag: str, iso: Callable[[Any], str]) -> _Lower:
+    def lower(obj: time | datetime, depth: int, how: _How) -> Plain:
+        text, zone = iso(obj), obj.tzinfo
+        if isinstance(zone, ZoneInfo) and zone.key:
+            # What offset a zone has is no part of the value: governments change it, and no digest may follow.
+            text = f"{iso(obj.replace(tzinfo=None)) if how.canonically else text}[{zone.key}]"
+        elif zone is not None and obj.utcoffset() is None:
+            raise _Refusal("has a time zone without an offset; use zoneinfo.ZoneInfo or datetime.timezone")
+        return {tag: text + "[_fold=1]" if obj.fold else text}
+
+    return lower
+
+
+def _timedelta(obj: timedelta, depth: int, how: _How) -> Plain:
+    return {"$timedelta": _int(obj // timedelta(microseconds=1), depth, how)}
+
+
+def _secret(obj: Secret, depth: int, how: _How) -> Plain:
+    if obj.digest is not None:
+        return {"$secret": obj.digest.hex()}
+    if how.secret_key is None:
+        raise _Refusal("cannot store a Secret here; it may only be an argument")
+    value = obj.reveal()
+    body = _text(_LOWER[type(value)](value, depth, how._replace(canonically=True))).encode()
+    return {"$secret": hmac.digest(how.secret_key, body, "sha256").hex()}
+
+
+def _list(obj: Iterable[Any], depth: int, how: _How) -> list[Plain]:
+    if depth >= DEPTH_MAX:
+        raise _Refusal(_TOO_DEEP)
+    out: list[Plain] = []
+    item = None
+    try:
+        for item in obj:
+            out.append(_LOWER[type(item)](item, depth + 1, how))
+    except _Refusal as refusal:
+        refusal.passed(f"[{len(out)}]", item)
+        raise
+    return out
+
+
+def _set(tag: str) -> _Lower:
+    def lower(obj: Iterable[Any], depth: int, how: _How) -> Plain:
+        items = _list(obj, depth, how)
+        by_text = {_text(item): item for item in items}
+        if len(by_text) < len(items):
+            raise _Refusal("has two elements that would be stored alike")
+        return {tag: [by_text[text] for text in sorted(by_text)]}
+
+    return lower
+
+
+def _dict(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
+    if depth >= DEPTH_MAX:
+        raise _Refusal(_TOO_DEEP)
+    for key in obj:
+        if type(key) is not str or key[:1] == "$" or not key.isascii():
+            return _map(obj, depth, how)
+    out: dict[str, Plain] = {}
+    key = item = None
+    try:
+        for key, item in obj.items():
+            out[key] = _LOWER[type(item)](item, depth + 1, how)
+    except _Refusal as refusal:
+        refusal.passed(step_of(key), item)
+        raise
+    return out
+
+
+def _map(obj: dict[Any, Any], depth: int, how: _How) -> Plain:
+    """A dict with keys that need a second look."""
+    pairs: dict[str, tuple[Any, Plain]] = {}
+    key = part = None
+    try:
+        for key, item in obj.items():
+            part = key
+            name = _LOWER[type(key)](key, depth + 1, how)
+            if not _hashable(name):
+                raise _Refusal("cannot be a key: it comes back as a dict or a list; use a tuple or a string")
+            part = item
+            pairs[_text(name)] = name, _LOWER[type(item)](item, depth + 1, how)
+    except _Refusal as refusal:
+        refusal.passed("(key)" if part is key else step_of(key), part)
+        raise
+    if len(pairs) < len(obj):
+        raise _Refusal("has two keys that would be stored alike")
+    if all(type(name) is str and name[:1] != "$" for name, _ in pairs.values()):
+        return dict(pairs.values())
+    return {"$map": [list(pairs[text]) for text in (sorted(pairs) if how.canonically else pairs)]}
+
+
+def _hashable(name: Plain) -> bool:
+    """Whether what a key became can be a key again."""
+    if type(name) is not dict:
+        return type(name) is not list
+    tag, *others = name
+    if others or tag[:1] != "$" or tag == "$map":
+        return False
+    payload = name[tag]
+    return type(payload) is not list or all(map(_hashable, payload))
+
+
+def _enum(obj: Enum, depth: int, how: _How) -> Plain:
+    return _LOWER[type(obj.value)](obj.value, depth, how)
+
+
+def _dataclass(cls: Any) -> _Lower:
+    names = [field.name for field in dataclasses.fields(cls)]
+
+    def lower(obj: Any, depth: int, how: _How) -> Plain:
+        return _dict({name: getattr(obj, name) for name in names if hasattr(obj, name)}, depth, how)
+
+    return lower
+
+
+def _struct(cls: type[msgspec.Struct]) -> _Lower:
+    """By msgspec's own names and tag: only by these can it tell the members of a union apart again."""
+    config = cls.__struct_config__
+    tag: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
+    names = list(zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True))
+
+    def lower(obj: Any, depth: int, how: _How) -> Plain:
+        fields = tag | {stored: getattr(obj, name) for stored, name in names}
+        if config.array_like:
+            return _list(fields.values(), depth, how)
+        return _dict({name: item for name, item in fields.items() if item is not msgspec.UNSET}, depth, how)
+
+    return lower
+
+
+def _model(cls: Any) -> _Lower:
+    """By field name, since the alias for reading need not be the one for writing."""
+    names = list(cls.model_fields)
+
+    def lower(obj: Any, depth: int, how: _How) -> Plain:
+        held: dict[str, Any] = obj.__dict__
+        extra: dict[str, Any] = obj.model_extra or {}
+        return _dict({name: held[name] for name in names if name in held} | extra, depth, how)
+
+    def lower_root(obj: Any, depth: int, how: _How) -> Plain:
+        return _LOWER[type(obj.root)](obj.root, depth, how)
+
+    return lower_root if cls.__pydantic_root_model__ else lower
+
+
+def _narrowed(base: type, exactly: Callable[[Any], Any]) -> _Lower:
+    """A subclass of a scalar, such as numpy's float64, is stored as that scalar."""
+    return lambda obj, depth, how: _BUILTIN[base](exactly(obj), depth, how)
+
+
+def _refused(obj: object, depth: int, how: _How) -> NoReturn:
+    cls = type(obj)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    if hasattr(cls, "get_secret_value"):
+        raise _Refusal(f"cannot store a {name}; use killick.Secret")
+    if hasattr(cls, "tolist"):
+        raise _Refusal(f"cannot store a {name}; store what its tolist() returns")
+    raise _Refusal(
+        f"cannot store a {name}; return one of: JSON types, dataclasses, pydantic models, msgspec Structs, "
+        "enums, dates and times, bytes, Decimal, UUID, tuples, sets"
+    )
+
+
+_BUILTIN: Final[dict[type, _Lower]] = {
+    type(None): _same,
+    bool: _same,
+    int: _int,
+    float: _float,
+    str: _str,
+    bytes: lambda obj, depth, how: {"$bytes": bytes(obj)},
+    bytearray: lambda obj, depth, how: {"$bytearray": bytes(obj)},
+    list: _list,
+    tuple: lambda obj, depth, how: {"$tuple": _list(obj, depth, how)},
+    set: _set("$set"),
+    frozenset: _set("$frozenset"),
+    dict: _dict,
+    # A decimal context can make the exponent's letter small.
+    Decimal: lambda obj, depth, how: {"$decimal": Decimal.__str__(obj).replace("e", "E")},
+    UUID: lambda obj, depth, how: {"$uuid": UUID.__str__(obj)},
+    date: lambda obj, depth, how: {"$date": date.isoformat(obj)},
+    time: _moment("$time", time.isoformat),
+    datetime: _moment("$datetime", datetime.isoformat),
+    timedelta: _timedelta,
+    Secret: _secret,
+    Erased: lambda obj, depth, how: {"$erased": obj.hash.hex()},
+}
+
+_INHERITED: Final[dict[type, _Lower]] = _BUILTIN | {
+    int: _narrowed(int, int.__int__),
+    float: _narrowed(float, float.__float__),
+    str: _narrowed(str, str.__str__),
+}
+
+
+class _Lowerings(dict[type, _Lower]):
+    """How to lower each type; learns people's own types as it meets them."""
+
+    def __missing__(self, cls: type) -> _Lower:
+        lower = _learned(cls)
+        if len(self) < TYPES_MAX:
+            self[cls] = lower
+        return lower
+
+
+def _learned(cls: type[Any]) -> _Lower:
+    if issubclass(cls, Enum):
+        return _enum
+    if issubclass(cls, msgspec.Struct):
+        return _struct(cls)
+    if dataclasses.is_dataclass(cls):
+        return _dataclass(cls)
+    # Asked in this way because importing pydantic takes a while, and many never need it.
+    if hasattr(cls, "__pydantic_root_model__"):
+        return _model(cls)
+    return next((_INHERITED[base] for base in cls.__mro__ if base in _INHERITED), _refused)
+
+
+_LOWER: Final = _Lowerings(_BUILTIN)
+
+
+# From plain JSON back to builtins.
+
+
+def _pairs_back(pairs: list[Any]) -> dict[Any, Any]:
+    """A dict; where pairs were erased the marker stands as a key of its own."""
+    return dict((pair, pair) if isinstance(pair, Erased) else pair for pair in pairs)
+
+
+def _elements_back(kind: type, items: list[Any]) -> Any:
+    """A set; or a list where elements came back as dicts, of which a declared type makes a set again."""
+    try:
+        return kind(items)
+    except TypeError:
+        return items
+
+
+def _bytes_back(payload: str | bytes) -> bytes:
+    return payload if isinstance(payload, bytes) else b64decode(payload, validate=True)
+
+
+def _moment_back(parse: Callable[[str], Any], text: str) -> Any:
+    iso, *suffixes = text.replace("]", "").split("[")
+    moment = parse(iso)
+    for suffix in suffixes:
+        try:
+            change = {"fold": 1} if suffix == "_fold=1" else {"tzinfo": ZoneInfo(suffix)}
+        except ZoneInfoNotFoundError:
+            raise ValueRefused("value", f"needs the time zone {suffix}; install the tzdata package") from None
+        moment = moment.replace(**change)
+    return moment
+
+
+_RESTORE: Final[dict[str, tuple[Any, Callable[[Any], Any]]]] = {
+    "$map": (list, _pairs_back),
+    "$tuple": (list, tuple),
+    "$set": (list, partial(_elements_back, set)),
+    "$frozenset": (list, partial(_elements_back, frozenset)),
+    "$bytes": ((str, bytes), _bytes_back),
+    "$bytearray": ((str, bytes), lambda payload: bytearray(_bytes_back(payload))),
+    "$str": ((str, bytes), lambda payload: _bytes_back(payload).decode("utf-16-le", "surrogatepass")),
+    "$int": (str, lambda text: int(text, 16)),
+    "$float": (str, {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__),
+    "$decimal": (str, Decimal),
+    "$uuid": (str, UUID),
+    "$date": (str, date.fromisoformat),
+    "$time": (str, partial(_moment_back, time.fromisoformat)),
+    "$datetime": (str, partial(_moment_back, datetime.fromisoformat)),
+    "$timedelta": (int, lambda count: timedelta(microseconds=count)),
+    "$secret": (str, lambda text: Secret.recorded(bytes.fromhex(text))),
+    "$erased": (str, lambda text: Erased(bytes.fromhex(text))),
+}
+
+
+# Paths.
+
+
+def step_of(key: object) -> str:
+    """One step of a path: .name, [3] or ['two words']."""
+    if isinstance(key, str) and key.isidentifier():
+        return f".{key}"
+    try:
+        return f"[{shortened(repr(key))}]"
+    except ValueError:
+        # Python does not write out an int of thousands of digits.
+        return f"[{type(key).__name__}]"
+
+
+def shortened(path: str) -> str:
+    half = PATH_CHARS_MAX // 2
+    return path if len(path) <= PATH_CHARS_MAX else f"{path[:half]}…{path[-half:]}"

@@ -1,0 +1,532 @@
+"""Folds every event of a log, also those that were rewound, into what the world has seen of it.
+
+Effects, consumed rights, spend and children stay on the ledger whatever happens to the timeline.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from killick.model import events as e
+from killick.model.fold import intended_name
+from killick.model.values import Blob, Fetch
+from killick.model.vector import Saved, Vector
+from killick.once import ready
+
+EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
+
+_NOT_THERE: Final = ("did_not_happen", "undone")
+
+BUDGET: Final = "killick.budget"
+"""The space of the rights to act next in a family of runs whose contract counts what they do."""
+_BUDGETED: Final = f"{BUDGET}:"
+
+SENDING: Final = "killick.send"
+"""The name under which a message to another run is on the ledger."""
+
+
+class Effect(msgspec.Struct, array_like=True, gc=False):
+    """One action on the world, by its key: what it was, and whether it happened."""
+
+    key: str
+    step: e.StepId
+    generation: int
+    tool: str
+    effect: e.EffectClass
+    identity: e.Digest | None
+    intended: int
+    started: int
+    attempts: int = 1
+    ended: int = 0
+    status: EffectStatus = "open"
+    adopted: tuple[int, ...] = ()
+    """Where later timelines took it up: by an attempt under its key, or by its result."""
+    undoes: int = 0
+    claims: tuple[str, ...] = ()
+
+
+class Consumed(msgspec.Struct, array_like=True, gc=False):
+    """A right that was used up, as `space:digest`, unless it was given back."""
+
+    claim: str
+    seq: int
+    released: bool = False
+
+
+class Child(msgspec.Struct, array_like=True, gc=False):
+    """A run that this one started."""
+
+    run: str
+    agent: str
+    step: e.StepId
+    spawned: int
+    on_parent_end: Literal["cancel", "abandon", "wait"]
+    status: str = "running"
+
+
+class Capture(msgspec.Struct, array_like=True, gc=False):
+    """A snapshot of the workspace: the files as they were when the log was at `after`. `images` are the processes that
+    were alive, where they were taken too."""
+
+    after: int
+    root: e.Digest
+    seq: int
+    images: e.Digest | None = None
+
+
+class Spend(msgspec.Struct, omit_defaults=True):
+    """What was used, over every attempt ever made."""
+
+    attempts: int = 0
+    model_calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    cost_micros: int = 0
+
+
+class Counts(msgspec.Struct, omit_defaults=True):
+    """How much was done, for rules that say how much may be."""
+
+    calls: dict[str, int] = {}
+    """By name, how often something was begun, whatever came of it."""
+    effects: dict[str, int] = {}
+    """By tool, the effects that happened or may have, less what was undone."""
+    spend: Spend = msgspec.field(default_factory=Spend)
+    governed: int = 0
+    """How many effects began in the order that a family of runs keeps among itself."""
+
+
+class _Intention(msgspec.Struct, array_like=True, frozen=True):
+    tool: str
+    effect: e.EffectClass
+    identity: e.Digest | None
+    intended: int
+    undoes: int
+
+
+class LedgerFacts(msgspec.Struct, omit_defaults=True):
+    """The scalar part of a ledger, and what is open."""
+
+    seq: int = 0
+    generation: int = 0
+    counts: Counts = msgspec.field(default_factory=Counts)
+    before: Counts | None = None
+    """In a fork, what its parent had done up to there: that is the parent's."""
+    tells: dict[e.StepId, str] = {}
+    """Children and messages that are intended, and counted already."""
+    begins: dict[e.StepId, str] = {}
+    """What is intended and was not begun yet, by the name that rules know it by."""
+    intentions: dict[e.StepId, _Intention] = {}
+    open: dict[str, int] = {}
+    keys: dict[e.StepId, str] = {}
+    children_open: dict[str, int] = {}
+    claims_open: dict[str, int] = {}
+    forks: tuple[str, ...] = ()
+    taken_back: int = 0
+    """How often it turned out that an effect is not there, or not any more."""
+    workspace: str | None = None
+    vault: str | None = None
+    exclude: tuple[str, ...] = ()
+    gitignore: bool = True
+    files_due: e.Digest | None = None
+    """The snapshot that the files are to have and have not yet, since the run was taken back or forked."""
+    due_because: e.RestoredBecause = "rewound"
+
+
+class _Root(msgspec.Struct):
+    facts: LedgerFacts
+    effects: Saved
+    consumed: Saved
+    children: Saved
+    captures: Saved
+
+
+# Made here, in one thread: see killick.once.
+_read_root: Final = msgspec.json.Decoder(_Root).decode
+
+
+class Ledger:
+    """Everything a run did to the world. Grows by `apply`, and never shrinks."""
+
+    __slots__ = ("captures", "children", "consumed", "effects", "facts")
+
+    def __init__(self, saved: _Root | None = None, fetch: Fetch | None = None) -> None:
+        self.facts = saved.facts if saved else LedgerFacts()
+        self.effects: Vector[Effect] = Vector(Effect, saved.effects if saved else None, fetch)
+        self.consumed: Vector[Consumed] = Vector(Consumed, saved.consumed if saved else None, fetch)
+        self.children: Vector[Child] = Vector(Child, saved.children if saved else None, fetch)
+        self.captures: Vector[Capture] = Vector(Capture, saved.captures if saved else None, fetch)
+
+    def apply(self, seq: int, event: e.Event) -> None:
+        """Take in the next event of the log."""
+        self.facts.seq = seq
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, seq, event)
+
+    @property
+    def spend(self) -> Spend:
+        return self.facts.counts.spend
+
+    def claims(self) -> dict[str, int]:
+        """The rights this run has consumed and not given back, as `space:digest`, with the seqs that took them."""
+        return {consumed.claim: consumed.seq for consumed in self.consumed if not consumed.released}
+
+    def in_doubt(self) -> list[Effect]:
+        """Effects that were started and whose outcome is not known, oldest first."""
+        indexes = sorted(set(self.facts.open.values()))
+        return [self.effects[index] for index in indexes if self.effects[index].status in ("open", "in_doubt")]
+
+    def files_at(self, seq: int) -> e.Digest | None:
+        """The snapshot of the workspace as it was when the log was at a seq; None where there is none so early."""
+        found: Capture | None = None
+        for capture in self.captures:
+            # One may be told of late, so the last that was told of is not always the last that was taken.
+            if capture.after <= seq and (found is None or capture.after >= found.after):
+                found = capture
+        return None if found is None else found.root
+
+    def images_of(self, root: e.Digest) -> e.Digest | None:
+        """The processes that were alive with these files, where they were taken too."""
+        found = [capture.images for capture in self.captures if capture.root == root and capture.images is not None]
+        return found[-1] if found else None
+
+    def files_from(self, seq: int) -> e.Digest | None:
+        """The snapshot that a run which leaves from a seq begins with: before the first one was taken, that."""
+        return self.files_at(seq) or (self.captures[0].root if len(self.captures) else None)
+
+    def save(self, pieces: list[Blob]) -> bytes:
+        """As `State.save`."""
+        vectors = [vector.save(pieces) for vector in (self.effects, self.consumed, self.children, self.captures)]
+        return msgspec.json.encode(_Root(self.facts, *vectors))
+
+    @classmethod
+    def load(cls, root: bytes | msgspec.Raw, fetch: Fetch) -> Ledger:
+        """As `State.load`."""
+        return cls(_read_root(root), fetch)
+
+    def changing(self, key: str | None) -> Effect | None:
+        index = self.facts.open.get(key or "")
+        if index is None:
+            return None
+        return self.effects.changing(index)
+
+    def turn(self, effect: Effect, status: EffectStatus, seq: int = 0) -> None:
+        """What is known of an effect changes, and with it how many there are."""
+        counts = self.facts.counts.effects
+        self.facts.taken_back += status in _NOT_THERE
+        if not effect.undoes:
+            change = (effect.status in _NOT_THERE) - (status in _NOT_THERE)
+            counts[effect.tool] = counts.get(effect.tool, 0) + change
+        effect.status, effect.ended = status, seq or effect.ended
+
+    def begin(self, effect: Effect) -> None:
+        """One more effect."""
+        if not effect.undoes:
+            counts = self.facts.counts.effects
+            counts[effect.tool] = counts.get(effect.tool, 0) + (effect.status not in _NOT_THERE)
+        self.facts.open[effect.key] = self.effects.append(effect)
+
+    def called(self, name: str, count: int = 1) -> None:
+        calls = self.facts.counts.calls
+        calls[name] = calls.get(name, 0) + count
+
+    def close(self, effect: Effect, status: EffectStatus, seq: int) -> None:
+        self.turn(effect, status, seq)
+        facts = self.facts
+        facts.open.pop(effect.key, None)
+        # A step of the current timeline may have the number of one that was left.
+        if facts.keys.get(effect.step) == effect.key:
+            del facts.keys[effect.step]
+        intention = facts.intentions.get(effect.step)
+        if intention is not None and intention.intended == effect.intended:
+            del facts.intentions[effect.step]
+        for claim in effect.claims:
+            self.facts.claims_open.pop(claim, None)
+        if status == "happened" and effect.undoes:
+            undone = self.started_at(effect.undoes)
+            if undone is not None:
+                self.turn(undone, "undone")
+
+    def started_at(self, seq: int) -> Effect | None:
+        """The effect whose first attempt started at a seq, about to change."""
+        index = bisect_left(self.effects, seq, key=lambda effect: effect.started)
+        if index == len(self.effects) or self.effects[index].started != seq:
+            return None
+        return self.effects.changing(index)
+
+    def release(self, claims: Iterable[str]) -> None:
+        for claim in claims:
+            index = self.facts.claims_open.pop(claim, None)
+            if index is not None:
+                self.consumed.changing(index).released = True
+
+
+# handlers -----------------------------------------------------------------------------------------
+
+
+def _run_forked(ledger: Ledger, seq: int, event: e.RunForked) -> None:
+    facts = ledger.facts
+    facts.generation = event.generation
+    facts.intentions.clear()
+    facts.begins.clear()
+    facts.tells.clear()
+    facts.forks = ()
+    facts.before = msgspec.convert(msgspec.to_builtins(facts.counts), ready(Counts))
+    facts.workspace = event.workspace or facts.workspace
+    facts.files_due, facts.due_because = event.files, "forked"
+    if event.files is not None:
+        ledger.captures.append(Capture(event.cut, event.files, seq))
+
+
+def _fork_made(ledger: Ledger, seq: int, event: e.ForkMade) -> None:
+    if event.run not in ledger.facts.forks:
+        ledger.facts.forks += (event.run,)
+
+
+def _run_rewound(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
+    ledger.facts.generation = event.generation
+    ledger.facts.intentions.clear()
+    ledger.facts.begins.clear()
+    ledger.facts.tells.clear()
+    if event.files is not None:
+        _files_gone_back(ledger, seq, event)
+        ledger.facts.files_due, ledger.facts.due_because = event.files, "rewound"
+        ledger.captures.append(Capture(seq, event.files, seq))
+
+
+def _files_gone_back(ledger: Ledger, seq: int, event: e.RunRewound) -> None:
+    """What was done to the files alone after the cut is not there any more, as if it had been undone."""
+    for index in range(len(ledger.effects) - 1, -1, -1):
+        effect = ledger.effects[index]
+        if effect.started <= event.cut:
+            return
+        if effect.effect == "workspace" and not effect.undoes and effect.started not in event.keep:
+            changed = ledger.effects.changing(index)
+            ledger.facts.open.pop(changed.key, None)
+            if changed.status not in _NOT_THERE:
+                ledger.turn(changed, "undone", seq)
+
+
+def _workspace_bound(ledger: Ledger, seq: int, event: e.WorkspaceBound) -> None:
+    facts = ledger.facts
+    facts.workspace, facts.vault = event.path, event.vault
+    facts.exclude, facts.gitignore = event.exclude, event.gitignore
+
+
+def _workspace_captured(ledger: Ledger, seq: int, event: e.WorkspaceCaptured) -> None:
+    ledger.captures.append(Capture(event.after, event.root, seq, event.images))
+
+
+def _workspace_restored(ledger: Ledger, seq: int, event: e.WorkspaceRestored) -> None:
+    if event.because in ("rewound", "forked"):
+        ledger.facts.files_due = None
+
+
+def _run_taken(ledger: Ledger, seq: int, event: e.RunTaken) -> None:
+    """The holder before is gone. A transaction that it left open never happened, for its outcome would be on record."""
+    for index in ledger.facts.open.values():
+        effect = ledger.effects[index]
+        if effect.effect == "transaction" and effect.status == "open":
+            ledger.turn(ledger.effects.changing(index), "did_not_happen", seq)
+
+
+def _run_repaired(ledger: Ledger, seq: int, event: e.RunRepaired) -> None:
+    for doubt in event.doubts:
+        if doubt.key not in ledger.facts.open:
+            effect = Effect(
+                doubt.key,
+                doubt.step,
+                ledger.facts.generation,
+                doubt.tool,
+                "at_most_once",
+                None,
+                seq,
+                seq,
+                doubt.attempt,
+            )
+            ledger.begin(effect)
+            ledger.facts.keys[doubt.step] = doubt.key
+        changed = ledger.changing(doubt.key)
+        if changed is not None:
+            ledger.turn(changed, "in_doubt")
+
+
+def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
+    if event.verdict is not None and event.verdict.ruling == "reject":
+        return
+    sort = event.sort
+    if sort == "tool" and event.effect is not None:
+        ledger.facts.begins[event.step] = event.name
+    elif sort == "model":
+        ledger.facts.begins[event.step] = intended_name(sort, event.name)
+    elif sort in ("tool", "child"):
+        # They are counted as soon as they are intended, for nothing else says that they begin.
+        name = ledger.facts.tells[event.step] = intended_name(sort, event.name)
+        ledger.called(name)
+    if event.claims:
+        ledger.facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
+        for claim in event.claims:
+            ledger.consumed.append(Consumed(claim, seq))
+    if event.effect is None and event.sort == "tool":
+        ledger.facts.intentions[event.step] = _Intention(SENDING, "idempotent", event.digest, seq, 0)
+    elif event.effect is not None and event.effect != "reads":
+        identity = event.identity or event.digest
+        intention = _Intention(event.name, event.effect, identity, seq, event.undoes_seq)
+        ledger.facts.intentions[event.step] = intention
+
+
+def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
+    """What is done is what the person made of it, and its values lie there."""
+    if event.verdict is not None and event.verdict.ruling == "reject":
+        return
+    ledger.facts.intentions.pop(event.step, None)
+    if event.effect is not None and event.effect != "reads":
+        tool, identity = ledger.facts.begins.get(event.step, ""), event.identity or event.digest
+        ledger.facts.intentions[event.step] = _Intention(tool, event.effect, identity, seq, 0)
+
+
+def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
+    facts = ledger.facts
+    counts = facts.counts
+    counts.spend.attempts += 1
+    if (name := facts.begins.pop(event.step, None)) is not None:
+        counts.calls[name] = counts.calls.get(name, 0) + 1
+    if event.claims:
+        facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
+    for claim in event.claims:
+        facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
+    effect = ledger.changing(event.key)
+    if effect is not None:
+        ledger.turn(effect, "open")
+        effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
+        if effect.generation != facts.generation:
+            effect.adopted += (seq,)
+        return
+    intention = facts.intentions.get(event.step)
+    if intention is not None:
+        effect = Effect(
+            event.key, event.step, facts.generation, intention.tool, intention.effect, intention.identity,
+            intention.intended, seq, event.attempt, undoes=intention.undoes, claims=event.claims,
+        )  # fmt: skip
+        ledger.begin(effect)
+        facts.keys[event.step] = event.key
+
+
+def _attempt_ended(ledger: Ledger, seq: int, event: e.AttemptEnded) -> None:
+    facts = ledger.facts
+    if event.usage is not None:
+        spend = facts.counts.spend
+        spend.model_calls += 1
+        spend.tokens_in += event.usage.tokens_in
+        spend.tokens_out += event.usage.tokens_out
+        spend.tokens_cached += event.usage.tokens_cached
+        spend.cost_micros += event.usage.cost_micros
+    ledger.release(event.released)
+    effect = ledger.changing(event.key or facts.keys.get(event.step))
+    if effect is None:
+        return
+    if event.outcome == "returned":
+        ledger.close(effect, "happened", seq)
+    elif event.outcome == "refused" and event.retry_at is None:
+        ledger.close(effect, "did_not_happen", seq)
+    else:
+        ledger.turn(effect, "in_doubt" if event.outcome == "unknown" else "did_not_happen", seq)
+
+
+def _attempt_settled(ledger: Ledger, seq: int, event: e.AttemptSettled) -> None:
+    ledger.release(event.released)
+    effect = ledger.changing(event.key)
+    if effect is not None and event.settlement == "happened":
+        ledger.close(effect, "happened", seq)
+    elif effect is not None and event.settlement == "did_not_happen":
+        # It may be tried again under the same key, so it stays within reach.
+        ledger.turn(effect, "did_not_happen", seq)
+
+
+def _step_adopted(ledger: Ledger, seq: int, event: e.StepAdopted) -> None:
+    for claim in event.claims:
+        ledger.facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
+    effect = ledger.started_at(event.seq)
+    if effect is not None and effect.key == event.key:
+        effect.adopted += (seq,)
+    _step_over(ledger, seq, event)
+
+
+def _step_over(ledger: Ledger, seq: int, event: e.StepEnded | e.StepAdopted) -> None:
+    ledger.facts.intentions.pop(event.step, None)
+    ledger.facts.begins.pop(event.step, None)
+    if (name := ledger.facts.tells.pop(event.step, None)) is not None:
+        ledger.called(name, -1)
+
+
+def _step_overridden(ledger: Ledger, seq: int, event: e.StepOverridden) -> None:
+    """Somebody says what a step came to; of one that undoes, that it is undone."""
+    ledger.facts.begins.pop(event.step, None)
+    intention = ledger.facts.intentions.pop(event.step, None)
+    if intention is not None and intention.undoes:
+        undone = ledger.started_at(intention.undoes)
+        if undone is not None:
+            ledger.turn(undone, "undone")
+
+
+def _message_sent(ledger: Ledger, seq: int, event: e.MessageSent) -> None:
+    """What other runs were told is done, as any effect is."""
+    ledger.facts.tells.pop(event.step, None)
+    intention = ledger.facts.intentions.pop(event.step, None)
+    if intention is not None:
+        effect = Effect(
+            event.id, event.step, ledger.facts.generation, SENDING, intention.effect, intention.identity,
+            intention.intended, seq, ended=seq, status="happened",
+        )  # fmt: skip
+        ledger.effects.append(effect)
+
+
+def _child_spawned(ledger: Ledger, seq: int, event: e.ChildSpawned) -> None:
+    name = ledger.facts.tells.pop(event.step, None)
+    if name is not None and any(child.run == event.run for child in ledger.children):
+        ledger.called(name, -1)  # it is one that was there already
+    child = Child(event.run, event.agent, event.step, seq, event.on_parent_end)
+    ledger.facts.children_open[event.run] = ledger.children.append(child)
+
+
+def _child_ended(ledger: Ledger, seq: int, event: e.ChildEnded) -> None:
+    index = ledger.facts.children_open.pop(event.run, None)
+    if index is not None:
+        ledger.children.changing(index).status = event.status
+
+
+_HANDLERS: Final[dict[type[e.Event], Callable[[Ledger, int, Any], None]]] = {
+    e.RunForked: _run_forked,
+    e.ForkMade: _fork_made,
+    e.RunTaken: _run_taken,
+    e.RunRewound: _run_rewound,
+    e.RunRepaired: _run_repaired,
+    e.StepIntended: _step_intended,
+    e.StepEdited: _step_edited,
+    e.AttemptStarted: _attempt_started,
+    e.AttemptEnded: _attempt_ended,
+    e.AttemptSettled: _attempt_settled,
+    e.StepAdopted: _step_adopted,
+    e.StepEnded: _step_over,
+    e.StepOverridden: _step_overridden,
+    e.MessageSent: _message_sent,
+    e.ChildSpawned: _child_spawned,
+    e.ChildEnded: _child_ended,
+    e.WorkspaceBound: _workspace_bound,
+    e.WorkspaceCaptured: _workspace_captured,
+    e.WorkspaceRestored: _workspace_restored,
+}
+
+
+def fold_ledger(log: Iterable[tuple[int, e.Event]], ledger: Ledger | None = None) -> Ledger:
+    """The ledger that a whole log adds up to."""
+    ledger = ledger or Ledger()
+    for seq, event in log:
+        ledger.apply(seq, event)
+    return ledger

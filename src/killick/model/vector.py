@@ -1,0 +1,166 @@
+"""A list that grows for ever and is saved in pieces: what did not change since the last save costs nothing.
+
+A radix tree of fixed width, stored as ordinary values: leaves are JSON arrays, inner nodes `$list`s, so
+that whatever reads values reads these. Loaded lazily: opening costs nothing, looking costs one path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar, overload
+
+import msgspec
+
+from killick.errors import ValueBroken
+from killick.model.chain import value_hash
+from killick.model.events import from_text, to_text
+from killick.model.values import Blob, Fetch
+
+T = TypeVar("T")
+
+BITS: Final = 5
+WIDTH: Final = 1 << BITS
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """Where a vector is stored, and its shape."""
+
+    length: int
+    height: int
+    root: str | None
+
+
+class _Node:
+    """Items at height 0, children above; `saved` is its hash while it is as stored."""
+
+    __slots__ = ("items", "saved")
+
+    def __init__(self, items: list[Any], saved: bytes | None = None) -> None:
+        self.items = items
+        self.saved = saved
+
+
+class _Inner(msgspec.Struct, rename={"children": "$list"}):
+    children: list[str]
+
+
+_inner: Final = msgspec.json.Decoder(_Inner).decode
+
+
+class Vector(Sequence[T], Generic[T]):
+    """An append-only sequence whose items may change in place, when asked for by `changing`."""
+
+    def __init__(self, of: type[T], saved: Saved | None = None, fetch: Fetch | None = None) -> None:
+        self._decode: Callable[[bytes], list[T]] = msgspec.json.Decoder(list[of]).decode  # type: ignore[valid-type]
+        self._fetch = fetch
+        self._length = saved.length if saved else 0
+        self._height = saved.height if saved else 0
+        self._root: _Node | bytes = from_text(saved.root) if saved and saved.root else _Node([])
+        self._tail: list[T] | None = None
+        self._tail_at = 0
+        if saved is None:
+            assert isinstance(self._root, _Node)
+            self._tail = self._root.items
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(self._length))]
+        if index < 0:
+            index += self._length
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        if self._tail is not None and index >= self._tail_at:
+            return self._tail[index - self._tail_at]
+        item: T = self._leaf(index).items[index & (WIDTH - 1)]
+        return item
+
+    def __iter__(self) -> Iterator[T]:
+        for start in range(0, self._length, WIDTH):
+            yield from self._leaf(start).items
+
+    def append(self, item: T) -> int:
+        """Add an item; returns its index."""
+        index = self._length
+        tail = self._tail
+        if tail is None or len(tail) == WIDTH:
+            tail = self._open_tail(index)
+        tail.append(item)
+        self._length = index + 1
+        return index
+
+    def changing(self, index: int) -> T:
+        """The item at an index, about to change in place."""
+        if self._tail is not None and index >= self._tail_at:
+            return self._tail[index - self._tail_at]
+        item: T = self._leaf(index, change=True).items[index & (WIDTH - 1)]
+        return item
+
+    def save(self, pieces: list[Blob]) -> Saved:
+        """Add what changed since the last save to `pieces`; returns where the whole is."""
+        if not self._length:
+            return Saved(0, 0, None)
+        root = self._root if isinstance(self._root, bytes) else self._save(self._root, self._height, pieces)
+        # The tail's path is clean now: the next append must mark it again.
+        self._tail = None
+        return Saved(self._length, self._height, to_text(root))
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _leaf(self, index: int, *, change: bool = False) -> _Node:
+        node = self._node(self._root, self._height)
+        self._root = node
+        for height in range(self._height, 0, -1):
+            if change:
+                node.saved = None
+            slot = (index >> (BITS * height)) & (WIDTH - 1)
+            if slot == len(node.items):
+                node.items.append(_Node([]))
+            child = self._node(node.items[slot], height - 1)
+            node.items[slot] = child
+            node = child
+        if change:
+            node.saved = None
+        return node
+
+    def _node(self, node: _Node | bytes, height: int) -> _Node:
+        if isinstance(node, _Node):
+            return node
+        piece = self._fetch([node]).get(node) if self._fetch else None
+        if piece is None or piece.body is None:
+            raise ValueBroken(node, "missing")
+        try:
+            if height:
+                return _Node([from_text(child) for child in _inner(piece.body).children], node)
+            return _Node(self._decode(piece.body), node)
+        except msgspec.DecodeError as error:
+            raise ValueBroken(node, f"is not what a vector stored ({error})") from error
+
+    def _open_tail(self, index: int) -> list[T]:
+        """The leaf that takes the next item, its path marked as changed; a full tree grows by one level."""
+        if index == WIDTH << (BITS * self._height):
+            self._root = _Node([self._root])
+            self._height += 1
+        self._tail_at = index & ~(WIDTH - 1)
+        self._tail = self._leaf(index, change=True).items
+        return self._tail
+
+    def _save(self, node: _Node, height: int, pieces: list[Blob]) -> bytes:
+        if node.saved is not None:
+            return node.saved
+        if height:
+            hashes = [
+                child if isinstance(child, bytes) else self._save(child, height - 1, pieces) for child in node.items
+            ]
+            body = msgspec.json.encode({"$list": [to_text(child) for child in hashes]})
+        else:
+            body = msgspec.json.encode(node.items)
+        node.saved = value_hash("json", body)
+        pieces.append(Blob(node.saved, "json", body))
+        return node.saved

@@ -1,0 +1,227 @@
+"""The proxy as an ASGI app: which calls are recorded and paged, and everything else passed on untouched.
+
+Credentials go upstream with the headers that hold them, and are kept nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from killick.errors import AccessRefused, KillickError, ValueRefused
+from killick.logger import get_logger
+from killick.proxy.calling import Caller, Calling, Send, relay
+from killick.proxy.chat import Chat
+from killick.proxy.conversations import Conversations
+from killick.proxy.finding import course_of
+from killick.proxy.messages import Messages
+from killick.proxy.responses import Responses
+from killick.proxy.secrecy import whose
+from killick.proxy.upstream import RUN_HEADER, Headers, Upstream
+from killick.proxy.wire import Asked, Wire, is_map
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+logger: Final = get_logger("killick.proxy")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+AGENT: Final = "proxy"
+BUDGET: Final = 100_000
+BODY_BYTES_MAX: Final = 64 << 20
+"""Requests of more are passed on without being read."""
+
+TIMEOUT_SECONDS: Final = 600.0
+
+WIRES: Final[dict[str, Wire]] = {"/chat/completions": Chat(), "/responses": Responses(), "/v1/messages": Messages()}
+"""The calls that are recorded, by how their path ends: providers have them in many places."""
+
+_INFLATED: Final = {b"gzip": 31, b"deflate": 15}
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+class Proxy:
+    """One provider as an ASGI app."""
+
+    def __init__(
+        self,
+        client: Client,
+        upstream: str,
+        *,
+        budget: int | None = BUDGET,
+        agent: str = AGENT,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self.upstream = Upstream(upstream, timeout_seconds=timeout_seconds)
+        self.conversations = Conversations(client, agent=agent, budget=budget)
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._served(scope, receive, Caller(send))
+        else:
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        resting: asyncio.Task[None] | None = None
+        while True:
+            told = (await receive())["type"]
+            if told == "lifespan.startup":
+                resting = asyncio.create_task(self.conversations.rest())
+            else:
+                if resting is not None:
+                    resting.cancel()
+                await self.close()
+            await send({"type": f"{told}.complete"})
+            if told == "lifespan.shutdown":
+                return
+
+    async def close(self) -> None:
+        """Let the conversations and the connections go."""
+        await self.conversations.close()
+        await self.upstream.close()
+
+    # one request --------------------------------------------------------------------------------
+
+    async def _served(self, scope: Scope, receive: Receive, caller: Caller) -> None:
+        wire = _wire(scope)
+        body = _Body(receive)
+        content: bytes | AsyncIterator[bytes]
+        try:
+            if wire is not None and scope["method"] == "POST":
+                content = await body.whole(self._body_bytes_max)
+            else:
+                wire, content = None, body.none() if not _has_body(scope["headers"]) else body.rest()
+        except Gone:
+            return
+        work = asyncio.create_task(self._answered(scope, wire, content, caller))
+        leaving = asyncio.create_task(body.gone())
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, leaving):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Gone):
+                await work
+
+    async def _answered(self, scope: Scope, wire: Wire | None, content: Any, caller: Caller) -> None:
+        headers: Headers = scope["headers"]
+        path = scope.get("raw_path") or scope["path"].encode()
+        url = self.upstream.at(path.partition(b"?")[0], scope["query_string"])
+        asked = None if wire is None or not isinstance(content, bytes) else _read(wire, headers, content)
+        if wire is None or asked is None:
+            content = content or None
+            await relay(self.upstream, scope["method"], url, headers, content, caller, wire or _wire_like(scope))
+            return
+        name = next((value.decode("latin-1") for key, value in headers if key.lower() == RUN_HEADER), None)
+        course = course_of(asked.messages, wire.shape, whose(headers))
+        calling = Calling(
+            self.upstream, wire, asked, course, url=url, headers=headers, content=content, caller=caller
+        )  # fmt: skip
+        told = {"shape": wire.shape, "upstream": str(self.upstream.url), "model": asked.body.get("model")}
+        try:
+            async with self.conversations.taken(wire, course, name=name, told=told) as conversation:
+                await calling.go(conversation)
+        except Exception as error:
+            # Whatever is wrong with us, the agent is to go on as it would without us.
+            expected = isinstance(error, KillickError)
+            if caller.started:
+                logger.warning("a reply is not on record: %s", error, exc_info=not expected)
+            elif isinstance(error, AccessRefused | ValueRefused) and name is not None:
+                await caller.refuse(wire, 400, "invalid_request_error", f"killick proxy: {error}")
+            else:
+                logger.warning("a call is not recorded: %s", error, exc_info=not expected)
+                await relay(self.upstream, "POST", url, headers, content, caller, wire)
+
+
+def _wire(scope: Scope) -> Wire | None:
+    path = scope["path"].rstrip("/")
+    return next((wire for end, wire in WIRES.items() if path.endswith(end)), None)
+
+
+def _wire_like(scope: Scope) -> Wire:
+    """Whose errors a client of this path understands."""
+    anthropic = any(name.lower() == b"anthropic-version" for name, _ in scope["headers"])
+    return WIRES["/v1/messages" if anthropic else "/chat/completions"]
+
+
+def _read(wire: Wire, headers: Headers, content: bytes) -> Asked | None:
+    """What a body asks; None where it is not to be understood, and so is not our business."""
+    coding = next((value.strip().lower() for key, value in headers if key.lower() == b"content-encoding"), b"identity")
+    try:
+        if coding != b"identity":
+            unpacking = zlib.decompressobj(_INFLATED[coding])
+            content = unpacking.decompress(content, BODY_BYTES_MAX)
+            if unpacking.unconsumed_tail:
+                return None
+        body: Any = msgspec.json.decode(content)
+        return wire.asked(body) if is_map(body) else None
+    except (KeyError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(
+        name.lower() == b"transfer-encoding" or (name.lower() == b"content-length" and value.strip() != b"0")
+        for name, value in headers
+    )
+
+
+class _Body:
+    """What a client sends, and whether it is still there."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._over = asyncio.Event()
+
+    def none(self) -> bytes:
+        """There is none."""
+        self._over.set()
+        return b""
+
+    async def whole(self, bytes_max: int) -> bytes | AsyncIterator[bytes]:
+        """All of it; where that is too much, as it comes."""
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.rest():
+            parts.append(part)
+            size += len(part)
+            if size > bytes_max:
+                return self._after(parts)
+        return b"".join(parts)
+
+    async def _after(self, parts: list[bytes]) -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+        async for part in self.rest():
+            yield part
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What is still to come."""
+        while not self._over.is_set():
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            if not message.get("more_body", False):
+                self._over.set()
+            if part := message.get("body", b""):
+                yield part
+
+    async def gone(self) -> None:
+        """Returns when the client went away after it had said everything."""
+        await self._over.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

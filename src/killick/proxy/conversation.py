@@ -1,0 +1,292 @@
+"""One conversation as a run: its log, its window, and what its client did not see of it.
+
+Everything that is sent is on record before it goes out, and a reply before its client hears that it is over. The run is
+ours for as long as the conversation is open here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from killick.errors import LeaseLost, LogError
+from killick.log.handle import Entry, RunLog
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.keys import action_key, arguments_digest
+from killick.model.prices import Prices
+from killick.once import ready
+from killick.proxy.finding import ROOT_TAG, TIP_TAG, shown_of
+from killick.proxy.wire import Wire, is_map
+from killick.runtime.leases import Lease
+from killick.runtime.models import reasoning_of, text_of, usage_of
+from killick.store.base import READ_LIMIT
+from killick.window import Decision, Window
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+logger: Final = get_logger("killick.proxy")
+
+EXCHANGE: Final = "exchange"
+"""The fact that keeps what a client did not see."""
+
+BY: Final = "proxy"
+_PRICES: Final = Prices()
+_DIED: Final = Failure.told("killick.proxy", "the proxy ended before the reply did", kind="died")
+GONE: Final = Failure.told("killick.proxy", "the client went away before the reply was over", kind="cancelled")
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """What really was said where a client saw one reply: `messages` instead of it, and results for what comes next.
+
+    `index` is where the reply stands in the client's own history, and `said` what it is known by there.
+    """
+
+    index: int
+    said: str
+    messages: list[Any]
+    held: list[Any] = []
+
+
+class Conversation:
+    """A conversation that is open here. One request at a time has it."""
+
+    def __init__(self, client: Client, log: RunLog, wire: Wire, window: Window | None) -> None:
+        self.client = client
+        self.log = log
+        self.wire = wire
+        self.window = window
+        self.root: str | None = None
+        self.tip = ""
+        self.at: str | None = None
+        """The request that has it, by what that is found by."""
+        self.freed = asyncio.Event()
+        self.used = client.clock.monotonic()
+        self.lease: Lease | None = None
+        self.unpaged: str | None = None
+        """Why it is not paged any more, if something went wrong with that."""
+        self.noted: str | None = None
+        self.said: str = ""
+        self.is_lost = False
+        self._exchanges: dict[int, Exchange] = {}
+        self._steps = len(log.fold.tops)
+        self._first: list[Entry] = []
+
+    @property
+    def run(self) -> str:
+        return self.log.run
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can still be written to."""
+        return not self.is_lost and self.log.failure is None
+
+    # opening ----------------------------------------------------------------------------------
+
+    @classmethod
+    def begun(
+        cls, client: Client, run: str, agent: str, wire: Wire, window: Window | None, *, root: str | None, tip: str,
+        left: str | None, told: Mapping[str, Any],
+    ) -> Conversation:  # fmt: skip
+        """A new one; it is written with its first call."""
+        engine, now = client.engine, client.clock.now_us()
+        since = client.clock.monotonic()
+        log = client.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
+        made = cls(client, log, wire, window)
+        made.root, made.tip = root, tip
+        build = _build()
+        started = e.RunStarted(at=now, run=run, agent=agent, build=build, tags=made.tags, follows=left)
+        taken = e.RunTaken(at=now, epoch=1, holder=engine.holder, build=build)
+        made._first = [Entry(started, {"input": dict(told)}), Entry(taken)]
+        made._leased(1, since)
+        return made
+
+    @classmethod
+    def opened(cls, client: Client, run: str, wire: Wire, window: Window | None) -> Conversation:
+        """One from its record. RunBusy where somebody else has it."""
+        engine, clock = client.engine, client.clock
+        since = clock.monotonic()
+        head = client.store.lease(run, engine.holder, seconds=engine.lease_seconds)
+        try:
+            log = client.log.open(run, head=head)
+            made = cls(client, log, wire, window)
+            made._read()
+            made._take_over(log.epoch)
+        except BaseException:
+            client.store.release(run, epoch=head.epoch, holder=engine.holder)
+            raise
+        made._leased(log.epoch, since)
+        return made
+
+    def _read(self) -> None:
+        """What is on record of its window, and of what its client did not see."""
+        facts = self.log.fold.facts
+        for tag in facts.tags:
+            if tag.startswith(ROOT_TAG):
+                self.root = tag.removeprefix(ROOT_TAG)
+            elif tag.startswith(TIP_TAG):
+                self.tip = tag.removeprefix(TIP_TAG)
+        after = 0
+        while recorded := self.client.log.read(self.run, after=after, limit=READ_LIMIT):
+            for each in recorded:
+                if isinstance(each.event, e.PageEvent):
+                    if self.window is not None:
+                        self.window.apply([each.event])
+                elif isinstance(each.event, e.FactDrawn) and each.event.name == EXCHANGE:
+                    found = self.client.log.data(self.run, each.seq)["value"]
+                    exchange = msgspec.convert(found, ready(Exchange))
+                    self._exchanges[exchange.index] = exchange
+            after = recorded[-1].seq
+
+    def _take_over(self, epoch: int) -> None:
+        """Go on with it: what was over begins again, and a call that its last holder left open has failed."""
+        now, facts = self.client.clock.now_us(), self.log.fold.facts
+        entries: list[Entry] = []
+        if facts.ended:
+            entries.append(Entry(e.RunResumed(at=now, by=BY), {"because": "its client came back"}))
+        entries.append(Entry(e.RunTaken(at=now, epoch=epoch, holder=self.client.engine.holder, build=_build())))
+        for index in facts.pending.values():
+            step = self.log.fold.steps[index]
+            if step.attempts and not step.attempts[-1].ended:
+                ended = e.AttemptEnded(at=now, step=step.id, attempt=len(step.attempts), outcome="unknown")
+                entries.append(Entry(ended, {"failure": _DIED}))
+        self.log.append(*entries)
+
+    def _leased(self, epoch: int, since: float) -> None:
+        engine = self.client.engine
+
+        def lost(error: LogError) -> None:
+            logger.warning("%s: %s; its next request is recorded apart", self.run, error)
+            self.is_lost = True
+
+        self.lease = engine.leases.hold(self.run, epoch, seconds=engine.lease_seconds, since=since, lost=lost)
+
+    def let_go(self) -> None:
+        """End the run for as long as its client stays away, and give it back."""
+        if self.lease is not None:
+            self.client.engine.leases.drop(self.lease)
+        if not self._first and self.is_sound:
+            now = self.client.clock.now_us()
+            self.log.append(Entry(e.RunCompleted(at=now), {"result": self.said}))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return ((f"{ROOT_TAG}{self.root}",) if self.root else ()) + ((f"{TIP_TAG}{self.tip}",) if self.tip else ())
+
+    # what was really said -----------------------------------------------------------------------
+
+    def history(self, messages: Sequence[Any]) -> list[Any]:
+        """A client's messages with what it did not see put back where that was said."""
+        whole: list[Any] = []
+        index = 0
+        while index < len(messages):
+            exchange = self._exchanges.get(index)
+            end = index
+            while exchange is not None and end < len(messages) and _is_assistant(messages[end]):
+                end += 1
+            if exchange is None or exchange.said != e.to_text(shown_of(messages[index:end])):
+                whole.append(messages[index])
+                index += 1
+                continue
+            whole += exchange.messages
+            if exchange.held:
+                whole += self.wire.joined(exchange.held, messages[end : end + 1])
+                end += 1
+            index = end
+        return whole
+
+    # writing ----------------------------------------------------------------------------------
+
+    async def intend(self, arguments: Mapping[str, Any], decisions: Sequence[Decision] = (), *, note: str = "") -> str:
+        """A call that is about to go out, with what was decided of its window before; the step's id."""
+        if self.is_lost:
+            raise LeaseLost(self.run)
+        step = str(self._steps + 1)
+        if await self._written(partial(self._intention, step, arguments, decisions, note)):
+            self.failed(step, GONE)
+            raise asyncio.CancelledError
+        return step
+
+    def _intention(self, step: str, arguments: Mapping[str, Any], decisions: Sequence[Decision], note: str) -> None:
+        now = self.client.clock.now_us()
+        digest = arguments_digest(arguments)
+        key = action_key(self.run, step, self.wire.step, digest, generation=self.log.fold.facts.generation)
+        entries = [*self._first, *self._decided(decisions, step)]
+        if note and note != self.noted:
+            entries.append(Entry(e.NoteMade(at=now, step=step, by=BY), {"note": note}))
+        intended = e.StepIntended(at=now, step=step, sort="model", name=self.wire.step, digest=e.to_text(digest))
+        epoch = 1 if self._first else self.log.epoch
+        started = e.AttemptStarted(at=now, step=step, attempt=1, key=key, epoch=epoch)
+        self.log.append(*entries, Entry(intended, {"arguments": dict(arguments)}), Entry(started))
+        self._steps, self._first, self.noted = self._steps + 1, [], note or self.noted
+
+    async def replied(
+        self, step: str, reply: Mapping[str, Any], decisions: Sequence[Decision], *, exchange: Exchange | None = None,
+        tip: str | None = None,
+    ) -> None:  # fmt: skip
+        """What a call came to; with a tip it is what the client is told, and the conversation stands there now."""
+        now = self.client.clock.now_us()
+        ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply, now))
+        values: dict[str, Any] = {"output": dict(reply)}
+        if reasoning := reasoning_of(reply):
+            values["reasoning"] = reasoning
+        entries = [Entry(ended, values), *self._decided(decisions, str(self._steps + 1))]
+        if exchange is not None:
+            fact = e.FactDrawn(at=now, name=EXCHANGE, step=str(self._steps + 1))
+            entries.append(Entry(fact, {"value": msgspec.to_builtins(exchange)}))
+            self._exchanges[exchange.index] = exchange
+        if tip is not None:
+            self.tip, self.said = tip, text_of(reply)
+            entries.append(Entry(e.RunTagged(at=now, tags=self.tags, by=BY)))
+        if await self._written(partial(self.log.append, *entries)):
+            raise asyncio.CancelledError
+
+    async def _written(self, write: Callable[[], object]) -> bool:
+        """Write beside the loop, which others stream through, and to the end, whoever leaves; True: somebody did."""
+        writing = asyncio.ensure_future(asyncio.to_thread(write))
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                cancelled = True
+        writing.result()
+        return cancelled
+
+    def failed(self, step: str, failure: Failure, *, refused: bool = False, partial: Any = None) -> None:
+        """A call that came to nothing, or not to its end; `partial` is what came of it."""
+        now = self.client.clock.now_us()
+        ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="refused" if refused else "unknown")
+        self.log.append_behind(Entry(ended, {"failure": failure} | ({"progress": partial} if partial else {})))
+
+    def _decided(self, decisions: Iterable[Decision], step: str) -> list[Entry]:
+        now = self.client.clock.now_us()
+        budget = {} if self.window is None else {"budget": self.window.budget}
+        return [
+            Entry(msgspec.structs.replace(each.event, at=now, step=step), each.told | (budget if place == 0 else {}))
+            for place, each in enumerate(decisions)
+        ]
+
+
+def _is_assistant(message: Any) -> bool:
+    return is_map(message) and message.get("role") == "assistant"
+
+
+def _priced(reply: Mapping[str, Any], now: int) -> e.Usage | None:
+    usage = usage_of(reply)
+    cost = None if usage is None else _PRICES.cost(usage, now)
+    return usage if usage is None or not cost else msgspec.structs.replace(usage, cost_micros=cost)
+
+
+def _build() -> e.Build:
+    try:
+        return e.Build(version=version("killick"))
+    except PackageNotFoundError:
+        return e.Build()

@@ -1,0 +1,57 @@
+"""What a request carries that opens something is not put on record: it goes upstream, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any, Final, TypeGuard
+
+import msgspec
+
+from killick.model.failure import Failure
+from killick.proxy.wire import is_list, is_map
+
+CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+"""The headers by which clients show who they are."""
+
+HIDDEN: Final = "(not on record)"
+_OPENS: Final = frozenset({"authorization", "authorization_token", "headers", "api_key"})
+_LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_CHARS_MIN: Final = 6
+
+
+def whose(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Who asks, as a digest of what they show the provider."""
+    shown = sorted((name.lower(), value) for name, value in headers if name.lower() in CREDENTIALS)
+    return sha256(b"\x00".join(part for pair in shown for part in pair)).digest()
+
+
+def unsecret(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request as it is recorded: without what opens the servers that it lets a provider call."""
+    told = dict(body)
+    for name in ("mcp_servers", "tools"):
+        if is_list(told.get(name)):
+            told[name] = [_hidden(each) if _calls_out(each, name == "mcp_servers") else each for each in told[name]]
+    return told
+
+
+def _calls_out(tool: Any, always: bool) -> TypeGuard[Mapping[str, Any]]:
+    return is_map(tool) and (always or tool.get("type") == "mcp")
+
+
+def _hidden(server: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: HIDDEN if name in _OPENS else _LOGIN.sub("", value) if isinstance(value, str) else value
+        for name, value in server.items()
+    }
+
+
+def without(failure: Failure, headers: Iterable[tuple[bytes, bytes]]) -> Failure:
+    """A failure without the credentials of the request, which some providers repeat in what they say."""
+    told = msgspec.json.encode(failure)
+    for name, value in headers:
+        secret = value.split()[-1] if name.lower() in CREDENTIALS and value.split() else b""
+        if len(secret) >= _CHARS_MIN:
+            told = told.replace(secret, HIDDEN.encode())
+    return msgspec.json.decode(told, type=Failure)

@@ -1,0 +1,100 @@
+"""The provider behind the proxy: where a path leads, which headers pass, and how a request is sent. Records nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from ipaddress import ip_address
+from typing import Final
+
+import httpx
+
+from killick.errors import AccessRefused
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+CONNECT_SECONDS: Final = 10.0
+WRITE_SECONDS: Final = 60.0
+
+RUN_HEADER: Final = b"x-killick-run"
+"""By which a client names the run that its conversation is; it goes no further."""
+
+_HOP: Final = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+_FRESH: Final = frozenset({b"host", b"content-length", b"expect", RUN_HEADER})
+_CODED: Final = frozenset({b"content-encoding", b"accept-encoding"})
+_NONE: Final[frozenset[bytes]] = frozenset()
+_BODY: Final = frozenset({b"content-length", b"content-encoding"})
+
+
+class Upstream:
+    """One provider. Follows no redirect and tries nothing again: that is for whoever asks."""
+
+    def __init__(self, url: str, *, timeout_seconds: float, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        try:
+            found = httpx.URL(url)
+        except httpx.InvalidURL:
+            found = httpx.URL("")
+        if found.scheme not in ("http", "https") or not found.host or found.query:
+            raise AccessRefused(repr(url), "is no address of a provider; write it as https://api.openai.com")
+        if found.userinfo:
+            raise AccessRefused(found.host, "is given with a name or password; let clients send those as headers")
+        self.url = found.copy_with(fragment=None)
+        self._base = found.raw_path.rstrip(b"/")
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS, write=WRITE_SECONDS, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=not _is_here(found.host),
+            transport=transport,
+        )
+
+    def at(self, path: bytes, query: bytes) -> httpx.URL:
+        """Where a path of ours is there. A base that ends in /v1 does not have it twice."""
+        base = self._base
+        if base.endswith(b"/v1") and (path == b"/v1" or path.startswith(b"/v1/")):
+            base = base[:-3]
+        return self.url.copy_with(raw_path=(base + path or b"/") + (b"?" + query if query else b""))
+
+    async def send(
+        self, method: str, url: httpx.URL, headers: Headers, content: bytes | AsyncIterator[bytes] | None
+    ) -> httpx.Response:
+        """Send, and return when the answer's head is there; its body is to be read and closed."""
+        # Built by hand, because the client would add headers of its own.
+        request = httpx.Request(method, url, headers=list(headers), content=content)
+        request.extensions["timeout"] = self._client.timeout.as_dict()
+        return await self._client.send(request, stream=True)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def asking(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
+    """The headers of a request that go upstream. With `whole` its body is a fresh one, and read by us in the end."""
+    given = list(headers)
+    gone = _HOP | _FRESH | _named(given) | (_CODED if whole else _NONE)
+    kept = [(name, value) for name, value in given if name.lower() not in gone]
+    return [*kept, (b"accept-encoding", b"identity")] if whole else kept
+
+
+def answering(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that go to the client. With `whole` its body may be another than the one that came."""
+    given = list(headers)
+    gone = _HOP | _named(given) | (_BODY if whole else _NONE)
+    return [(name, value) for name, value in given if name.lower() not in gone]
+
+
+def _named(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """What a Connection header names is for this hop alone."""
+    named = [value for name, value in headers if name.lower() == b"connection"]
+    return frozenset(each.strip().lower() for value in named for each in value.split(b","))
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, which no proxy of the environment stands before."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,83 @@
+"""What people are shown of runs: where one is, what it waits for, one line of a listing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from killick.model import events as e
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run is, in one line."""
+
+    run: str
+    agent: str
+    status: str
+    step: str | None
+    stage: str | None
+    plan: tuple[str, ...]
+    waits: tuple[Wait, ...]
+    wake_at_us: int | None
+    priority: int
+    tags: tuple[str, ...]
+    parent: str | None
+    started_at_us: int
+    changed_at_us: int
+    build: e.Build
+    holder: str | None
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a run waits for. Its id is what `answer` takes."""
+
+    id: str
+    run: str
+    step: str
+    waits_for: str
+    name: str
+    prompt: str | None
+    to: tuple[str, ...]
+    deadline_us: int | None
+    since_us: int
+    verbs: tuple[str, ...] = ()
+    options: tuple[Any, ...] = ()
+    schema: Any = None
+    intention: Any = None
+    need: int = 1
+    votes: tuple[str, ...] = ()
+    """Who agreed so far, where several have to."""
+    may: tuple[str, ...] | None = None
+    """Who may answer, by name, where that is known."""
+    rule: str | None = None
+    reason: str | None = None
+    """Why it is asked."""
+    digest: str | None = None
+    """What an answer is bound to: another one is another question, though it may have the same id."""
+    round: int = 0
+    """How often it was passed on to others, because nobody answered in time."""
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether as many agreed as have to, of several; the run is yet to take it."""
+        return self.need > 1 and len(self.votes) >= self.need
+
+    def __str__(self) -> str:
+        what = self.prompt or self.name
+        who = f" (asked of {', '.join(self.to)})" if self.to else ""
+        return f"{self.waits_for} at step {self.step}: {what}{who}"
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a listing; `number` is the cursor for the next page."""
+
+    number: int
+    run: str
+    agent: str
+    status: str
+    priority: int
+    wake_at_us: int | None
+    started_at_us: int
+    changed_at_us: int
+    tags: tuple[str, ...]

@@ -1,0 +1,43 @@
+"""Stores hold bytes. `base` says what one is; each backend is a module of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from killick.errors import StoreUnavailable
+from killick.store.base import Store
+from killick.store.memory import MemoryStore
+from killick.store.sqlite import SqliteStore
+
+__all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """The store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, `postgresql://host/db`,
+    or `redis://host/0` (also `rediss:`, `unix:` and `valkey:`)."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        return MemoryStore(**options)
+    if parts.scheme == "sqlite":
+        path = unquote(parts.path)
+        # sqlite:///killick.db is beside us, sqlite:////var/killick.db is not.
+        return SqliteStore(path.removeprefix("/"), **options)
+    if parts.scheme in ("postgresql", "postgres"):
+        try:
+            from killick.store.postgres import PostgresStore
+        except ImportError as error:
+            reason = f"a store in PostgreSQL needs psycopg ({error}); pip install 'killick[postgres]'"
+            raise StoreUnavailable("postgresql:", reason) from None
+        return PostgresStore(url, **options)
+    if parts.scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+        try:
+            from killick.store.redis import RedisStore
+        except ImportError as error:
+            reason = f"a store on Redis or Valkey needs the redis package ({error}); pip install 'killick[redis]'"
+            raise StoreUnavailable("redis:", reason) from None
+        return RedisStore(url, **options)
+    if "://" in url:
+        known = "use sqlite:///path, a path, postgresql://host/database, redis://host/0, or memory:"
+        raise StoreUnavailable(f"{parts.scheme}:", f"no store is known by {parts.scheme!r}; {known}")
+    return SqliteStore(url, **options)

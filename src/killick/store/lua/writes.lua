@@ -1,0 +1,150 @@
+-- What several scripts write: pieces and who uses them, messages, the index, the feed, marks.
+
+local FEED_RANG = 'killick:feed'
+
+-- One more use of a piece, or one less. What nobody uses waits to be swept.
+local function use(key, hash)
+  if call('SADD', key, hash) == 1 and call('HINCRBY', P .. 'refs', hash, 1) == 1 then
+    call('SREM', P .. 'unused', hash)
+  end
+end
+
+local function unuse_all(key)
+  for _, hash in ipairs(call('SMEMBERS', key)) do
+    if call('HINCRBY', P .. 'refs', hash, -1) <= 0 then
+      call('HDEL', P .. 'refs', hash)
+      call('SADD', P .. 'unused', hash)
+    end
+  end
+  call('DEL', key)
+end
+
+-- Stores values that are new or were erased, and refers to all of them. An erased one has its codec alone.
+local function keep(pieces, key)
+  for _, piece in ipairs(pieces or {}) do
+    local hash, codec, body = blob(piece[1]), piece[2], blob(piece[3])
+    if call('HSTRLEN', P .. 'pieces', hash) == 0 or (body and call('SREM', P .. 'erased', hash) == 1) then
+      call('HSET', P .. 'pieces', hash, body and (codec .. '\n' .. body) or codec)
+      if not body then call('SADD', P .. 'erased', hash) end
+    end
+    use(key, hash)
+  end
+end
+
+-- id, name, body, by, at_us, taken
+local function message(run, number)
+  local found = call('HGET', P .. 'mail:' .. run, number)
+  return found and unsealed(found)
+end
+
+local function put_message(run, number, m)
+  local text = packed(6, m[1], m[2], m[3], m[4], m[5], m[6])
+  call('HSET', P .. 'mail:' .. run, number, sealed(run .. ':' .. number .. ':', text))
+  if m[6] then call('ZREM', P .. 'untaken:' .. run, number) else call('ZADD', P .. 'untaken:' .. run, number, number) end
+end
+
+local function count_mail(h, delivered)
+  call('HSET', P .. 'run:' .. h.run, 'delivered', delivered, 'counted', check(packed(2, h.number, delivered)))
+end
+
+-- A message comes to a run: {nothing} where there is no such run, {fresh, number, message} otherwise.
+local function deliver(sent, rung)
+  local h = head_of(sent.run)
+  if not h then return {} end
+  local run = sent.run
+  local known = call('HGET', P .. 'mail_ids:' .. run, sent.id)
+  if known then return {0, known, call('HGET', P .. 'mail:' .. run, known)} end
+  local number = int(call('HLEN', P .. 'mail:' .. run) + 1)
+  put_message(run, number, {sent.id, sent.name, blob(sent.body), sent.by, sent.at_us})
+  call('HSET', P .. 'mail_ids:' .. run, sent.id, number)
+  keep(sent.pieces, P .. 'uses:' .. run)
+  count_mail(h, number)
+  local index = index_of(run)
+  if index.agent and not ENDED[index.status] and not (index.wake and tonumber(index.wake) <= tonumber(sent.at_us)) then
+    call('HSET', P .. 'run:' .. run, 'wake', sent.at_us)
+    settle(h)
+  end
+  rung[#rung + 1] = run
+  return {1, number, call('HGET', P .. 'mail:' .. run, number)}
+end
+
+-- The first message that is neither taken nor was seen makes a run due that is not over.
+local function put_index(h, index)
+  local run, wake = h.run, index.wake
+  if not ENDED[index.status] then
+    for _, number in ipairs(call('ZRANGEBYSCORE', P .. 'untaken:' .. run, '(' .. index.seen, '+inf')) do
+      local found = message(run, number)
+      local at_us = found and tonumber(found[5])
+      if at_us and (not wake or at_us < tonumber(wake)) then wake = found[5] end
+    end
+  end
+  local key = P .. 'run:' .. run
+  call('HSET', key, 'agent', index.agent, 'status', index.status, 'priority', index.priority, 'started', index.started,
+    'changed', index.changed, 'tags', index.shown_tags)
+  put_or_drop(key, 'wake', wake)
+  if call('HEXISTS', key, 'delivered') == 0 then count_mail(h, int(call('HLEN', P .. 'mail:' .. run))) end
+  local wanted, name = {}, member(h)
+  for _, tag in ipairs(index.tags) do wanted[tag] = true end
+  for _, tag in ipairs(call('SMEMBERS', P .. 'tags:' .. run)) do
+    if not wanted[tag] then
+      call('SREM', P .. 'tags:' .. run, tag)
+      call('ZREM', P .. 'tag:' .. tag, name)
+    end
+  end
+  for tag in pairs(wanted) do
+    call('SADD', P .. 'tags:' .. run, tag)
+    call('ZADD', P .. 'tag:' .. tag, h.number, name)
+  end
+  return wake
+end
+
+local function tell(run, tells, rung)
+  for _, each in ipairs(tells or {}) do
+    local position = int(call('INCR', P .. 'told'))
+    call('XADD', P .. 'feed', position .. '-0', 'r', run, 's', int(each[1]), 'k', each[2])
+    call('SADD', P .. 'telling:' .. run, position)
+    rung[#rung + 1] = FEED_RANG
+  end
+end
+
+-- How a run is named among marks: in the order of time, then of creation, then in its log.
+local function mark_name(h, seq) return padded(h.number, 16) .. padded(seq, 12) end
+
+local function forget_marks(h)
+  for _, mark in ipairs(call('SMEMBERS', P .. 'marks:' .. h.run)) do
+    local term, _, seq = string.match(mark, '^(-?%d+):(-?%d+):(%d+)$')
+    if term then call('ZREM', P .. 'mark:' .. term, mark_name(h, seq)) end
+  end
+  call('DEL', P .. 'marks:' .. h.run)
+  call('HDEL', P .. 'run:' .. h.run, 'marked')
+end
+
+local function put_rows(run, rows)
+  for _, row in ipairs(rows) do
+    local seq = int(row[1])
+    call('XADD', P .. 'log:' .. run, seq .. '-0', 'b', blob(row[2]), 'h', blob(row[3]))
+    if row[4] then call('HSET', P .. 'data:' .. run, seq, blob(row[4])) end
+  end
+end
+
+-- Events after a seq: seq, body, hash, data.
+local function events(run, after, limit, with_data)
+  local key = P .. 'log:' .. run
+  local found = limit and call('XRANGE', key, int(after) .. '-1', '+', 'COUNT', limit)
+    or call('XRANGE', key, int(after) .. '-1', '+')
+  local rows = {}
+  for at, entry in ipairs(found) do
+    rows[at] = {string.match(entry[1], '^(%d+)'), entry[2][2], entry[2][4], false}
+  end
+  for first = 1, with_data and #rows or 0, 1000 do
+    local seqs, last = {}, math.min(first + 999, #rows)
+    for at = first, last do seqs[#seqs + 1] = rows[at][1] end
+    for at, data in ipairs(call('HMGET', P .. 'data:' .. run, unpack(seqs))) do rows[first + at - 1][4] = data end
+  end
+  return rows
+end
+
+local function event(run, seq)
+  local found = call('XRANGE', P .. 'log:' .. run, int(seq) .. '-0', int(seq) .. '-0')[1]
+  return found and found[2]
+end

@@ -1,0 +1,467 @@
+"""The store in dicts under one lock: the reference for all others, so plain comes before fast."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from itertools import count
+from threading import Lock
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from killick import errors
+from killick.clock import Clock, SystemClock
+from killick.ids import Ids, RandomIds
+from killick.model.values import Blob
+from killick.store.base import (
+    ENDED,
+    OWN_AGENTS,
+    READ_LIMIT,
+    Append,
+    Behind,
+    Claim,
+    Claimed,
+    Condition,
+    Delivered,
+    Delivery,
+    Head,
+    Holder,
+    Marking,
+    Message,
+    Opening,
+    Owner,
+    Place,
+    Problem,
+    References,
+    Row,
+    RunIndex,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Standing,
+    Told,
+    Transaction,
+    lease_clock_us,
+)
+from killick.store.memory_runs import Kept, Runs, lease_end_us, marked, part
+
+
+class MemoryStore(Runs):
+    """Keeps everything in this process and loses it with the process."""
+
+    def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
+        ids = ids or RandomIds()
+        self.place: Final = "memory:"
+        self.id: Final = ids.new("store")
+        self.secret_key: Final = ids.key()
+        self.proves_life: Final = True
+        self._lock, self._closed = Lock(), False
+        super().__init__(clock or SystemClock())
+        self._watchers: list[Callable[[str], None]] = []
+
+    def now_us(self) -> int:
+        return lease_clock_us(self._clock)
+
+    def copied(self, clock: Clock) -> MemoryStore:
+        """The same store, from here on on its own, by another clock."""
+        with self._open():
+            twin = copy(self)
+            part(self, twin, vars(self))
+            twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
+            twin._watchers = []
+            twin._runs = defaultdict(Kept, {name: run.copied() for name, run in self._runs.items()})
+        return twin
+
+    # the log ----------------------------------------------------------------------------------
+    def append(self, items: Sequence[Append]) -> list[Head | errors.LogError]:
+        for one in (one for item in items for one in item.group):
+            if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
+                raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+        with self._open():
+            return [self._append(item) for item in items]
+
+    def head(self, run: str) -> Head | None:
+        with self._open():
+            return self._runs[run].head
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        with self._open():
+            return [(run.number, head) for run, head in self._present() if run.number > after][:limit]
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        with self._open():
+            rows = [row for row in self._runs[run].rows.values() if row.seq > after]
+        return [row if data else replace(row, data=None) for row in rows[: min(limit, READ_LIMIT)]]
+
+    def row(self, run: str, seq: int) -> Row | None:
+        with self._open():
+            return self._runs[run].rows.get(seq)
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        with self._open():
+            kept = self._runs[run]
+            if kept.head is None:
+                return None
+            cached = [one for (seq, made), one in kept.snapshots.items() if made == fold and seq <= kept.head.seq]
+            newest = max(cached, key=lambda one: one.seq, default=None)
+            rows = [row for row in kept.rows.values() if newest is None or row.seq > newest.seq]
+            return Opening(head=kept.head, quarantined=kept.quarantined, snapshot=newest, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
+
+    def joining(self, connection: Any) -> Transaction:
+        raise errors.StoreError("memory: has no transactions of others; use a SQLite file or PostgreSQL")
+
+    # values -----------------------------------------------------------------------------------
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        with self._open():
+            return {digest: self._pieces[digest] for digest in hashes if digest in self._pieces}
+
+    def references(self, run: str) -> References:
+        with self._open():
+            kept = self._runs[run].references
+            return References(set(kept.log), set(kept.snapshots))
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        with self._open():
+            kept = self._runs[run]
+            if kept.head is None or kept.head.seq != at or len(kept.inbox) != delivered:
+                return False
+            kept.references = replace(kept.references, log=set(hashes))
+            return True
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        with self._open():
+            kept = [run.references for run in self._runs.values()]
+            alive = {digest for one in kept for digest in one.log | one.snapshots}
+            dead = [digest for digest in self._pieces if digest not in alive][:limit]
+            for digest in dead:
+                del self._pieces[digest]
+            return len(dead)
+
+    # snapshots --------------------------------------------------------------------------------
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        newest = reversed([one for one in self.snapshots(run) if one.fold == fold and one.seq <= at])
+        return next(newest, None)
+
+    def snapshots(self, run: str) -> list[Snapshot]:
+        with self._open():
+            return [one for _, one in sorted(self._runs[run].snapshots.items())]
+
+    def forget_snapshots(self, run: str) -> None:
+        with self._open():
+            self._runs[run].snapshots.clear()
+            self._runs[run].references.snapshots.clear()
+
+    # marks ------------------------------------------------------------------------------------
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        with self._open():
+            found = [(run, head, marked(run, head)) for run, head in self._present() if run.number > after]
+        behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
+        return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
+
+    def mark(self, items: Sequence[Marking]) -> None:
+        with self._open():
+            for item in items:
+                run = self._runs[item.run]
+                if item.anew:
+                    run.marks, run.marked = set(), None
+                if run.head is not None and marked(run, run.head) == item.after:
+                    run.marks |= set(item.marks)
+                    run.marked = item.up_to
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: Place | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[Place]:
+        with self._open():
+            bearing: defaultdict[Place, set[int]] = defaultdict(set)
+            for run, head in self._present():
+                for mark in run.marks:
+                    bearing[Place(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
+        found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
+        found = [place for place in found if since_us is None or place.at_us >= since_us]
+        found = [place for place in found if until_us is None or place.at_us < until_us]
+        return sorted((place for place in found if before is None or place < before), reverse=True)[:limit]
+
+    # leases -----------------------------------------------------------------------------------
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+        with self._open():
+            head = self._known(run)
+            if head.epoch != handed and lease_end_us(head) > self.now_us():
+                raise errors.RunBusy(run, holder=str(head.holder))
+            return self._take(head, holder, seconds)
+
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        left, taken = dict(room or {}), list[Claimed]()
+        with self._open():
+            for row in self._due(now_us, agents):
+                if len(taken) >= limit:
+                    break
+                if left.get(row.agent, 1) > 0:
+                    left[row.agent] = left.get(row.agent, limit + 1) - 1
+                    was = self._known(row.run)
+                    head = self._take(was, holder, seconds)
+                    taken.append(Claimed(head=head, row=row, left=was.holder, left_until_us=was.lease_until_us))
+        return taken
+
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        with self._open():
+            now_us = self.now_us()
+            held = [(run, head) for run, head in self._present() if head.holder == holder and head.run in runs]
+            held = [(run, head) for run, head in held if lease_end_us(head) > now_us]
+            for run, head in held:
+                run.head = self._held(head, holder, head.epoch, seconds)
+            return {head.run: head.epoch for _, head in held}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        with self._open():
+            kept = self._runs[run]
+            head, line = kept.head, kept.index
+            if head is None or head.holder is None or head.epoch != epoch or holder not in (None, head.holder):
+                return
+            kept.head = replace(head, lease_until_us=0) if left else self._let_go(head)
+            if left or (line is not None and line.wake_at_us is not None and line.status not in ENDED):
+                self._rung.append(run)
+
+    def lives(self, holder: str) -> bool:
+        # Nobody outlives this process; one that let go of everything it had is at nothing any more.
+        with self._open():
+            return holder not in self._gone or any(
+                run.head is not None and run.head.holder == holder for run in self._runs.values()
+            )
+
+    def holders(self) -> list[Holder]:
+        held: defaultdict[str, list[Head]] = defaultdict(list)
+        with self._open():
+            for _, head in self._present():
+                if head.holder is not None:
+                    held[head.holder].append(head)
+            now_us = self.now_us()
+        return [
+            Holder(
+                holder=holder,
+                runs=len(heads),
+                until_us=min((head.lease_until_us for head in heads if head.lease_until_us is not None), default=None),
+                lives=any(lease_end_us(head) > now_us for head in heads) and self.lives(holder),
+            )
+            for holder, heads in sorted(held.items())
+        ]
+
+    # the inbox --------------------------------------------------------------------------------
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | errors.LogError]:
+        with self._open():
+            return [self._deliver(delivery) for delivery in deliveries]
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        waiting = [one for one in self.messages(run) if one.taken is None and one.number > after]
+        return [one for one in waiting if name is None or one.name == name][:limit]
+
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        return next((one for one in self.messages(run) if one.id == id), None)
+
+    def messages(self, run: str) -> list[Message]:
+        with self._open():
+            return list(self._runs[run].inbox.values())
+
+    # finding ----------------------------------------------------------------------------------
+    def owner(self, claim: Claim) -> Owner | None:
+        with self._open():
+            return self._claims.get(claim)
+
+    def claimed(self, run: str) -> dict[Claim, int]:
+        with self._open():
+            if self._runs[run].head is None:
+                return {}
+            return {claim: owner.seq for claim, owner in self._claims.items() if owner.run == run}
+
+    def index(self, run: str) -> RunRow | None:
+        with self._open():
+            return self._runs[run].index
+
+    def tags(self, run: str) -> set[str]:
+        return set() if (line := self.index(run)) is None else set(line.tags)
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        with self._open():
+            head = self._runs[run].head
+            if head is None or head.seq != at:
+                return False
+            self._runs[run].index = None
+            self._write_index(run, index)
+            self._ring_if_sooner(run, None)
+            return True
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        lines = self._matching(query)
+        lines = [line for line in lines if before is None or line.number < before]
+        return [line for line in lines if not query.status or line.status in query.status][:limit]
+
+    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+        with self._open():
+            kept = [self._runs[run] for run in runs]
+            return {
+                run.head.run: Standing(run.head, None if run.index is None else run.index.status, run.quarantined)
+                for run in kept
+                if run.head is not None
+            }
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        return dict(Counter(line.status for line in self._matching(query)))
+
+    def agents(self) -> list[str]:
+        return sorted({line.agent for line in self._matching(RunQuery())})
+
+    def _matching(self, query: RunQuery) -> list[RunRow]:
+        """Runs that match in all but their status, newest first."""
+        with self._open():
+            wanted = [
+                run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
+            ]
+            lines = [run.index for run in wanted if run.index is not None]
+        if query.agent is None and query.tag is None:
+            lines = [line for line in lines if not line.agent.startswith(OWN_AGENTS)]
+        lines = [line for line in lines if query.agent is None or line.agent == query.agent]
+        lines = [line for line in lines if query.since_us is None or line.changed_at_us >= query.since_us]
+        lines = [line for line in lines if query.until_us is None or line.changed_at_us < query.until_us]
+        if query.contains is not None:
+            part = query.contains.encode().lower()  # of bytes only ASCII has cases
+            lines = [line for line in lines if part in line.run.encode().lower()]
+        return [line for line in lines if query.tag is None or query.tag in line.tags]
+
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+        with self._open():
+            return self._due(now_us, agents)[:limit]
+
+    def _due(self, now_us: int, agents: Collection[str] | None) -> list[RunRow]:
+        found: list[tuple[int, int, RunRow]] = []
+        for _, head, line in self._going():
+            if lease_end_us(head) > self.now_us() or (agents is not None and line.agent not in agents):
+                continue
+            left = head.holder is not None and line.status != "paused"
+            since = line.changed_at_us if left else line.wake_at_us
+            if left or (since is not None and since <= now_us):
+                found.append((-line.priority, since or 0, line))
+        return [line for *_, line in sorted(found, key=lambda one: (*one[:2], one[2].number))]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        with self._open():
+            free = [
+                line.wake_at_us
+                for _, head, line in self._going()
+                if head.holder is None and (agents is None or line.agent in agents)
+            ]
+        return min((at for at in free if at is not None), default=None)
+
+    def _going(self) -> Iterator[tuple[Kept, Head, RunRow]]:
+        """Runs that may be due at some time, with their index."""
+        for run, head in self._present():
+            if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
+                yield run, head, run.index
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        with self._open():
+            self._watchers.append(ring)
+
+        def stop() -> None:
+            with self._lock:
+                if ring in self._watchers:
+                    self._watchers.remove(ring)
+
+        return stop
+
+    # the feed ---------------------------------------------------------------------------------
+    def feed(self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT) -> list[Told]:
+        with self._open():
+            told = [one for one in self._feed if one.position > after]
+        return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
+
+    def feed_end(self) -> int:
+        with self._open():
+            return self._told
+
+    def trim_feed(self, up_to: int) -> int:
+        with self._open():
+            before = len(self._feed)
+            self._feed = [one for one in self._feed if one.position > up_to]
+            return before - len(self._feed)
+
+    # keeping ----------------------------------------------------------------------------------
+    def quarantine(self, run: str, reason: str | None) -> None:
+        with self._open():
+            self._runs[run].quarantined = reason
+            if reason is None:
+                self._rung.append(run)
+
+    def quarantined(self, run: str) -> str | None:
+        with self._open():
+            return self._runs[run].quarantined
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        with self._open():
+            run, old = self._runs[head.run], self._runs[head.run].head
+            if old is not None and any(seq <= old.seq for seq in (head.seq, *(row.seq for row in rows))):
+                raise ValueError(f"{head.run}: a repair must move the head forward from event {old.seq}")
+            run.number = run.number or next(self._numbers)
+            run.aside += [row for seq, row in run.rows.items() if seq > keep]
+            run.rows = {seq: row for seq, row in run.rows.items() if seq <= keep}
+            run.rows |= {row.seq: row for row in rows}
+            run.head, run.marks, run.marked = head, set(), None
+
+    def aside(self, run: str) -> list[Row]:
+        with self._open():
+            return list(self._runs[run].aside)
+
+    def remove(self, run: str) -> None:
+        with self._open():
+            self._known(run)
+            for _, head in self._present():
+                if head.parent == run:
+                    raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
+            # Its claims stay: a right that was used does not come back when the user of it is forgotten.
+            self._runs[run] = Kept(removed=True)
+            self._feed = [one for one in self._feed if one.run != run]
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        with self._open():
+            wrong = [head for run, head in self._present() if run.rows and max(run.rows) != head.seq]
+        return [Problem(where="rows", what="end elsewhere", run=one.run, seq=one.seq) for one in wrong]
+
+    def conditions(self) -> list[Condition]:
+        return [Condition("place", self.place)]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._watchers.clear()
+
+    @contextmanager
+    def _open(self) -> Generator[None]:
+        with self._lock:
+            if self._closed:
+                raise errors.StoreClosed(self.place)
+            yield
+            rung, self._rung = self._rung, []
+            watchers = list(self._watchers) if rung else []
+        for ring in watchers:
+            for run in rung:
+                ring(run)

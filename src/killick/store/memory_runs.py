@@ -1,0 +1,273 @@
+"""What the memory store keeps of its runs, and what appends and deliveries do to them. Knows no locks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from itertools import count
+from math import isinf
+from typing import Any, Final
+
+from msgspec.structs import asdict, replace
+
+from killick import errors
+from killick.clock import Clock
+from killick.model.values import Blob
+from killick.store.base import (
+    ENDED,
+    FEED_RANG,
+    Append,
+    Birth,
+    Claim,
+    Delivered,
+    Delivery,
+    Head,
+    Mark,
+    Message,
+    Owner,
+    References,
+    Row,
+    RunIndex,
+    RunRow,
+    Snapshot,
+    Told,
+    lease_clock_us,
+)
+
+NEVER_US: Final = 1 << 63
+
+
+@dataclass(slots=True)
+class Kept:
+    """All that is kept under one id. Without a head there is no such run: somebody only asked."""
+
+    head: Head | None = None
+    number: int = 0
+    index: RunRow | None = None
+    rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    aside: list[Row] = field(default_factory=list[Row])
+    inbox: dict[int, Message] = field(default_factory=dict[int, Message])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
+    references: References = field(default_factory=lambda: References(set(), set()))
+    marks: set[Mark] = field(default_factory=set[Mark])
+    marked: int | None = None
+    quarantined: str | None = None
+    removed: bool = False
+
+    def copied(self) -> Kept:
+        """The same, from here on on its own."""
+        twin = copy(self)
+        part(self, twin, [each.name for each in fields(self)])
+        twin.references = References(set(self.references.log), set(self.references.snapshots))
+        return twin
+
+
+class Runs:
+    """All runs, and what appends and deliveries do to them. One at a time: whoever calls has the lock.
+
+    What it did it tells in `_rung`: the runs to ring for, and the feed where something was told.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._runs: defaultdict[str, Kept] = defaultdict(Kept)
+        self._gone: set[str | None] = set()
+        self._numbers = count(1)
+        self._pieces: dict[bytes, Blob] = {}
+        self._claims: dict[Claim, Owner] = {}
+        self._feed: list[Told] = []
+        self._told = 0
+        self._rung: list[str] = []
+
+    def _append(self, item: Append) -> Head | errors.LogError:
+        """Check everything, then write everything."""
+        head = self._runs[item.run].head
+        if head is not None and is_there(item, head):
+            return head
+        group, heads, wanted = item.group, list[Head](), dict[Claim, Owner]()
+        try:
+            for one in group:
+                heads.append(self._standing(one, self._runs[one.run].head))
+                self._check_rights(one, wanted)
+        except errors.LogError as refusal:
+            return refusal
+        first, *_ = [self._write(one, head) for one, head in zip(group, heads, strict=True)]
+        for sent in (sent for one in group for sent in one.sends):
+            self._deliver(sent)
+        return first
+
+    def _standing(self, item: Append, head: Head | None) -> Head:
+        """The head that an append builds on, or the refusal of one that does not fit it."""
+        if item.birth is not None:
+            if head is not None or self._runs[item.run].removed:
+                raise errors.RunExists(item.run)
+            return self._born(item, item.birth)
+        if head is None:
+            raise errors.RunUnknown(item.run)
+        if head.epoch != item.epoch:
+            raise errors.EpochStale(item.run, held=item.epoch, actual=head.epoch)
+        if (head.seq, head.hash) != (item.after, item.before):
+            raise errors.HeadMoved(item.run, expected=item.after, actual=head.seq)
+        return head
+
+    def _born(self, item: Append, birth: Birth) -> Head:
+        if birth.parent is None and item.after != 0:
+            raise errors.HeadMoved(item.run, expected=item.after, actual=0)
+        parent = None if birth.parent is None else self._known(birth.parent)
+        if parent is not None and self._hash_at(parent, item.after) != item.before:
+            raise errors.HeadMoved(parent.run, expected=item.after, actual=parent.seq)
+        head = Head(run=item.run, seq=0, hash=item.before, epoch=0, base=item.after, parent=birth.parent)
+        return head if birth.holder is None else self._held(head, birth.holder, 1, birth.lease_seconds)
+
+    def _hash_at(self, head: Head, seq: int) -> bytes | None:
+        """A lineage's chain hash at an event, from whichever of its runs owns that event."""
+        while seq <= head.base and head.parent is not None:
+            head = self._known(head.parent)
+        row = self._runs[head.run].rows.get(seq)
+        return None if row is None else row.hash
+
+    def _check_rights(self, item: Append, wanted: dict[Claim, Owner]) -> None:
+        """Refuse claims and messages that are gone. What this append itself gives back it may have again."""
+        for claim in item.claims:
+            owner = wanted.get(claim) or self._claims.get(claim)
+            if owner is not None and not (owner.run == item.run and claim in item.releases):
+                raise errors.AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
+        wanted |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
+        for number in item.takes:
+            message = self._runs[item.run].inbox.get(number)
+            if message is None or (message.taken is not None and number not in item.returns):
+                raise errors.MessageGone(item.run, number)
+
+    def _write(self, item: Append, head: Head) -> Head:
+        """All that an accepted append does. Giving back comes before taking, and erasing after storing."""
+        run, (seq, last) = self._runs[item.run], item.last
+        run.head = head = replace(head, seq=seq, hash=last)
+        self._gone.discard(head.holder)
+        run.number = run.number or next(self._numbers)
+        run.rows |= {row.seq: row for row in item.rows}
+        self._keep(item.pieces, run.references.log)
+        for claim in item.releases:
+            if (owner := self._claims.get(claim)) is not None and owner.run == item.run:
+                del self._claims[claim]
+        self._claims |= {claim: Owner(item.run, seq) for claim in item.claims}
+        for number in run.inbox.keys() & item.returns:
+            run.inbox[number] = replace(run.inbox[number], taken=None)
+        for number in item.takes:
+            run.inbox[number] = replace(run.inbox[number], taken=seq)
+        if item.snapshot is not None:
+            self._keep(item.snapshot.pieces, run.references.snapshots)
+            run.snapshots[item.snapshot.seq, item.snapshot.fold] = replace(item.snapshot, pieces=())
+        for erased in run.rows.keys() & item.erases_rows:
+            run.rows[erased] = replace(run.rows[erased], data=None)
+        run.aside = [replace(row, data=None) if row.seq in item.erases_rows else row for row in run.aside]
+        for digest in self._pieces.keys() & item.erases_pieces:
+            self._pieces[digest] = replace(self._pieces[digest], body=None)
+        for each in item.tells:
+            self._told += 1
+            self._feed.append(Told(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
+            self._rung.append(FEED_RANG)
+        if item.index is not None:
+            before = None if run.index is None else run.index.wake_at_us
+            self._write_index(item.run, item.index)
+            if item.index.status in ENDED:
+                run.head = self._let_go(head)
+            self._ring_if_sooner(item.run, before)
+        return run.head
+
+    def _write_index(self, name: str, index: RunIndex) -> None:
+        run, fields = self._runs[name], asdict(index)
+        seen = fields.pop("seen")
+        line = RunRow(number=run.number, run=name, delivered=len(run.inbox), **fields)
+        unseen = [one.at_us for one in run.inbox.values() if one.taken is None and one.number > seen]
+        run.index = woken(line, min(unseen)) if unseen else line
+
+    def _deliver(self, sent: Delivery) -> Delivered | errors.LogError:
+        run = self._runs[sent.run]
+        if run.head is None:
+            return errors.RunUnknown(sent.run)
+        if sent.id in run.numbers:
+            return Delivered(run.inbox[run.numbers[sent.id]], fresh=False)
+        number = len(run.inbox) + 1
+        fields = {name: value for name, value in asdict(sent).items() if name != "pieces"}
+        message = run.inbox[number] = Message(number=number, **fields)
+        run.numbers[sent.id] = number
+        self._keep(sent.pieces, run.references.log)
+        if run.index is not None:
+            run.index = woken(replace(run.index, delivered=number), sent.at_us)
+        self._rung.append(sent.run)
+        return Delivered(message, fresh=True)
+
+    def _take(self, head: Head, holder: str, seconds: float) -> Head:
+        self._gone.discard(holder)
+        self._runs[head.run].head = head = self._held(head, holder, head.epoch + 1, seconds)
+        return head
+
+    def _let_go(self, head: Head) -> Head:
+        self._gone.add(head.holder)
+        return replace(head, holder=None, lease_until_us=None)
+
+    def _held(self, head: Head, holder: str, epoch: int, seconds: float) -> Head:
+        until_us = None if isinf(seconds) else lease_clock_us(self._clock) + round(seconds * 1_000_000)
+        return replace(head, holder=holder, epoch=epoch, lease_until_us=until_us)
+
+    def _keep(self, pieces: Sequence[Blob], references: set[bytes]) -> None:
+        """Store values that are new or were erased, and refer to all of them."""
+        for piece in pieces:
+            held = self._pieces.get(piece.hash)
+            if held is None or held.body is None:
+                self._pieces[piece.hash] = piece
+            references.add(piece.hash)
+
+    def _ring_if_sooner(self, name: str, before: int | None) -> None:
+        """Ring if a run that nobody holds is to wake, sooner than it was. Of one that is held it is for the release."""
+        run = self._runs[name]
+        wake = None if run.index is None or run.index.status in ENDED else run.index.wake_at_us
+        if wake is not None and (before is None or wake < before) and run.head is not None and run.head.holder is None:
+            self._rung.append(name)
+
+    def _known(self, name: str) -> Head:
+        if (head := self._runs[name].head) is None:
+            raise errors.RunUnknown(name)
+        return head
+
+    def _present(self) -> list[tuple[Kept, Head]]:
+        """Every run there is, in order of creation."""
+        found = [(run, run.head) for run in self._runs.values() if run.head is not None]
+        return sorted(found, key=lambda one: one[0].number)
+
+
+def is_there(item: Append, head: Head) -> bool:
+    """Whether this very append was committed before, and its acknowledgement lost.
+
+    Two may send the same birth, so only the one that holds the run is taken for who made it.
+    """
+    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == head.holder)
+    return made and bool(item.rows) and (head.seq, head.hash) == item.last
+
+
+def woken(line: RunRow, at_us: int) -> RunRow:
+    """The index of a run to which a message came. Nothing wakes a run that ended."""
+    soonest = at_us if line.wake_at_us is None else min(line.wake_at_us, at_us)
+    return line if line.status in ENDED else replace(line, wake_at_us=soonest)
+
+
+def lease_end_us(head: Head) -> int:
+    """Until when a run is held. A lease may have no end; a run that nobody holds is free since ever."""
+    end = NEVER_US if head.lease_until_us is None else head.lease_until_us
+    return 0 if head.holder is None else end
+
+
+def marked(run: Kept, head: Head) -> int:
+    """The seq up to which a run is marked."""
+    return head.base if run.marked is None else run.marked
+
+
+def part(one: object, twin: object, names: Iterable[str]) -> None:
+    """What two twins hold is from now on each one's own."""
+    for name in names:
+        value: Any = getattr(one, name)
+        if isinstance(value, dict | list | set):
+            setattr(twin, name, copy(value))  # pyright: ignore[reportUnknownArgumentType]

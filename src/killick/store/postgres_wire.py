@@ -1,0 +1,201 @@
+"""Statements to PostgreSQL and back: parameters and rows in its binary form, each statement prepared once a session.
+
+Knows the few types that the store uses, and what a failed statement says. Knows no tables and takes no decisions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from psycopg import Connection, Error, pq
+
+from killick.store.sql import queries
+
+Q: Final = queries("postgres")
+Encode = Callable[[Any], bytes]
+Rows = list[tuple[Any, ...]]
+
+_LOST: Final = ("08", "57P01", "57P02", "57P03")
+"""What the server says when it closes a session, is about to, or is not ready for any."""
+
+_DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK))
+_CODE: Final = pq.DiagnosticField.SQLSTATE
+_TEXT: Final = pq.DiagnosticField.MESSAGE_PRIMARY
+_pack_8: Final = struct.Struct(">q").pack
+_unpack_8: Final = struct.Struct(">q").unpack
+_array_head: Final = struct.Struct(">iiIii")
+_length: Final = struct.Struct(">i")
+
+
+class Failed(Exception):
+    """A statement that the server refused, or whose session is gone: then nobody knows whether it was done."""
+
+    def __init__(self, code: str, text: str, *, lost: bool) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.lost = lost
+
+
+class Statement:
+    """SQL with a name, by which a session that has prepared it finds it again."""
+
+    __slots__ = ("encode", "formats", "name", "sql", "types")
+
+    def __init__(self, name: str, sql: str) -> None:
+        self.name = f"killick_{name}".encode()
+        self.sql = sql.encode()
+        self.types: list[int] | None = None
+        self.encode: list[Encode] = []
+        self.formats: list[int] = []
+
+    def learn(self, types: list[int]) -> None:
+        """What the server found its parameters to be."""
+        self.encode, self.formats = [_ENCODE[oid] for oid in types], [1] * len(types)
+        self.types = types  # last, for another thread may look whether they are known
+
+
+class Session:
+    """A connection and what was prepared on it. One that is not ours is left without a trace of us."""
+
+    def __init__(self, connection: Connection[Any], *, learn: Callable[[Statement], None] | None = None) -> None:
+        """With `learn` it is somebody's, and what statements are made of is found out elsewhere."""
+        self.connection = connection
+        self.pg = connection.pgconn
+        self._learn = learn
+        self._prepared: set[bytes] = set()
+
+    @property
+    def is_lost(self) -> bool:
+        return self.pg.status != pq.ConnStatus.OK
+
+    @property
+    def is_idle(self) -> bool:
+        return self.pg.transaction_status == pq.TransactionStatus.IDLE
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether it is in a transaction in which something failed: PostgreSQL takes nothing more in it."""
+        return self.pg.transaction_status == pq.TransactionStatus.INERROR
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+
+    def rows(self, statement: Statement, *values: Any) -> Rows:
+        """What a statement returns."""
+        result = self.run(statement, *values)
+        width = result.nfields
+        decode = [_DECODE[result.ftype(column)] for column in range(width)]
+        columns = range(width)
+        get = result.get_value
+        return [
+            tuple(None if (cell := get(row, column)) is None else decode[column](cell) for column in columns)
+            for row in range(result.ntuples)
+        ]
+
+    def run(self, statement: Statement, *values: Any) -> Any:
+        self.know(statement)
+        given: list[Any] = [
+            None if value is None else encode(value) for encode, value in zip(statement.encode, values, strict=True)
+        ]
+        if self._learn is None:
+            return self._checked(partial(self.pg.exec_prepared, statement.name, given, statement.formats, 1))
+        types, formats = statement.types, statement.formats
+        return self._checked(partial(self.pg.exec_params, statement.sql, given, types, formats, 1))
+
+    def script(self, sql: str) -> Any:
+        """Statements without parameters, as one message. What they return, as text, is that of the last."""
+        return self._checked(partial(self.pg.exec_, sql.encode()))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def know(self, statement: Statement) -> None:
+        """Make a statement known to this session; its types too, if nobody knows them yet."""
+        if statement.name in self._prepared:
+            return
+        if self._learn is None:
+            self._checked(partial(self.pg.prepare, statement.name, statement.sql, statement.types))
+            if statement.types is None:
+                # Asked for by a query, since describing a statement would stop every thread until the answer is there.
+                found = self.script(Q.parameter_types.format(name=statement.name.decode()))
+                statement.learn([int(found.get_value(row, 0) or 0) for row in range(found.ntuples)])
+        elif statement.types is None:
+            self._learn(statement)
+        self._prepared.add(statement.name)
+
+    def _checked(self, execute: Callable[[], Any]) -> Any:
+        try:
+            result = execute()
+        except Error as error:
+            raise Failed("", str(error), lost=True) from error
+        if result.status not in _DONE:
+            code = (result.error_field(_CODE) or b"").decode()
+            text = (result.error_field(_TEXT) or result.error_message).decode(errors="replace").strip()
+            raise Failed(code, text, lost=self.is_lost or code.startswith(_LOST))
+        return result
+
+
+# types --------------------------------------------------------------------------------------------
+
+
+def _plain(value: bytes) -> bytes:
+    return value
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")  # damaged text must be read to be found
+
+
+def _array(oid: int, encode: Encode, values: Sequence[Any]) -> bytes:
+    if not values:
+        return _array_head.pack(0, 0, oid, 0, 1)[:12]
+    parts = [_array_head.pack(1, 1, oid, len(values), 1)]
+    for value in values:
+        if value is None:
+            parts.append(b"\xff\xff\xff\xff")
+        else:
+            given = encode(value)
+            parts += (_length.pack(len(given)), given)
+    return b"".join(parts)
+
+
+def _list(decode: Callable[[bytes], Any], value: bytes) -> list[Any]:
+    found: list[Any] = []
+    at = 20
+    while at < len(value):
+        (length,) = _length.unpack_from(value, at)
+        at += 4
+        if length < 0:
+            found.append(None)
+        else:
+            found.append(decode(value[at : at + length]))
+            at += length
+    return found
+
+
+_ENCODE: Final[dict[int, Encode]] = {
+    16: lambda value: b"\1" if value else b"\0",
+    17: _plain,
+    20: _pack_8,
+    25: str.encode,
+    701: struct.Struct(">d").pack,
+    1001: partial(_array, 17, _plain),
+    1009: partial(_array, 25, str.encode),
+    1016: partial(_array, 20, _pack_8),
+    3802: lambda value: b"\1" + value,
+}
+"""By the numbers of PostgreSQL's types: boolean, bytea, bigint, text, float, arrays of these, and jsonb as its text."""
+
+_DECODE: Final[dict[int, Callable[[bytes], Any]]] = {
+    16: lambda value: value == b"\1",
+    17: _plain,
+    20: lambda value: _unpack_8(value)[0],
+    25: _text,
+    1009: partial(_list, _text),
+    2278: lambda value: None,
+}

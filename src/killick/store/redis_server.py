@@ -1,0 +1,243 @@
+"""One Redis or Valkey server: how it is reached, its scripts, and what its errors mean.
+
+Knows how to connect, ask, fail and ask again; what is read and written is the store's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError,  # noqa: A004
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,  # noqa: A004
+)
+from redis.retry import Retry
+
+from killick.clock import SystemClock
+from killick.errors import StoreBroken, StoreClosed, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from killick.store.lua import scripts
+
+PREFIX_BYTES_MAX: Final = 48
+_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
+_FIRST_NAP_SECONDS: Final = 0.01
+_LONGEST_NAP_SECONDS: Final = 0.5
+_OPENING_SECONDS_MAX: Final = 3.0
+"""How long a server that is not there is waited for by who opens a store: they may have mistyped."""
+
+_ANSWER_SECONDS: Final = 30.0
+_FLUSH_SECONDS_MAX: Final = 20.0
+_COMMITS: Final = ("append", "deliver")
+"""Scripts after which is waited for a flush, where the server does not flush by itself before it answers. What others
+wrote before is flushed with it, for a server's file has one order."""
+
+_CONNECT_SECONDS: Final = 10.0
+_HEALTH_SECONDS: Final = 20
+_LATER: Final = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
+"""How a server begins that may do later what it does not do now: one that still reads its file, or is at a script."""
+
+_STRANGERS: Final = (AuthenticationError, AuthorizationError)
+
+T = TypeVar("T")
+Told = dict[str, Any] | list[Any]
+
+
+class RedisServer:
+    """Connections to one server, made when they are needed and kept for the next."""
+
+    def __init__(self, url: str, *, busy_seconds: float, connections: int) -> None:
+        self.place, self.prefix, address = _parts(url)
+        self.busy_seconds = busy_seconds
+        self.patience_seconds = min(busy_seconds, _OPENING_SECONDS_MAX)
+        self.store_id = ""
+        self.waits = False
+        """Whether a commit waits until the server has flushed it."""
+        self._meta = f"{self.prefix}meta"
+        self._scripts = scripts()
+        self._closed = False
+        self._clock = SystemClock()
+        self._address = address
+        self._most = connections
+        self._connect()
+
+    def _connect(self) -> None:
+        self._pool: Any = self._connections(self._most)
+        self.client: Any = redis.Redis(connection_pool=self._pool)
+
+    def _connections(self, most: int, **options: Any) -> Any:
+        try:
+            # What is asked again, and how often, is for us to say: the client itself asks once.
+            return redis.BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+                self._address,
+                max_connections=most,
+                timeout=self.busy_seconds,
+                socket_timeout=_ANSWER_SECONDS,
+                socket_connect_timeout=_CONNECT_SECONDS,
+                client_name="killick",
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                **options,
+            )
+        except ValueError as error:
+            raise StoreUnavailable(
+                self.place, f"this URL cannot be read ({error}); write redis://host:6379/0"
+            ) from None
+
+    def listener(self) -> Any:
+        """A client of its own for who listens; it ends when they close it.
+
+        Who only listens does not notice that nobody is there any more, unless it asks now and then.
+        """
+        return redis.Redis(connection_pool=self._connections(1, health_check_interval=_HEALTH_SECONDS))
+
+    @property
+    def bell(self) -> str:
+        """The channel on which is told what may be due."""
+        return f"{self.prefix}bell:{self.store_id}"
+
+    # what the store asks for ------------------------------------------------------------------
+
+    def ask(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
+        """What a script answers; it is run again if the connection was lost, so it has to bear that."""
+        return self.run(lambda _: self.once(name, told, blobs, clock_us=clock_us))
+
+    def once(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
+        """The same, within `run`."""
+        digest, text = self._scripts[name]
+        clock = "" if clock_us is None else str(clock_us)
+        given = (1, self._meta, self.store_id, clock, msgspec.msgpack.encode(told), *blobs)
+        send = self._flushed if self.waits and name in _COMMITS else self.client.execute_command
+        try:
+            return send("EVALSHA", digest, *given)
+        except NoScriptError:
+            return send("EVAL", text, *given)
+
+    def _flushed(self, *words: Any) -> Any:
+        """What a script answers, when what it wrote is on the server's disk."""
+        with self.client.pipeline(transaction=False) as both:
+            both.execute_command(*words)
+            both.execute_command("WAITAOF", 1, 0, int(_FLUSH_SECONDS_MAX * 1_000))
+            answer, flushed = both.execute(raise_on_error=False)
+        for each in (answer, flushed):
+            if isinstance(each, Exception):
+                raise each
+        if flushed[0] < 1:
+            raise TimeoutError("the server has not flushed it yet")
+        return answer
+
+    def many(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
+        """What the server answers to several commands, each at its own time."""
+        asked = list(commands)
+
+        def ask(_: int) -> list[Any]:
+            with self.client.pipeline(transaction=False) as pipeline:
+                for words in asked:
+                    pipeline.execute_command(*words)
+                return list(pipeline.execute())
+
+        return self.run(ask)
+
+    def run(self, work: Callable[[int], T]) -> T:
+        """Do what can be done again without harm, again while the connection is lost; it is told how often it was."""
+        until, nap, tries = self._clock.monotonic() + self.patience_seconds, _FIRST_NAP_SECONDS, 0
+        while True:
+            self.refuse_closed()
+            try:
+                return work(tries)
+            except RedisError as error:
+                self.refuse_closed()
+                if not _is_hopeful(error) or self._clock.monotonic() >= until:
+                    raise self.explain(error) from error
+                if isinstance(error, ReadOnlyError):
+                    # It leads to a server that is not the primary any more; new connections may lead to the new one.
+                    self._connect()
+            except (AttributeError, TypeError, ValueError, OSError) as error:
+                if self._closed:  # meanwhile, by another thread: the client does not say so in words of its own
+                    raise StoreClosed(self.place) from None
+                if "unexpected keyword argument" in str(error):
+                    raise StoreUnavailable(self.place, f"this URL says what cannot be set ({error})") from None
+                raise
+            time.sleep(nap)
+            nap, tries = min(nap * 2, _LONGEST_NAP_SECONDS), tries + 1
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.disconnect()
+
+    def refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
+
+    # errors -----------------------------------------------------------------------------------
+
+    def explain(self, error: RedisError) -> StoreError:
+        """What a failure means in our words."""
+        text = _first_line(error)
+        if "KILLICKGONE" in text:
+            return StoreBroken(self.place, "what it held is gone: the server lost it, or somebody emptied it")
+        if "used memory > 'maxmemory'" in text:
+            return StoreFull(self.place)
+        if isinstance(error, ReadOnlyError) or "READONLY" in text:
+            return StoreReadOnly(self.place)
+        if "MISCONF" in text:
+            return StoreError(f"{self.place}: the server cannot save and takes no writes; see its log ({text})")
+        if isinstance(error, ConnectionError | TimeoutError) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
+            return StoreUnavailable(self.place, text)
+        if text.startswith("MOVED"):
+            return StoreUnavailable(self.place, "it is one of a cluster; Killick keeps a store on a server of its own")
+        return StoreError(f"{self.place}: {text}")
+
+
+class Given:
+    """The bytes that travel beside what is told in MessagePack, which names them by their places."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+
+    def put(self, blob: bytes) -> int:
+        """Where these bytes stand."""
+        self.blobs.append(blob)
+        return len(self.blobs)
+
+    def put_if(self, blob: bytes | None) -> int | None:
+        return None if blob is None else self.put(blob)
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    """How the store is called before people, never with a password; how its keys begin; how it is reached."""
+    parts = urlsplit(url)
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    name = next((value for key, value in given if key == "prefix"), "killick")
+    scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+    db = [(key, value) for key, value in given if key == "db"]
+    host = parts.netloc.rpartition("@")[2]
+    shown = f"{scheme}://{host}{parts.path}?{urlencode([*db, ('prefix', name)], quote_via=quote)}"
+    if not name or len(name.encode()) > PREFIX_BYTES_MAX or set(name) & set("{}\0*?[]\\"):
+        raise StoreUnavailable(
+            shown, f"a prefix has 1 to {PREFIX_BYTES_MAX} bytes, and no braces, brackets or wildcards"
+        )
+    rest = urlencode([(key, value) for key, value in given if key != "prefix"], quote_via=quote)
+    # In braces, so that a server which spreads keys by what stands there keeps them together.
+    return shown, f"{{{name}}}:", f"{scheme}://{parts.netloc}{parts.path}?{rest}"
+
+
+def _is_hopeful(error: RedisError) -> bool:
+    """Whether what failed may come about later."""
+    if isinstance(error, ResponseError):
+        return isinstance(error, ReadOnlyError) or str(error).startswith(_LATER)
+    return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, _STRANGERS)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else "no connection"

@@ -1,0 +1,84 @@
+"""What tests of agents and of stores need: runs to play, models that follow a script, processes that die anywhere.
+
+An agent of your own: `play`, with `scripted` for its model, and `interrupt_everywhere`. A run of production: `replay`.
+
+A store of your own keeps the contract when this passes under pytest:
+
+    class TestMyStore(StoreContract):
+        def make(self, tmp_path, clock):
+            return MyStore(tmp_path / "my.db", clock=clock)
+
+Everything is imported when it is asked for; only `StoreContract` needs pytest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from killick.check.checker import Case, check, interrupt_everywhere
+    from killick.check.crashes import Scenario, Story, World, differences, killed_everywhere, simulate, tick, world
+    from killick.check.fakes import always, in_order
+    from killick.check.samples import sample
+    from killick.testing.contract import StoreContract
+    from killick.testing.faults import FaultyStore, faulty
+    from killick.testing.playing import BlockingPlay, Play, play
+    from killick.testing.replaying import Replayed, replay
+    from killick.testing.scripting import ScriptedModel, call, refusal, scripted, turn
+
+__all__ = [
+    "BlockingPlay",
+    "Case",
+    "FaultyStore",
+    "Play",
+    "Replayed",
+    "Scenario",
+    "ScriptedModel",
+    "StoreContract",
+    "Story",
+    "World",
+    "always",
+    "call",
+    "check",
+    "differences",
+    "faulty",
+    "in_order",
+    "interrupt_everywhere",
+    "killed_everywhere",
+    "play",
+    "refusal",
+    "replay",
+    "sample",
+    "scripted",
+    "simulate",
+    "tick",
+    "turn",
+    "world",
+]
+
+_HOMES: Final = {
+    "killick.check.checker": ("Case", "check", "interrupt_everywhere"),
+    "killick.check.crashes": (
+        "Scenario", "Story", "World", "differences", "killed_everywhere", "simulate", "tick", "world",
+    ),
+    "killick.check.fakes": ("always", "in_order"),
+    "killick.check.samples": ("sample",),
+    "killick.testing.contract": ("StoreContract",),
+    "killick.testing.faults": ("FaultyStore", "faulty"),
+    "killick.testing.playing": ("BlockingPlay", "Play", "play"),
+    "killick.testing.replaying": ("Replayed", "replay"),
+    "killick.testing.scripting": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "StoreContract":
+        import pytest
+
+        # Asked before the first import, pytest explains failed assertions in the contract as in any test.
+        pytest.register_assert_rewrite(home)
+    return getattr(import_module(home), name)

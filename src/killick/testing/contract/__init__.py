@@ -1,0 +1,88 @@
+"""What every store must do, as tests: subclass `StoreContract`, override `make`, and pytest runs them all.
+
+The chains in these tests are genuine, so a store that checks what it is given can be tested as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from killick.clock import Clock, ManualClock
+from killick.store.base import Store
+from killick.testing.contract.appending import Appending
+from killick.testing.contract.asking import Again
+from killick.testing.contract.births import Births
+from killick.testing.contract.claiming import Claiming
+from killick.testing.contract.counting import Counting
+from killick.testing.contract.feeding import Feeding
+from killick.testing.contract.finding import Finding
+from killick.testing.contract.inbox import Inbox
+from killick.testing.contract.keeping import Keeping
+from killick.testing.contract.marking import Marks
+from killick.testing.contract.opening import Opening
+from killick.testing.contract.rights import Rights
+from killick.testing.contract.together import Together
+from killick.testing.contract.transacting import Transacting
+from killick.testing.contract.values import Values
+from killick.testing.contract.watching import Watching
+
+
+class StoreContract(
+    Births,
+    Appending,
+    Values,
+    Rights,
+    Inbox,
+    Finding,
+    Counting,
+    Claiming,
+    Feeding,
+    Watching,
+    Marks,
+    Keeping,
+    Opening,
+    Together,
+    Transacting,
+):
+    """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process; where an
+    application can have tables beside it, also `connect` and perhaps `placeholder`.
+
+    The store must take its time from the clock it is given: these tests move it.
+    """
+
+    def make(self, tmp_path: Path, clock: Clock) -> Store:
+        """A new and empty store."""
+        raise NotImplementedError
+
+    def reopen(self, store: Store, clock: Clock) -> Store | None:
+        """The same place opened once more, as another process would, whether `store` is closed or not."""
+        return None
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+        store = self.make(tmp_path, clock)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def again(self, store: Store, clock: ManualClock) -> Iterator[Again]:
+        """Opens the store once more; skips the test where that is no use."""
+        opened: list[Store] = []
+
+        def again() -> Store:
+            other = self.reopen(store, clock)
+            if other is None:
+                pytest.skip("this store does not outlive its process")
+            opened.append(other)
+            return other
+
+        yield again
+        for other in opened:
+            other.close()

@@ -1,0 +1,112 @@
+"""Fixtures for people who test their agents with pytest. Costs nothing before one of them is used.
+
+Agents and tools that a test declares are forgotten when it ends; those of modules that it imports stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from killick.clock import LeapingClock
+    from killick.runtime.client import Client
+    from killick.testing.playing import BlockingPlay
+
+
+@pytest.fixture
+def killick_clock() -> LeapingClock:
+    """A clock that stands still until the test moves it, or until `kd.run` would sleep."""
+    from killick.clock import LeapingClock
+
+    return LeapingClock()
+
+
+@pytest.fixture
+def killick_client(killick_clock: LeapingClock) -> Generator[Client]:
+    """A client with a store in memory, by `killick_clock`; closed when the test ends."""
+    from killick.ids import SeededIds
+    from killick.runtime.client import Client
+    from killick.store.memory import MemoryStore
+
+    with Client(MemoryStore(clock=killick_clock, ids=SeededIds(7)), clock=killick_clock, ids=SeededIds(8)) as client:
+        yield client
+
+
+@pytest.fixture
+def killick_play() -> Generator[Callable[..., BlockingPlay[Any]]]:
+    """`killick_play(agent, input, fakes=…)` is what `with play(…) as t` gives, without the block."""
+    from killick.testing.playing import play
+
+    with ExitStack() as plays:
+        yield lambda *args, **options: plays.enter_context(play(*args, **options))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Forget what a test declared. Whatever the test imported was declared there, not in the test."""
+    before = _declared()
+    try:
+        return (yield)
+    finally:
+        _forget(before)
+
+
+class _Declared(NamedTuple):
+    """What is declared: agents and their aliases, tools, hooks, triggers."""
+
+    agents: tuple[dict[str, Any], dict[str, Any]]
+    tools: dict[str, Any]
+    hooks: dict[str, Any]
+    triggers: dict[str, Any]
+
+
+def _declared() -> _Declared:
+    """What is declared now. A registry whose module is not imported yet is empty."""
+    registry, hooks, triggers = _registries()
+    return _Declared(
+        registry.AGENTS.copy() if registry else ({}, {}),
+        dict(registry.TOOLS) if registry else {},
+        dict(hooks.HOOKS) if hooks else {},
+        triggers.TRIGGERS.copy() if triggers else {},
+    )
+
+
+def _registries() -> list[Any]:
+    return [sys.modules.get(f"killick.runtime.{name}") for name in ("registry", "hooks", "triggers")]
+
+
+def _forget(before: _Declared) -> None:
+    registry, hooks, triggers = _registries()
+    (agents_before, aliases_before), tools_before, hooks_before, triggers_before = before
+    if registry:
+        agents, aliases = registry.AGENTS.copy()
+        kept = _kept(agents, agents_before)
+        stay = {alias: name for alias, name in aliases.items() if kept.get(name) is agents.get(name)}
+        registry.AGENTS.restore((kept, aliases_before | stay))
+        _restore(registry.TOOLS, tools_before)
+    if hooks:
+        _restore(hooks.HOOKS, hooks_before)
+    if triggers:
+        triggers.TRIGGERS.restore(_kept(triggers.TRIGGERS.copy(), triggers_before))
+
+
+def _restore(declared: dict[str, Any], before: dict[str, Any]) -> None:
+    kept = _kept(declared, before)
+    declared.clear()
+    declared.update(kept)
+
+
+def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """What is declared at the top of a module, and what was declared before."""
+    return before | {name: each for name, each in now.items() if not _is_local(each)}
+
+
+def _is_local(declared: Any) -> bool:
+    """Whether something was declared inside a function, or, as a trigger, for an agent that was."""
+    fn = getattr(declared, "fn", None) or declared.agent.fn
+    return "<locals>" in getattr(fn, "__qualname__", "")

@@ -1,0 +1,1 @@
+"""The bridge: a dashboard and an HTTP API over a store. Needs the extra: `pip install 'killick[web]'`."""

@@ -1,0 +1,343 @@
+"""Identifies who asks: by a token, a session, the app that Killick is mounted in, or the key of the store's owner.
+
+And whether it was them: a write that a browser sends for another site is refused, in the same way however the caller
+is known. The keys are in `server_keys`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import hmac
+import inspect
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from killick.errors import AccessRefused
+from killick.model.events import to_text
+from killick.runtime.tokens import Person, Tokens
+from killick.web.guard import VISIT
+from killick.web.problems import Problem
+from killick.web.server_keys import owner_key, session_key
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+SESSION: Final = "killick_session"
+CSRF: Final = "killick_csrf"
+CSRF_HEADER: Final = "x-killick-csrf"
+SESSION_SECONDS: Final = 12 * 3_600
+
+LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""What a server without tokens may be called: any other name may be a page's that points here."""
+
+OWNER: Final = "owner"
+"""What stands for a token's id in the session of the store's owner. No token has an id as short."""
+
+NAME_CHARS_MAX: Final = 200
+
+_COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_FRESH: Final = "killick.csrf"
+_FORWARDED: Final = (
+    "forwarded",
+    "x-forwarded-",
+    "x-real-ip",
+    "x-client-ip",
+    "x-original-",
+    "true-client-ip",
+    "cf-",
+    "via",
+)
+
+Told: TypeAlias = Person | tuple[str, Any] | str | None
+Identify: TypeAlias = Callable[[Request], Told | Awaitable[Told]]
+"""What an app knows of who asks: a Person, a name and a scope, a name alone, which is an operator's; None: nobody."""
+
+
+def derived(client: Client, purpose: str) -> bytes:
+    """A key for one purpose that opens nothing by itself, the same in every server of the store."""
+    return hmac.digest(client.store.secret_key, f"killick web {purpose} 1".encode(), sha256)
+
+
+def bearer(request: Request) -> str | None:
+    """The token in `Authorization: Bearer`; None where there is no such header."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else None
+
+
+class _Door:
+    """What every way of knowing people has in common: whether a write comes from a page of ours."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._csrf_key = derived(client, "csrf")
+
+    @property
+    def login(self) -> str | None:
+        """The page where people sign in, if there is one."""
+        return None
+
+    @property
+    def way_in(self) -> str:
+        """How a caller who is not known gets in, in one line."""
+        return "send Authorization: Bearer TOKEN; `killick token create` makes one"
+
+    async def identify(self, request: Request) -> Person | None:
+        person = await self._identified(request)
+        visit = request.scope.get(VISIT)
+        if visit is not None:
+            visit.person = person
+        return person
+
+    async def _identified(self, request: Request) -> Person | None:
+        raise NotImplementedError
+
+    def csrf(self, request: Request) -> str:
+        """What a page of ours shows when it writes. Fits the browser that got it, and the session that it has."""
+        cookie = self._cookie(request)
+        if cookie is None:
+            cookie = request.scope.setdefault(_FRESH, to_text(self.client.ids.key()))
+        return self._proof(request, cookie)
+
+    def _cookie(self, request: Request) -> str | None:
+        cookie = request.cookies.get(CSRF, "")
+        return cookie if _COOKIE.fullmatch(cookie) else None
+
+    def _proof(self, request: Request, cookie: str) -> str:
+        bound = f"{cookie}\0{request.cookies.get(SESSION, '')}"
+        return to_text(hmac.digest(self._csrf_key, bound.encode(), sha256))
+
+    def refuse_forged(self, request: Request, given: str | None = None) -> None:
+        """Raise a Problem where a write may have been sent by a page that is not ours. `given` is a form's proof.
+
+        With `Authorization: Bearer` it was not: no other site makes a browser send that.
+        """
+        if bearer(request) is not None:
+            return
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        if site is not None:
+            is_ours = site == "same-origin"
+        else:
+            is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        if not is_ours:
+            raise Problem(403, "another site sent this; open the dashboard and do it there", code="cross_site")
+        cookie = self._cookie(request)
+        proof = given if given is not None else request.headers.get(CSRF_HEADER, "")
+        if cookie is None or not hmac.compare_digest(
+            self._proof(request, cookie), proof.encode("ascii", "replace").decode()
+        ):
+            told = "this write does not show that a page of ours sent it; load the page again, or send a token"
+            raise Problem(403, f"{told} (Authorization: Bearer)", code="csrf")
+
+    def dress(self, request: Request, response: Response) -> None:
+        """Give a browser that has none the cookie that its writes are checked against."""
+        if (fresh := request.scope.get(_FRESH)) is not None:
+            set_cookie(request, response, CSRF, fresh)
+
+
+def set_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int | None = None) -> None:
+    """A cookie that no script reads and no other site sends; only over TLS where the page came by it."""
+    response.set_cookie(
+        name,
+        value,
+        max_age=seconds,
+        path=request.scope.get("root_path") or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+class Admitted(NamedTuple):
+    """A person who showed what lets them in, and the id that their session bears."""
+
+    id: str
+    person: Person
+
+
+class TokenAccess(_Door):
+    """People by their tokens: sent with each request, or once to the page where they sign in."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.tokens = Tokens(client)
+        self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
+
+    @property
+    def login(self) -> str | None:
+        return "/login"
+
+    async def _identified(self, request: Request) -> Person | None:
+        return await asyncio.to_thread(self._known, request)  # beside what is being answered, and not behind it
+
+    def _known(self, request: Request) -> Person | None:
+        now = self.client.clock.now_us()
+        given = bearer(request)
+        if given is not None:
+            token = self.tokens.check(given, now)
+        else:
+            id_ = self._session(request.cookies.get(SESSION, ""), now)
+            token = self.tokens.live(id_, now) if id_ else None
+        return token.person if token is not None else None
+
+    def link(self, url: str) -> str | None:
+        """What a browser opens to sign in, once, at a server's address; None where tokens are asked for."""
+        return None
+
+    def admit(self, text: str) -> Admitted | None:
+        """Who comes with this text, typed on the page where people sign in."""
+        token = self.tokens.check(text, self.client.clock.now_us())
+        return None if token is None else Admitted(token.id, token.person)
+
+    # sessions: `1.<token's id>.<until, in seconds>.<signature>`
+
+    def session(self, id: str) -> str:  # noqa: A002
+        """What a browser shows instead of a token from now on."""
+        until = self.client.clock.now_us() // 1_000_000 + SESSION_SECONDS
+        told = f"1.{id}.{until}"
+        return f"{told}.{self._signed(told)}"
+
+    def _session(self, cookie: str, now_us: int) -> str | None:
+        """The id of the token that a session was opened with, while it lasts."""
+        told, _, signature = cookie.rpartition(".")
+        if not cookie.isascii() or not hmac.compare_digest(self._signed(told), signature):
+            return None
+        version, _, rest = told.partition(".")
+        id_, _, until = rest.partition(".")
+        return id_ if version == "1" and until.isdigit() and now_us < int(until) * 1_000_000 else None
+
+    def _signed(self, told: str) -> str:
+        return to_text(hmac.digest(self._session_key, told.encode(), sha256))
+
+
+class OwnerAccess(TokenAccess):
+    """The store's owner, by a key that only they can read, as long as the store has no token; then tokens alone.
+
+    The address alone identifies nobody: every process of the machine reaches it. A page of another site could point a
+    name of its own here: so only names of this machine are answered to.
+    """
+
+    def __init__(self, client: Client, *, host_names: Iterable[str] = ()) -> None:
+        super().__init__(client)
+        self._names = LOCAL_NAMES | {name.lower() for name in host_names}
+        self._person = Person(_user(), "admin")
+        self.key = owner_key(client)
+        self._link_key = to_text(client.ids.key())
+        self.on_link_used: Callable[[], None] = lambda: None
+        """Called when a link was used, and there is another."""
+        self._mutex = threading.Lock()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the store ever had a token: then the owner's key opens nothing."""
+        return bool(self.tokens.all())
+
+    @property
+    def way_in(self) -> str:
+        if self.has_tokens:
+            return super().way_in
+        kept = (
+            ""
+            if self.key.place is None
+            else f"; a program sends Authorization: Bearer and {self.key.place.name}'s text"
+        )
+        return f"open the link that `killick serve` printed last{kept}"
+
+    def link(self, url: str) -> str | None:
+        return None if self.has_tokens else f"{url}login?key={self._link_key}"
+
+    def redeem(self, key: str) -> Admitted | None:
+        """Who comes by a link with this key. The first use of a key ends it, and makes another."""
+        with self._mutex:
+            if self.has_tokens or not _same(key, self._link_key):
+                return None
+            self._link_key = to_text(self.client.ids.key())
+        self.on_link_used()
+        return Admitted(OWNER, self._person)
+
+    def admit(self, text: str) -> Admitted | None:
+        if self.has_tokens:
+            return super().admit(text)
+        return Admitted(OWNER, self._person) if _same(text, self.key.text) else None
+
+    def _known(self, request: Request) -> Person | None:
+        if self.has_tokens:
+            return super()._known(request)
+        self.refuse_stranger(request)
+        given = bearer(request)
+        if given is not None:
+            known = _same(given, self.key.text)
+        else:
+            known = self._session(request.cookies.get(SESSION, ""), self.client.clock.now_us()) == OWNER
+        return self._person if known else None
+
+    def refuse_stranger(self, request: Request) -> None:
+        """Raise a Problem where a request cannot be the owner's, whatever it shows."""
+        host = re.sub(r":\d*$", "", request.headers.get("host", "").lower())
+        if host not in self._names:
+            told = f"{host[:100] or 'no name'}: not a name of this machine; serve with --host-name if it is one"
+            raise Problem(421, told, code="host_unknown")
+        site, mode = request.headers.get("sec-fetch-site"), request.headers.get("sec-fetch-mode")
+        if site in ("cross-site", "same-site") and mode != "navigate":
+            raise Problem(403, "another site's page asked for this; open the dashboard itself", code="cross_site")
+        if any(name.startswith(_FORWARDED) for name in request.headers):
+            told = (
+                "this came through a proxy, and whoever is behind that is unknown; `killick token create` makes tokens"
+            )
+            raise Problem(403, told, code="forwarded")
+
+
+class Identified(_Door):
+    """People as the app that Killick is mounted in knows them."""
+
+    def __init__(self, client: Client, identify: Identify) -> None:
+        super().__init__(client)
+        self._identify = identify
+        self._is_async = inspect.iscoroutinefunction(identify)
+
+    async def _identified(self, request: Request) -> Person | None:
+        told: Any = self._identify(request) if self._is_async else await asyncio.to_thread(self._identify, request)
+        if inspect.isawaitable(told):
+            told = await told
+        return person_of(told)
+
+
+def person_of(told: Told) -> Person | None:
+    """What an app says of who asks. A name alone is an operator's: who may act on runs, and hand out no tokens."""
+    match told:
+        case None:
+            return None
+        case str(name):
+            person = Person(name, "operator")
+        case (str(name), "viewer" | "operator" | "admin" as scope):
+            person = Person(name, scope)
+        case Person(name=str(), scope="viewer" | "operator" | "admin"):
+            person = told
+        case _:
+            raise AccessRefused("identify", "gave no killick.Person, no name with a scope, no name and not None")
+    if not person.name.strip() or not person.name.isprintable() or len(person.name) > NAME_CHARS_MAX:
+        raise AccessRefused("identify", f"gave no name; a name is up to {NAME_CHARS_MAX} characters that can be seen")
+    return person
+
+
+def access_for(client: Client, identify: Identify | None = None) -> TokenAccess | Identified:
+    """How an app knows people: as it is told, or by their tokens."""
+    return TokenAccess(client) if identify is None else Identified(client, identify)
+
+
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "local"

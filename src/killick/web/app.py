@@ -1,0 +1,157 @@
+"""The ASGI app: all routes, the static files, and the guard around them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from mimetypes import guess_type
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio.to_thread import current_default_thread_limiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+
+from killick.web import (
+    acting,
+    compare,
+    drawn,
+    finding,
+    following,
+    house,
+    inbox,
+    metrics,
+    moments,
+    openapi,
+    published,
+    receiving,
+    record,
+    run,
+    runs,
+    sessions,
+    starting,
+    step,
+    steps,
+    tokens,
+    trace,
+    triggers,
+    window,
+    workspace,
+)
+from killick.web.access import Identify, access_for
+from killick.web.bridge import Access, Bridge
+from killick.web.documents import words_of
+from killick.web.guard import Guard, Limits
+from killick.web.once import Once
+from killick.web.problems import Problem
+from killick.web.routing import API, Paths, Route, starlette_routes
+from killick.web.veil import Veil
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+SLICES: Final[tuple[Any, ...]] = (
+    acting,
+    compare,
+    drawn,
+    finding,
+    following,
+    house,
+    inbox,
+    metrics,
+    moments,
+    openapi,
+    published,
+    receiving,
+    record,
+    run,
+    runs,
+    starting,
+    step,
+    steps,
+    tokens,
+    trace,
+    triggers,
+    window,
+    workspace,
+)
+"""The modules whose routes make up the app."""
+
+THREADS: Final = 4
+"""In how many threads requests are answered, where the loop is the app's own."""
+
+ROUTES: Final[tuple[Route, ...]] = tuple(route for each in SLICES for route in each.ROUTES)
+
+
+_WORDS: Final = words_of(route.gives for route in ROUTES)
+"""What our own documents are made of: no rule hides that."""
+
+
+def asgi(
+    client: Client,
+    *,
+    access: Access | None = None,
+    identify: Identify | None = None,
+    redact: Sequence[str] = (),
+    webhooks: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+) -> Guard:
+    """The dashboard and the API over a client, to be served or mounted."""
+    known = access or access_for(client, identify)
+    bridge = Bridge(
+        client, access=known, veil=Veil(client, redact, spared=_WORDS), once=Once(client), webhooks=webhooks
+    )
+    receiving.check(bridge.webhooks, at_us=client.clock.now_us())
+    bridge.routes = ROUTES
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        # More threads would only wait for each other: documents are made by Python, one at a time.
+        current_default_thread_limiter().total_tokens = THREADS
+        yield
+        await bridge.hub.close()
+
+    async def missing(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        told = {404: f"{request.url.path}: there is nothing here", 405: f"{request.method} is not done here"}
+        detail = told.get(error.status_code, str(error.detail))
+        code = {404: "not_found", 405: "method_refused"}.get(error.status_code, "refused")
+        problem = Problem(error.status_code, detail, code=code, headers=dict(error.headers or {}))
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        return problem.response() if path.startswith(API) else bridge.problem_page(request, problem)
+
+    app = Starlette(
+        routes=[
+            StarletteRoute("/static/{version}/{name}", static),
+            *sessions.routes(bridge),
+            *metrics.routes(bridge),
+            *starlette_routes(bridge, ROUTES),
+        ],
+        exception_handlers={HTTPException: missing},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.bridge = bridge
+    return Guard(Paths(app), client.clock, limits)
+
+
+@cache
+def _static_files() -> Mapping[str, Traversable]:
+    return {file.name: file for file in files("killick.web").joinpath("static").iterdir() if file.is_file()}
+
+
+async def static(request: Request) -> Response:
+    """A file of ours. Its address changes with it, so that it may be kept."""
+    name = request.path_params["name"]
+    file = _static_files().get(name)
+    if file is None:
+        raise HTTPException(404)
+    sort = guess_type(name)[0] or "application/octet-stream"
+    return Response(
+        file.read_bytes(), headers={"Cache-Control": "public, max-age=31536000, immutable"}, media_type=sort
+    )

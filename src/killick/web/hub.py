@@ -1,0 +1,263 @@
+"""The hub: one poller that knows how far every watched run is, for all who follow. Pushes nothing and keeps no queues.
+
+A follower asks for what comes after where it is. Those at the same place share one reading, and one that is slow reads
+on from the log by itself, so nobody holds anybody up and memory is bounded by the number of followers. Everything that
+touches the store happens off the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from killick.errors import RunUnknown, ValueErased
+from killick.log.log import Recorded
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.store.base import ENDED, RunQuery
+from killick.web.problems import Problem
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+    from killick.web.bridge import Veils
+
+TICK_SECONDS: Final = 0.2
+"""How often the watched runs are looked at."""
+
+SHARE: Final = 0.1
+"""How much of the time looking may take at the most: when it takes long, it is done less often."""
+
+COUNT_SECONDS: Final = 1.0
+"""How often runs are counted at the most."""
+
+FOLLOWERS_MAX: Final = 500
+"""Fewer than a server has connections: whoever only looks is let in beside those who follow."""
+
+PAGE_EVENTS: Final = 100
+PAGE_BYTES: Final = 262_144
+"""What one reading gives, at the most; one event alone may be more."""
+
+_PAGES_KEPT: Final = 64
+_READERS: Final = 4
+_HIDDEN: Final = frozenset({"kind", "at", "data"})
+logger: Final = get_logger("killick.web")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Position(NamedTuple):
+    """How far a run is, read at one time: a run that is over has all its events by this seq."""
+
+    seq: int
+    status: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ENDED
+
+
+class Page(NamedTuple):
+    """Events as they are sent, and the seq of the last of them."""
+
+    frames: bytes
+    seq: int
+
+
+class Follower:
+    """Somebody who follows; woken when what they follow moved, to look for themselves."""
+
+    def __init__(self) -> None:
+        self._bell = asyncio.Event()
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    async def moved(self, seconds: float) -> bool:
+        """Wait until something moved since this was last asked, or for so long; says whether it did."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._bell.wait()
+        except TimeoutError:
+            return False
+        self._bell.clear()
+        return True
+
+
+class Hub:
+    """Who follows what. All of it belongs to one loop."""
+
+    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, veil: Veils | None = None) -> None:
+        self._client = client
+        self._veil = veil
+        self._followers_max = followers_max
+        self._followers: set[Follower] = set()
+        self._watched: dict[str, set[Follower]] = {}
+        self._counting: set[Follower] = set()
+        self._positions: dict[str, Position] = {}
+        self._counts: dict[str, int] = {}
+        self._counted_at = 0.0
+        self._pages: OrderedDict[tuple[str, int], asyncio.Task[Page]] = OrderedDict()
+        self._reading = asyncio.Semaphore(_READERS)
+        self._poller: asyncio.Task[None] | None = None
+        self.closing = asyncio.Event()
+
+    @property
+    def followers(self) -> int:
+        """How many follow at this moment."""
+        return len(self._followers)
+
+    async def close(self) -> None:
+        """End every stream, at once."""
+        self.closing.set()
+        _ring(self._followers)
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+
+    @contextlib.contextmanager
+    def following(self, *runs: str, counts: bool = False) -> Generator[Follower]:
+        """Watch some runs, and how many there are, for one follower."""
+        if len(self._followers) >= self._followers_max or self.closing.is_set():
+            told = "this server takes no more followers now; ask again later"
+            raise Problem(503, told, code="too_many_followers", headers={"Retry-After": "10"})
+        follower = Follower()
+        follower.ring()  # what is known already is news to a new one
+        self._followers.add(follower)
+        if counts:
+            self._counting.add(follower)
+        for run in runs:
+            self._watched.setdefault(run, set()).add(follower)
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+            self._counting.discard(follower)
+            for run in set(runs):
+                self._watched[run].discard(follower)
+                if not self._watched[run]:
+                    del self._watched[run]
+                    self._positions.pop(run, None)
+
+    # what followers ask -----------------------------------------------------------------------
+
+    async def position(self, run: str) -> Position:
+        """How far a run is, as far as is known; RunUnknown where there is none."""
+        known = self._positions.get(run)
+        if known is None:
+            looked = await asyncio.to_thread(self._look, (run,))
+            if run not in looked:
+                raise RunUnknown(run)
+            return looked[run]  # only the poller keeps what it saw, since it tells those who wait for it
+        return known
+
+    def known(self, run: str) -> Position | None:
+        """How far a run is that is watched, if somebody looked already."""
+        return self._positions.get(run)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many runs there are of each status, as last counted."""
+        return self._counts
+
+    async def page(self, run: str, after: int) -> Page:
+        """The events after a seq, which there have to be; read once for all who are there."""
+        place = (run, after)
+        task = self._pages.get(place)
+        if task is None:
+            task = self._pages[place] = asyncio.create_task(self._read(run, after))
+            while len(self._pages) > _PAGES_KEPT:
+                self._pages.popitem(last=False)
+        try:
+            return await asyncio.shield(task)
+        except Exception:
+            self._pages.pop(place, None)
+            raise
+
+    async def renewed_as(self, run: str, seq: int) -> str | None:
+        """The run as which a run goes on that is over."""
+        last = await asyncio.to_thread(self._client.log.event, run, seq)
+        return last.run if isinstance(last, e.RunRenewed) else None
+
+    # the poller -------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        clock = self._client.clock
+        while self._followers:
+            begun = clock.monotonic()
+            try:
+                await self._look_once(begun)
+            except Exception as error:  # whatever it is, those who follow are still there
+                logger.warning("cannot look at what is followed: %s", error)
+            took = clock.monotonic() - begun
+            await asyncio.sleep(max(TICK_SECONDS, took / SHARE))
+
+    async def _look_once(self, now: float) -> None:
+        looked = await asyncio.to_thread(self._look, tuple(self._watched))
+        for run, position in looked.items():
+            if run in self._watched and self._positions.get(run) != position:
+                self._positions[run] = position
+                _ring(self._watched[run])
+        if self._counting and now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            counts = await asyncio.to_thread(self._count)
+            if counts != self._counts:
+                self._counts = counts
+                _ring(self._counting)
+
+    # off the loop -----------------------------------------------------------------------------
+
+    def _look(self, runs: tuple[str, ...]) -> dict[str, Position]:
+        standings = self._client.store.standings(runs) if runs else {}
+        return {run: Position(found.head.seq, found.status or "") for run, found in standings.items()}
+
+    def _count(self) -> dict[str, int]:
+        return dict(self._client.store.counts(RunQuery()))
+
+    async def _read(self, run: str, after: int) -> Page:
+        async with self._reading:
+            return await asyncio.to_thread(self._paged, run, after)
+
+    def _paged(self, run: str, after: int) -> Page:
+        frames: list[bytes] = []
+        size, seq = 0, after
+        for recorded in self._client.log.read(run, after=after, limit=PAGE_EVENTS):
+            if size > PAGE_BYTES:
+                break
+            frame = self._frame(run, recorded)
+            frames.append(frame)
+            size, seq = size + len(frame), recorded.seq
+        return Page(b"".join(frames), seq)
+
+    def _frame(self, run: str, recorded: Recorded) -> bytes:
+        """One event as it is sent: with its values, as they are in the log."""
+        log, (seq, event, row) = self._client.log, recorded
+        kind = str(type(event).__struct_config__.tag)
+        fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
+        data: Any = {}
+        try:
+            data = msgspec.to_builtins(plain(log.data(run, seq)))
+        except ValueErased as erased:
+            data = {"$erased": erased.digest.hex()}
+        told: Any = {"run": run, "seq": seq, "kind": kind, "at_us": event.at, "event": fields, "data": data}
+        if self._veil is not None and self._veil.fields:
+            told = self._veil.over(told, run=run)
+        return frame(kind, told, id=seq)
+
+
+def _ring(followers: Iterable[Follower]) -> None:
+    for follower in followers:
+        follower.ring()
+
+
+def frame(event: str, data: Any, *, id: int | None = None) -> bytes:  # noqa: A002
+    """One event of a stream. JSON has no line breaks of its own, so one line of data is enough."""
+    numbered = b"" if id is None else b"id: %d\n" % id
+    return b"%sevent: %s\ndata: %s\n\n" % (numbered, event.encode(), _encode(data))

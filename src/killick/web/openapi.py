@@ -1,0 +1,262 @@
+"""The OpenAPI document, made from the route table and the types of its documents: it cannot say what is not so."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+from inspect import getdoc
+from typing import Any, Final
+
+import msgspec
+
+from killick.web.problems import TITLES, ProblemDocument
+from killick.web.routing import API, Call, Nothing, Route, get
+
+_MODULE: Final = re.compile(r"killick\.web\.(\w+)\.(\w+)")
+_REF: Final = "#/components/schemas/{name}"
+_PROBLEM: Final = {"$ref": "#/components/schemas/ProblemDocument"}
+
+_ABOUT: Final = """\
+Killick runs agents whose every step holds before the next one starts. This is all that its dashboard can do, for
+programs of any language.
+
+Times are whole microseconds since 1970 (`…_us`). A run's id may have any character in it: percent-encode it in paths,
+a slash as `%2F`. Lists give `next`, which is the `cursor` of what follows; null: that was all. Errors are
+`application/problem+json`; tell them by their `code`. Writes take an `Idempotency-Key`: with the same key again the
+same answer comes back, and nothing is done twice.
+"""
+
+_KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Makes the request count once, for a day at the least: the same key with the same request gives "
+    "the recorded answer (`Idempotency-Replayed: true`), with another one 422 `key_reused`.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+}
+
+_LAST_EVENT: Final[dict[str, Any]] = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The seq of the last event that arrived; goes before `after`.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+}
+
+_SIGNED: Final[tuple[dict[str, Any], ...]] = tuple(
+    {"name": name, "in": "header", "required": True, "description": told, "schema": {"type": "string"}}
+    for name, told in {
+        "webhook-id": "Names what is told; the same when it is told again.",
+        "webhook-timestamp": "When it was sent, in seconds since 1970.",
+        "webhook-signature": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces.",
+    }.items()
+)
+
+_SECURITY: Final[dict[str, Any]] = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token of `killick token create`, with the scope viewer, operator or admin.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "killick_session",
+        "description": "What the login page gives a browser. Writes also need the header `X-Killick-CSRF`.",
+    },
+}
+
+_SCOPES: Final = {
+    "viewer": "Anybody may who is signed in.",
+    "operator": "Takes an operator.",
+    "admin": "Takes an admin.",
+}
+
+
+def described(call: Call[Nothing, Nothing]) -> dict[str, Any]:
+    """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
+    made = openapi(call.bridge.routes)
+    return {**made, "servers": [{"url": call.request.scope.get("root_path", "") or "/"}]}
+
+
+@cache
+def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
+    """The document of a route table."""
+    schemas = _Schemas(routes)
+    names = Counter(route.handler.__name__ for route in routes)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in sorted(routes, key=lambda route: (route.path, route.method)):
+        name = route.handler.__name__
+        operation = name if names[name] == 1 else f"{_tag(route)}_{name}"
+        paths.setdefault(API + route.path, {})[route.method.lower()] = _operation(route, operation, schemas)
+    made: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Killick", "version": version("killick"), "description": _ABOUT},
+        "servers": [{"url": "/"}],
+        "security": [{name: []} for name in _SECURITY],
+        "tags": [{"name": name, "description": told} for name, told in sorted(_tags(routes))],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.components,
+            "parameters": {"IdempotencyKey": _KEY},
+            "responses": {"Problem": _refused("What is wrong, as RFC 9457 has it")},
+            "securitySchemes": _SECURITY,
+        },
+    }
+    # Types of two modules that share a name are told apart by their modules, which are nobody else's business.
+    text = _MODULE.sub(lambda found: found[1].capitalize() + found[2], msgspec.json.encode(made).decode())
+    plain: dict[str, Any] = msgspec.json.decode(text)
+    return plain
+
+
+class _Schemas:
+    """The types of all routes as JSON schemas, under names that no two of them share."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        bodies = [route.takes for route in routes if route.takes is not Nothing]
+        given = [route.gives for route in routes if route.gives is not None]
+        asked = [route.asks for route in routes if route.asks is not Nothing]
+        kinds = list(dict.fromkeys([*bodies, *asked, *given, ProblemDocument]))
+        refs, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+        self._refs = dict(zip(kinds, refs, strict=True))
+        self._all = components
+        named = {_name(self._refs[kind]) for kind in asked}
+        used = set(_reached([self._refs[kind] for kind in (*bodies, *given, ProblemDocument)], components))
+        self.components = {name: made for name, made in sorted(components.items()) if name in used - named}
+        taken = set(_reached([self._refs[kind] for kind in bodies], components))
+        brief = set(_brief(msgspec.inspect.multi_type_info(given)))
+        for name, made in list(self.components.items()):
+            # Documents are sent whole: what has a default is there too, unless its type leaves it out.
+            if name not in taken and made.get("properties") and made.get("title") not in brief:
+                self.components[name] = {**made, "required": sorted(made["properties"])}
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        ref: dict[str, Any] = self._refs[kind]
+        return ref
+
+    def parameters(self, kind: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+        """The parameters of a request: name, schema, whether it has to be there."""
+        made = self._all[str(_name(self._refs[kind]))]
+        required = made.get("required", [])
+        for name, schema in made.get("properties", {}).items():
+            yield name, _without_null(schema), name in required
+
+
+def _brief(infos: Sequence[Any], seen: set[type] | None = None) -> Iterator[str]:
+    """The names of types that leave out what is as it is by default."""
+    seen = set() if seen is None else seen
+    for info in infos:
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in seen:
+                continue
+            seen.add(info.cls)
+            if info.cls.__struct_config__.omit_defaults:
+                yield info.cls.__name__
+        if isinstance(info, msgspec.Struct):
+            yield from _brief([getattr(info, name) for name in info.__struct_fields__], seen)
+        elif _is(info, tuple):
+            yield from _brief(info, seen)
+
+
+def _name(ref: dict[str, Any]) -> str | None:
+    return ref["$ref"].rpartition("/")[2] if "$ref" in ref else None
+
+
+def _reached(schemas: Sequence[Any], components: dict[str, Any], seen: set[str] | None = None) -> Iterator[str]:
+    """The names that schemas refer to, directly or not."""
+    seen = set() if seen is None else seen
+    for schema in schemas:
+        if _is(schema, dict):
+            found: dict[str, Any] = schema
+            name = _name(found) if isinstance(found.get("$ref"), str) else None
+            if name is not None and name not in seen:
+                seen.add(name)
+                yield name
+                yield from _reached([components[name]], components, seen)
+            yield from _reached(list(found.values()), components, seen)
+        elif _is(schema, list):
+            yield from _reached(schema, components, seen)
+
+
+def _is(found: object, kind: type) -> bool:
+    return isinstance(found, kind)
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter is there or it is not; nothing in an address is null."""
+    kept = {name: value for name, value in schema.items() if name != "default" or value is not None}
+    if "anyOf" in kept:
+        options = [each for each in kept.pop("anyOf") if each.get("type") != "null"]
+        kept = {**options[0], **kept} if len(options) == 1 else {**kept, "anyOf": options}
+    return kept
+
+
+def _operation(route: Route, name: str, schemas: _Schemas) -> dict[str, Any]:
+    about = (getdoc(route.handler) or "").partition("\n")[2].strip()
+    allowed = _SCOPES[route.scope] if route.scope else "Open to all."
+    told: dict[str, Any] = {
+        "operationId": name,
+        "tags": [_tag(route)],
+        "summary": route.summary,
+        "description": f"{about}\n\n{allowed}".strip(),
+        "parameters": list(_parameters(route, schemas)),
+        "responses": _responses(route, schemas),
+        "x-scope": route.scope,
+    }
+    if route.takes is not Nothing:
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas.of(route.takes)}}}
+    elif _is_hook(route):
+        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+    if route.scope is None:
+        told["security"] = []
+    return told
+
+
+def _is_hook(route: Route) -> bool:
+    return route.path.startswith("/hooks/")
+
+
+def _parameters(route: Route, schemas: _Schemas) -> Iterator[dict[str, Any]]:
+    for name, schema, required in schemas.parameters(route.asks) if route.asks is not Nothing else ():
+        inside = f"{{{name}}}" in route.path
+        made = {"name": name, "in": "path" if inside else "query", "required": inside or required}
+        about = schema.pop("description", None)
+        yield {**made, **({"description": about} if about else {}), "schema": schema}
+    if _is_hook(route):
+        yield from _SIGNED
+    elif route.writes:
+        yield {"$ref": "#/components/parameters/IdempotencyKey"}
+    if route.path.endswith("/follow"):
+        yield _LAST_EVENT
+
+
+def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": "As asked."}
+    if route.gives is not None:
+        done["content"] = {route.media: {"schema": schemas.of(route.gives)}}
+    elif route.status != 204:
+        done["content"] = {route.media: {"schema": {} if route.media == "application/json" else {"type": "string"}}}
+    statuses = [400, 404, *((401, 403) if route.scope else (401,) if _is_hook(route) else ()), 429]
+    if route.writes:
+        statuses += [409, 413, 415, 422]
+    refused = {str(status): _refused(TITLES[status]) for status in sorted(statuses)}
+    return {str(route.status): done, **refused, "default": {"$ref": "#/components/responses/Problem"}}
+
+
+def _refused(told: str) -> dict[str, Any]:
+    return {"description": f"{told}.", "content": {"application/problem+json": {"schema": _PROBLEM}}}
+
+
+def _tag(route: Route) -> str:
+    return route.handler.__module__.rpartition(".")[2]
+
+
+def _tags(routes: Sequence[Route]) -> set[tuple[str, str]]:
+    """The modules of a table, and what each says that it is."""
+    modules = {_tag(route): route.handler.__module__ for route in routes}
+    return {(tag, (sys.modules[name].__doc__ or "").strip().partition("\n")[0]) for tag, name in modules.items()}
+
+
+ROUTES: Final = (get("/openapi.json", described, gives=dict[str, Any], page="api.html", at="/api", veils=False),)

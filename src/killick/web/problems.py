@@ -1,0 +1,114 @@
+"""Problems: what went wrong, as `application/problem+json` or as a page. Every error has a status, and none leaks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from killick import errors
+from killick.logger import get_logger
+from killick.text import printable_json
+
+logger: Final = get_logger("killick.web")
+
+_STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (errors.RunUnknown, 404),
+    (errors.AgentUnknown, 404),
+    (errors.BoundaryUnknown, 404),
+    (errors.ValueErased, 410),
+    (errors.NotAsked, 403),
+    (errors.WebhookRefused, 401),
+    (errors.ValueRefused, 422),
+    (errors.DurationRefused, 422),
+    (errors.DeclarationRefused, 422),
+    (errors.FieldUnknown, 422),
+    (errors.StoreBusy, 503),
+    (errors.StoreError, 503),
+    (errors.KillickError, 409),
+)
+"""The first that fits counts. What is left is a conflict with how things stand: nothing was changed."""
+
+TITLES: Final = {
+    400: "The request cannot be read",
+    401: "Nobody is signed in",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Not done this way",
+    406: "Not available in this form",
+    408: "The request came too slowly",
+    409: "It cannot be done as things stand",
+    410: "Gone",
+    413: "Too large",
+    414: "The address is too long",
+    415: "Not JSON",
+    421: "Another host is meant",
+    422: "The request does not fit",
+    429: "Too many requests",
+    500: "Something went wrong here",
+    503: "Not now",
+}
+
+_WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+class Problem(Exception):
+    """Something wrong with a request, as the web says it. `more` are further members of the document."""
+
+    def __init__(
+        self, status: int, detail: str, *, code: str, headers: dict[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.code = code
+        self.headers = headers or {}
+        self.more = more
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.status, "Refused")
+
+    def document(self) -> dict[str, Any]:
+        """As RFC 9457 has it. The code is what programs tell problems by."""
+        return {
+            "type": f"urn:killick:problem:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+            **self.more,
+        }
+
+    def response(self) -> Response:
+        body = msgspec.json.encode(printable_json(self.document()))
+        return Response(body, self.status, self.headers, media_type="application/problem+json")
+
+
+class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A problem (RFC 9457). `code` tells them apart; `detail` is one line that names the thing and the next move."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+def problem_of(error: Exception) -> Problem:
+    """An error as a problem. What is not Killick's own is logged, and said to nobody."""
+    if isinstance(error, Problem):
+        return error
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            headers = {"Retry-After": "1"} if status == 503 else None
+            return Problem(status, str(error), code=_code(type(error)), headers=headers)
+    logger.error("a request failed", exc_info=error)
+    return Problem(500, "this is a fault of the server's; its log has more", code="internal")
+
+
+def _code(kind: type[Exception]) -> str:
+    """RunUnknown is `run_unknown`."""
+    return _WORDS.sub("_", kind.__name__).lower()

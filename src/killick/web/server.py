@@ -1,0 +1,250 @@
+"""Serves the app: binds the address, refuses to let strangers in, cuts off who dribbles, and stops when it is told to.
+
+An address that others can reach takes tokens. Nothing of a request is logged but who wrote what to which path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from killick.errors import AccessRefused
+from killick.runtime.tokens import Tokens
+from killick.web.access import OwnerAccess, TokenAccess
+from killick.web.app import asgi
+from killick.web.guard import Guard, Limits
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8300
+
+HEAD_SECONDS: Final = 10.0
+"""Within which the head of a request has to be there, from its first byte or from when the connection was made."""
+HEAD_BYTES_MAX: Final = 65_536
+CONNECTIONS_MAX: Final = 800
+"""How many connections there may be at once; one more is told to come again."""
+DRAIN_SECONDS: Final = 5
+"""How long requests may take to finish when the server is told to stop. Streams are ended at once."""
+
+NICE: Final = 5
+SWITCH_SECONDS: Final = 0.001
+
+_FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+
+
+# slow heads ---------------------------------------------------------------------------------------
+
+
+class _Hurried:
+    """Lets no connection stand around: one that brings no whole head in time, or too long a one, is closed.
+
+    Goes before a protocol of uvicorn's, which waits for the head of a request for ever.
+    """
+
+    head_seconds: float = HEAD_SECONDS
+    connections_max: int = CONNECTIONS_MAX
+    _timer: asyncio.TimerHandle | None = None
+    _head_bytes: int = 0
+
+    def connection_made(self: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)  # type: ignore[misc]
+        if len(self.connections) > self.connections_max:
+            transport.write(_FULL)
+            transport.close()
+            return
+        self._hurry()
+
+    def data_received(self: Any, data: bytes) -> None:
+        super().data_received(data)  # type: ignore[misc]
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._calm()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self.transport.close()
+        self._hurry()
+
+    def connection_lost(self: Any, exc: Exception | None) -> None:
+        self._calm()
+        super().connection_lost(exc)  # type: ignore[misc]
+
+    def _hurry(self: Any) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.head_seconds, self._late)
+
+    def _late(self: Any) -> None:
+        # Not by `close`, which would wait for whoever does not read what is still to be sent.
+        self.transport.abort()
+
+    def _calm(self) -> None:
+        self._head_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _protocol() -> type[asyncio.Protocol]:
+    """The protocol that requests are read by: the fast one, where it is installed."""
+    kind: Any = H11Protocol
+    if find_spec("httptools") is not None:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        kind = HttpToolsProtocol
+    return type("Hurried", (_Hurried, kind), {})
+
+
+# the address --------------------------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address, whatever its name resolves to."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ip_address(each.partition("%")[0]).is_loopback for each in found)
+
+
+def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> TokenAccess:
+    """How people are known at an address; AccessRefused where that would be everybody."""
+    if is_loopback(host):
+        return OwnerAccess(client, host_names=host_names)
+    now = client.clock.now_us()
+    if not any(token.holds(now) for token in Tokens(client).all().values()):
+        told = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
+        raise AccessRefused(host, told)
+    return TokenAccess(client)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The socket to serve on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=2_048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise AccessRefused(
+            f"{host}:{port}", f"cannot be served on ({reason}); name another --host or --port"
+        ) from None
+    # Connections inherit it. Without it a body waits for the far side to acknowledge the head before it.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where a server is, as a browser would be told."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+# serving ------------------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """Ends streams when it stops, and leaves signals to whoever runs it."""
+
+    guard: Guard
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.guard.close()
+        await super().shutdown(sockets)
+
+    def stop(self) -> None:
+        """Finish what is at work; told twice, do not."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def serve(
+    client: Client,
+    *,
+    host: str = HOST,
+    port: int = PORT,
+    host_names: Iterable[str] = (),
+    redact: Sequence[str] = (),
+    webhooks: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    worker: bool = False,
+    ready: Callable[[str, str | None], None] = lambda url, link: None,
+    renewed: Callable[[str], None] = lambda link: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` is told where, once it can be asked, and by which link to sign in.
+
+    renewed     is told the next link when one was used: each signs in once
+    host_names  further names that a server without tokens answers to
+    redact      the names of fields whose values nobody is shown
+    worker      also advance runs that are due, here
+    """
+    access = access_at(client, host, host_names=host_names)
+    guard = asgi(client, access=access, redact=redact, webhooks=webhooks, limits=limits)
+    bound = bind(host, port)
+    config = uvicorn.Config(
+        guard,
+        http=_protocol(),
+        ws="none",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    server = _Server(config)
+    server.guard = guard
+    at_work = client.worker() if worker else None
+    if not worker:
+        _give_way()
+
+    def told_to_stop() -> None:
+        if server.should_exit and at_work is not None:
+            at_work.stop()
+        server.stop()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread hears them
+            asyncio.get_running_loop().add_signal_handler(each, told_to_stop)
+    url = url_of(bound)
+
+    if isinstance(access, OwnerAccess):
+        access.on_link_used = lambda: renewed(access.link(url) or url)
+    told = asyncio.ensure_future(_told(server, lambda: ready(url, access.link(url))))
+    try:
+        async with at_work or contextlib.nullcontext():
+            await server.serve([bound])
+    finally:
+        told.cancel()
+        bound.close()
+
+
+def _give_way() -> None:
+    """Whoever shows runs yields to who works on them, on a machine that has few cores for both."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    # Every question to SQLite lets other threads run, and is not to wait long for its turn after it.
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
+async def _told(server: _Server, ready: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    ready()

@@ -1,0 +1,70 @@
+"""Keys of a server: one signs its sessions, one lets the store's owner in. Neither is ever in the store.
+
+A process that reads the store can therefore forge no session. Each key is a 0600 file: beside a store that is a file,
+else in the user's state folder. A store in memory has keys that last as long as the process.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from killick.errors import AccessRefused
+from killick.model.events import to_text
+from killick.permissions import keep, make_folder
+from killick.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from killick.runtime.client import Client
+
+VARIABLE: Final = "KILLICK_SECRET_KEY"
+"""The environment variable that gives several servers of one store the same session key."""
+
+SECRET_CHARS_MIN: Final = 32
+
+
+class OwnerKey(NamedTuple):
+    """The text that a program of the store's owner sends, and the file that keeps it, if a file does."""
+
+    text: str
+    place: Path | None
+
+
+def session_key(client: Client) -> bytes:
+    """The key that sessions are signed with; AccessRefused where none can be kept."""
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return _kept(client, "session").text.encode()
+    if len(given) < SECRET_CHARS_MIN:
+        raise AccessRefused(VARIABLE, f"is shorter than {SECRET_CHARS_MIN} characters; give it more, at random")
+    return given.encode()
+
+
+def owner_key(client: Client) -> OwnerKey:
+    """The key of the store's owner, made where there is none yet; AccessRefused where none can be kept."""
+    return _kept(client, "owner")
+
+
+def _kept(client: Client, name: str) -> OwnerKey:
+    fresh, place = to_text(client.ids.key()), _place(client, name)
+    if place is None:
+        return OwnerKey(fresh, None)
+    try:
+        make_folder(place.parent)
+        return OwnerKey(keep(place, fresh), place)
+    except OSError as error:
+        told = f"cannot be kept ({error.strerror}); let this user write there, or set {VARIABLE} for sessions"
+        raise AccessRefused(str(place), told) from None
+
+
+def _place(client: Client, name: str) -> Path | None:
+    store = client.store
+    if isinstance(store, MemoryStore):
+        return None
+    if store.proves_life and Path(store.place).is_file():
+        return Path(f"{store.place}-{name}-key")
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    # The id comes from the store, and is no path that we would trust.
+    return Path(home, "killick", f"{sha256(store.id.encode()).hexdigest()[:32]}-{name}-key")

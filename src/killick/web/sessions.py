@@ -1,0 +1,152 @@
+"""Signing in and out: a token, or the owner's key, is given once, and a signed cookie stands for it from then on.
+
+Neither is in a cookie, address, log or page; the key of a link opens one session and nothing after that. A session ends
+after twelve hours, and at once when its token is revoked or expires.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route as StarletteRoute
+
+from killick.logger import get_logger
+from killick.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
+from killick.web.guard import VISIT, Buckets
+from killick.web.problems import Problem
+from killick.web.rendering import render
+from killick.web.routing import address
+
+if TYPE_CHECKING:
+    from killick.web.bridge import Bridge
+
+logger: Final = get_logger("killick.web")
+
+FORM: Final = "application/x-www-form-urlencoded"
+FAILURES_PER_MINUTE: Final = 10
+"""How often an address may give a wrong token."""
+
+
+def routes(bridge: Bridge) -> list[StarletteRoute]:
+    """Where people sign in and out; nothing where they are known otherwise."""
+    if not isinstance(bridge.access, TokenAccess):
+        return []
+    door = _SigningIn(bridge, bridge.access)
+    return [
+        StarletteRoute("/login", door.shown, methods=["GET"]),
+        StarletteRoute("/login", door.given, methods=["POST"]),
+        StarletteRoute("/logout", door.left, methods=["POST"]),
+    ]
+
+
+class _SigningIn:
+    def __init__(self, bridge: Bridge, access: TokenAccess) -> None:
+        self.bridge = bridge
+        self.access = access
+        self._failures = Buckets(bridge.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
+
+    async def shown(self, request: Request) -> Response:
+        """The form; a person who is known already goes on, and so does one who comes by a link of ours."""
+        wanted = _ours(request, request.query_params.get("next"))
+        try:
+            known = await self.access.identify(request)
+            key = request.query_params.get("key") if request.method == "GET" else None  # a HEAD uses no link up
+            if known is None and key is not None and isinstance(self.access, OwnerAccess):
+                self._refuse_often(request)
+                admitted = await run_in_threadpool(self.access.redeem, key)
+                if admitted is not None:
+                    return self._admitted(request, wanted, admitted)
+                told = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
+                raise Problem(401, told, code="link_used")
+        except Problem as problem:
+            return self.bridge.problem_page(request, problem)
+        return RedirectResponse(wanted, 303) if known is not None else self._form(request, wanted)
+
+    async def given(self, request: Request) -> Response:
+        """A token: right, and there is a session; wrong, and the form says so."""
+        try:
+            form = await _fields(request)
+            self.access.refuse_forged(request, form.get("csrf", ""))
+            if isinstance(self.access, OwnerAccess) and not self.access.has_tokens:
+                self.access.refuse_stranger(request)
+            self._refuse_often(request)
+        except Problem as problem:
+            return self.bridge.problem_page(request, problem)
+        wanted = _ours(request, form.get("next"))
+        admitted = await run_in_threadpool(self.access.admit, form.get("token", "").strip())
+        if admitted is None:
+            logger.warning("a wrong token was given from %s", _address(request))
+            return self._form(request, wanted, wrong=True)
+        return self._admitted(request, wanted, admitted)
+
+    def _refuse_often(self, request: Request) -> None:
+        wait = self._failures.wait_seconds(_address(request))
+        if wait:
+            told = f"too many wrong tokens from here; wait {wait:.0f} s"
+            raise Problem(429, told, code="too_many_requests", headers={"Retry-After": str(int(wait) + 1)})
+
+    def _admitted(self, request: Request, wanted: str, admitted: Admitted) -> Response:
+        self._failures.forgive(_address(request))
+        if (visit := request.scope.get(VISIT)) is not None:
+            visit.person = admitted.person
+        response = RedirectResponse(wanted, 303)
+        set_cookie(request, response, SESSION, self.access.session(admitted.id), seconds=SESSION_SECONDS)
+        return response
+
+    async def left(self, request: Request) -> Response:
+        """The end of a session in this browser. Revoking the token ends it everywhere."""
+        try:
+            form = await _fields(request)
+            self.access.refuse_forged(request, form.get("csrf", ""))
+        except Problem as problem:
+            return self.bridge.problem_page(request, problem)
+        response = RedirectResponse(address(request, "/login"), 303)
+        set_cookie(request, response, SESSION, "", seconds=0)
+        return response
+
+    def _form(self, request: Request, wanted: str, *, wrong: bool = False) -> Response:
+        return render(
+            self.bridge,
+            request,
+            "login.html",
+            person=None,
+            status=401 if wrong else 200,
+            doc={"next": wanted, "wrong": wrong, "key": self._key_name()},
+            twin=None,
+            asked=None,
+            now_us=self.bridge.client.clock.now_us(),
+        )
+
+    def _key_name(self) -> str | None:
+        """The file whose text signs in here, where that is not a token."""
+        if not isinstance(self.access, OwnerAccess) or self.access.has_tokens:
+            return None
+        return self.access.key.place.name if self.access.key.place is not None else "its key"
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """The fields of a form, the last of each name."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+        raise Problem(415, f"a form is sent as {FORM}", code="not_a_form")
+    try:
+        given = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=10)
+    except (UnicodeDecodeError, ValueError):
+        raise Problem(400, "the form cannot be read", code="not_a_form") from None
+    return {name: each[-1] for name, each in given.items()}
+
+
+def _ours(request: Request, wanted: str | None) -> str:
+    """Where somebody wanted to go, if that is a path of ours; else the first page."""
+    base = str(request.scope.get("root_path", ""))
+    is_path = wanted is not None and wanted.isascii() and wanted.isprintable() and "\\" not in wanted
+    if wanted is not None and is_path and wanted.startswith(f"{base}/") and not wanted.startswith("//"):
+        return wanted
+    return f"{base}/"

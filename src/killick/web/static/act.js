@@ -1,0 +1,114 @@
+// What can be done to a run. Every command says what it will do before it can be given: the sentence comes from the
+// server, which changes nothing for it, and only then the button that does it can be pressed.
+
+import { collect, post, refused, tell } from "./forms.js";
+
+const PATIENCE_MS = 350;
+const place = document.querySelector("#act[data-act]");
+let timer = 0;
+let wanted = null;
+
+// The buttons and dialogs, where they are a part of another page.
+async function load() {
+  if (!place || document.querySelector("dialog[data-command][open]")) return;
+  try {
+    const answer = await fetch(place.dataset.act, { headers: { "Killick-Live": "1" } });
+    if (!answer.ok) return;
+    const inside = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("act-inside");
+    if (!inside || document.querySelector("dialog[data-command][open]")) return;
+    inside.removeAttribute("data-part");
+    if (place.firstElementChild?.innerHTML === inside.innerHTML) return;
+    const isOpen = place.querySelector("#act-more")?.open;
+    place.replaceChildren(inside);
+    if (isOpen) place.querySelector("#act-more").open = true;
+    if (wanted) choose(wanted);
+  } catch {
+    // It is tried again when the run has changed.
+  }
+}
+
+function open(command) {
+  const dialog = document.getElementById(`do-${command}`);
+  if (!dialog || dialog.open) return;
+  document.getElementById("act-more")?.removeAttribute("open");
+  dialog.showModal();
+  (dialog.querySelector("[data-control]:not([type=hidden])") ?? dialog.querySelector("[data-close]")).focus();
+  foretell(dialog.querySelector("form"));
+}
+
+async function foretell(form) {
+  const button = form.querySelector("footer button:not([data-close])");
+  const told = form.querySelector("[data-will]");
+  button.disabled = true;
+  let json;
+  try {
+    json = collect(form);
+  } catch (error) {
+    told.replaceChildren(error.message);
+    return;
+  }
+  const asked = (form.dataset.asked = String(Number(form.dataset.asked ?? 0) + 1));
+  const { ok, doc } = await post(form.dataset.post, json === "{}" ? '{"dry_run":true}' : `${json.slice(0, -1)},"dry_run":true}`);
+  if (form.dataset.asked !== asked || form.dataset.sent !== undefined) return;
+  if (!ok) {
+    told.replaceChildren();
+    refused(form, doc);
+    return;
+  }
+  tell(form, {});
+  const sentence = document.createElement("p");
+  sentence.textContent = doc.will;
+  const list = document.createElement("ul");
+  for (const line of doc.more ?? []) {
+    const item = document.createElement("li");
+    item.textContent = line;
+    list.append(item);
+  }
+  told.replaceChildren(sentence, list);
+  button.disabled = false;
+}
+
+// A place in time was chosen, by the slider or at a step.
+function choose({ place: at, action }) {
+  wanted = { place: at, action: null };
+  for (const input of document.querySelectorAll("dialog[data-command] [data-place]")) input.value = at;
+  const step = /^([\d.]+)/.exec(at)?.[1] ?? "";
+  for (const input of document.querySelectorAll("dialog[data-command] [data-place-step]")) input.value = step;
+  if (action) open(action);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-do]");
+  if (button) open(button.dataset.do);
+  else if (event.target.closest?.("[data-close]")) event.target.closest("dialog").close();
+  const menu = document.querySelector("details.menu[open]");
+  if (menu && !menu.contains(event.target)) menu.open = false;
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") document.querySelector("details.menu[open]")?.removeAttribute("open");
+});
+
+document.addEventListener("input", (event) => {
+  const form = event.target.closest?.("form[data-foretold]");
+  if (!form) return;
+  form.querySelector("footer button:not([data-close])").disabled = true;
+  form.dataset.asked = String(Number(form.dataset.asked ?? 0) + 1); // what is on its way is about what was there before
+  clearTimeout(timer);
+  timer = setTimeout(() => foretell(form), PATIENCE_MS);
+});
+
+document.addEventListener("killick:sent", (event) => {
+  const dialog = event.target.closest("dialog[data-command]");
+  if (!dialog) return;
+  clearTimeout(timer);
+  dialog.querySelector("[data-will]").replaceChildren();
+  dialog.querySelector("footer button:not([data-close])").hidden = true;
+  dialog.querySelector("[data-close]").textContent = "Close";
+  dialog.querySelector("[data-close]").focus();
+  dialog.addEventListener("close", load, { once: true });
+});
+
+document.addEventListener("killick:place", (event) => choose(event.detail));
+document.addEventListener("killick:drawn", () => load());
+load();

@@ -1,0 +1,158 @@
+// Keeps a page as it is on record: parts marked data-part are replaced when what they show has changed.
+//
+// <body data-live-runs='["a", "b"]' data-live-counts> says what the page shows. What somebody has open, focused or
+// typed into stays. Times are told anew as they pass.
+
+const base = document.documentElement.dataset.base;
+const PATIENCE_MS = 400;
+let source = null;
+let timer = 0;
+let isAsking = false;
+let isAgain = false;
+
+const SPANS = [[86400, "d"], [3600, "h"], [60, "m"]];
+
+function coarse(us) {
+  const seconds = Math.floor(Math.abs(us) / 1e6);
+  if (seconds < 1) return "";
+  for (const [size, unit] of SPANS) if (seconds >= size) return `${Math.floor(seconds / size)}${unit}`;
+  return `${seconds} s`;
+}
+
+export function tellTimes(under = document) {
+  const now = Date.now() * 1000;
+  for (const each of under.querySelectorAll("time[data-ago]")) {
+    const at = Number(each.dataset.ago);
+    const told = coarse(now - at);
+    const text = told ? (at <= now ? `${told} ago` : `in ${told}`) : "now";
+    if (each.textContent !== text) each.textContent = text;
+  }
+  for (const each of under.querySelectorAll("time[data-moment]:not([data-told])")) {
+    const at = new Date(Number(each.dataset.moment) / 1000);
+    each.title = each.textContent;
+    each.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    each.dataset.told = "";
+  }
+}
+
+// What was typed for a question is no answer to the one that took its place.
+function isAskedStill(element, same) {
+  return element.closest("[data-wait]")?.dataset.seen === same.closest("[data-wait]")?.dataset.seen;
+}
+
+function keep(old, fresh) {
+  for (const typed of old.querySelectorAll("[data-wait] input[data-control][id]")) {
+    const same = fresh.querySelector(`[id="${CSS.escape(typed.id)}"]`);
+    if (same && isAskedStill(typed, same)) same.value = typed.value;
+  }
+  for (const open of old.querySelectorAll("details[id][open]")) {
+    const same = fresh.querySelector(`details[id="${CSS.escape(open.id)}"]`);
+    if (!same || !isAskedStill(open, same)) continue;
+    if (open.dataset.fetched !== undefined || open.querySelector("[data-fetched]")) same.replaceWith(open.cloneNode(true));
+    else same.open = true;
+  }
+  for (const row of old.querySelectorAll("[aria-selected=true][id]")) {
+    fresh.querySelector(`[id="${CSS.escape(row.id)}"]`)?.setAttribute("aria-selected", "true");
+  }
+  for (const box of old.querySelectorAll("input[type=checkbox][id]:checked")) {
+    const same = fresh.querySelector(`[id="${CSS.escape(box.id)}"]`);
+    if (same) same.checked = true;
+  }
+}
+
+function signature(element) {
+  const copy = element.cloneNode(true);
+  for (const time of copy.querySelectorAll("time")) time.textContent = "";
+  return copy.innerHTML;
+}
+
+const drawn = new WeakMap();
+
+function swap(fresh) {
+  for (const part of document.querySelectorAll("[data-part]")) {
+    if (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select")) continue;
+    const found = fresh.querySelector(`[data-part="${CSS.escape(part.dataset.part)}"]`);
+    if (!found) continue;
+    const now = signature(found);
+    if (drawn.get(part) === now) continue;
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const before = new Map([...part.querySelectorAll("[data-row][id]")].map((row) => [row.id, row.dataset.seen]));
+    keep(part, found);
+    for (const row of found.querySelectorAll("[data-row][id]")) {
+      if (before.get(row.id) !== row.dataset.seen) row.classList.add("changed");
+    }
+    part.replaceWith(found);
+    drawn.set(found, now);
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    tellTimes(found);
+    found.dispatchEvent(new CustomEvent("killick:drawn", { bubbles: true }));
+  }
+  const watched = fresh.body.dataset.liveRuns;
+  if (watched !== undefined && watched !== document.body.dataset.liveRuns) {
+    document.body.dataset.liveRuns = watched;
+    follow();
+  }
+}
+
+export async function refresh() {
+  if (isAsking) {
+    isAgain = true;
+    return;
+  }
+  isAsking = true;
+  try {
+    const answer = await fetch(location.href, { headers: { "Killick-Live": "1" } });
+    if (answer.ok) swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
+  } catch {
+    // The stream will say when the server is back.
+  } finally {
+    isAsking = false;
+    if (isAgain) {
+      isAgain = false;
+      soon();
+    }
+  }
+}
+
+// What changes all the time is drawn anew again and again, and not put off for ever.
+function soon() {
+  timer ||= setTimeout(() => {
+    timer = 0;
+    refresh();
+  }, PATIENCE_MS);
+}
+
+function say(text) {
+  const state = document.querySelector("[data-live-state]");
+  if (state && state.textContent !== text) state.textContent = text;
+}
+
+function follow() {
+  source?.close();
+  source = null;
+  const { liveRuns, liveCounts } = document.body.dataset;
+  if (liveRuns === undefined && liveCounts === undefined) return;
+  const asked = new URLSearchParams();
+  for (const run of JSON.parse(liveRuns || "[]")) asked.append("run", run);
+  if (liveCounts !== undefined) asked.append("counts", "true");
+  source = new EventSource(`${base}/api/v1/live?${asked}`);
+  source.addEventListener("open", () => say("live"));
+  source.addEventListener("error", () => say("not live; trying again"));
+  source.addEventListener("changed", soon);
+}
+
+document.addEventListener("killick:done", soon);
+document.addEventListener("killick:shown", (event) => tellTimes(event.target));
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    source?.close();
+    source = null;
+  } else if (!source) {
+    follow();
+    soon();
+  }
+});
+for (const part of document.querySelectorAll("[data-part]")) drawn.set(part, signature(part));
+tellTimes();
+setInterval(tellTimes, 1000);
+follow();

@@ -1,0 +1,363 @@
+"""The window: from a whole history the messages that a model is sent, with what left it named and one call away.
+
+What is sent follows from the history and the decisions applied so far, and from nothing else: the same decisions on
+the same history give the same bytes. Planning changes nothing; a decision counts when it is applied, so that whoever
+keeps a record can write it down first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, get_args
+
+import msgspec
+
+from killick.errors import WindowRefused
+from killick.model.events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
+from killick.window import tombstones
+from killick.window.decided import Decided, places
+from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
+from killick.window.planning import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
+from killick.window.policy import Policy, Rates, WorkingSet
+from killick.window.rendering import Rendering
+from killick.window.schemas import Schemas
+from killick.window.shapes import Shape, as_json, of, shape_of
+
+PAGE_CHARS_MIN: Final = 400
+"""What is shorter is no page: its tombstone would be as long."""
+
+_FOR_GOOD: Final = 1 << 40
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What to send to the model."""
+
+    messages: list[Any]
+    tools: list[Any]
+    tokens: int
+    without: int
+    """What sending everything would take."""
+    over: int
+    """By how much it exceeds the budget, because nothing more may leave."""
+    turn: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the window itself answers to a call of the model."""
+
+    text: str
+    failed: bool = False
+    decisions: tuple[Decision, ...] = ()
+
+
+class Window:
+    """Holds what a model is sent within a budget of tokens."""
+
+    def __init__(
+        self,
+        budget: int,
+        *,
+        tokens: Tokens | None = None,
+        policy: Policy | None = None,
+        rates: Rates | None = None,
+        shape: Shape | None = None,
+        whole: Collection[str] = (),
+        reads: Reads | None = None,
+        record: Callable[[Decision], None] | None = None,
+    ) -> None:
+        """
+        budget   how many tokens a call may take, tools and system included
+        tokens   counts the tokens of a text; without one they are estimated
+        policy   chooses what leaves
+        rates    what cached and written tokens cost, relative to each other
+        shape    whose form the messages have, where they do not tell
+        whole    tools whose schemas are always sent whole
+        reads    whether a call of a tool only reads; without one its name tells
+        record   is told every decision that `fit`, `answer` and `pin` make
+        """
+        if not isinstance(budget, int) or budget <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WindowRefused(f"a budget of {budget!r} tokens holds nothing; give the tokens that a call may take")
+        if shape not in (None, *get_args(Shape)):
+            raise WindowRefused(f"no messages have the shape {shape!r}; there are {', '.join(get_args(Shape))}")
+        if isinstance(policy, type):
+            raise WindowRefused(f"{policy.__name__} is a class of policies; give one of them: {policy.__name__}()")
+        self.budget = budget
+        self.rates = rates or Rates()
+        self._given = (tokens, policy, rates, shape, whole, reads, record)
+        self._tokens: Tokens = tokens or estimate
+        self._policy: Policy = policy or WorkingSet()
+        self._shape: Shape | None = shape
+        self._whole = frozenset(whole)
+        self._reads = reads
+        self._record = record
+        self._decided = Decided()
+        self._schemas: Schemas | None = None
+        self._history: History | None = None
+        self._rendering: Rendering | None = None
+        self._system: tuple[Any, int] = (None, 0)
+        self._planned: Sequence[Any] | None = None
+
+    def fresh(self) -> Window:
+        """Another window with the same options, which has seen and decided nothing."""
+        tokens, policy, rates, shape, whole, reads, record = self._given
+        return Window(
+            self.budget, tokens=tokens, policy=policy, rates=rates, shape=shape, whole=whole, reads=reads,
+            record=record,
+        )  # fmt: skip
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of the window's own tools, once it has seen those of the caller."""
+        schemas = self._schemas
+        if schemas is None:
+            return ()
+        return (schemas.recall_name, schemas.find_name) if schemas.stubs else (schemas.recall_name,)
+
+    # for any loop ---------------------------------------------------------------------------------
+
+    def fit(self, messages: Iterable[Any], tools: Iterable[Any] | None = (), *, system: Any = None) -> Sent:
+        """What to send for the next reply to this history, which holds everything that was ever said."""
+        messages, tools = _listed(messages), _listed(tools or ())
+        self._decide(self.plan(messages, tools, system=system))
+        return self.render(messages, tools, system=system)
+
+    def answer(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
+        """What the window answers to a call of the model; None where the tool is to be run.
+
+        With `stable` the caller knows that what the call reads cannot have changed since: a page that left is given
+        back without running the tool.
+        """
+        answer = self.answering(name, arguments, stable=stable)
+        if answer is not None:
+            self._decide(answer.decisions)
+        return answer
+
+    def pin(self, handle: str, *, turns: int | None = None) -> None:
+        """Keeps a page in the window, for so many turns or for good; one that had left comes back to its place."""
+        page = self.page(handle)
+        if page is None:
+            raise WindowRefused(f"no page is called {handle!r}; tombstones and pages() name those that there are")
+        turn = self._turn
+        until = _FOR_GOOD if turns is None else turn + turns
+        event = PagePinned(at=0, page=handle, until=until, because="asked", turn=turn)
+        self._decide([Decision(event, {"source": page.source})])
+
+    def unpin(self, handle: str) -> None:
+        """Lets a page go again."""
+        self.pin(handle, turns=0)
+
+    def _decide(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            if self._record is not None:
+                self._record(decision)
+            self.apply([decision])
+
+    # in parts, for whoever records --------------------------------------------------------------------
+
+    def plan(self, messages: Sequence[Any], tools: Sequence[Any] | None = (), *, system: Any = None) -> list[Decision]:
+        """What to decide before the next call."""
+        view = self._view(messages, tools or (), system)
+        self._planned = messages
+        return planned(view)
+
+    def answering(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
+        """What to answer to a call, and what to decide with it."""
+        if self._schemas is None or self._history is None or self._rendering is None:
+            return None
+        view = self._viewed(self._history, self._rendering, self._schemas)
+        if name == view.schemas.recall_name:
+            return self._recalled(_given(arguments), view)
+        if name == view.schemas.find_name and view.schemas.stubs:
+            return self._found(_given(arguments), view)
+        if self._is_stub(name, view):
+            # Said each time: on replay it tells that the tool was not run.
+            return Answer(view.schemas.called_text(name), decisions=self._shown([name], "called", view, again=True))
+        return self._repeated(name, arguments, view) if stable else None
+
+    def apply(self, decisions: Iterable[Decision | PageEvent]) -> None:
+        """Takes decisions, in the order in which they were made."""
+        for decision in decisions:
+            event = decision.event if isinstance(decision, Decision) else decision
+            self._decided.apply(event)
+            if isinstance(event, PageEvicted) and event.because == "unused":
+                self._schemas = None
+            if self._rendering is None:
+                continue
+            if isinstance(event, PageEvicted):
+                changed = [covered[0] for each in event.pages if (covered := places(each))]
+                self._rendering.forget(min(changed, default=0))
+            elif isinstance(event, PagePinned) and event.because == "asked":
+                self._rendering.forget()
+
+    def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = (), *, system: Any = None) -> Sent:
+        """What is sent of this history by what was decided so far."""
+        view = self._view(messages, tools or (), system)
+        rendered = view.rendering.render()
+        tokens = view.fixed + view.rendering.tokens
+        without = view.system_tokens + view.schemas.tokens_whole + view.history.said_tokens
+        return Sent(
+            rendered, list(view.schemas.sent), tokens, without, max(0, tokens - self.budget), view.history.turn
+        )  # fmt: skip
+
+    def is_stub(self, name: str) -> bool:
+        """Whether the model was shown no more than the stub of a tool: a call of it is answered with the schema."""
+        if self._schemas is None or self._history is None or self._rendering is None:
+            return False
+        return self._is_stub(name, self._viewed(self._history, self._rendering, self._schemas))
+
+    def page(self, handle: str) -> Page | None:
+        """The page of a handle, in or out."""
+        return self._history.pages.get(handle) if self._history is not None else None
+
+    def pages(self) -> list[Page]:
+        """All pages of the history last seen, in order."""
+        return list(self._history.pages.values()) if self._history is not None else []
+
+    def resident(self, handle: str) -> bool:
+        """Whether a page is in the window."""
+        page = self.page(handle)
+        return page is not None and not self._decided.is_out(page)
+
+    # what was seen ----------------------------------------------------------------------------------
+
+    @property
+    def _turn(self) -> int:
+        return self._history.turn if self._history is not None else 0
+
+    def _seen(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> tuple[History, Rendering]:
+        if system is not self._system[0]:
+            self._system = (system, 0 if system is None else self._tokens(_text(system)))
+        schemas = self._schemas_of(tools, messages)
+        history, rendering = self._history, self._rendering
+        # What was planned for a moment ago need not be compared again.
+        is_known = messages is self._planned and history is not None and len(messages) == len(history.messages)
+        self._planned = None
+        if history is not None and rendering is not None and not is_known:
+            common, remarked = history.common(messages)
+            for at in remarked:
+                rendering.forget(at)
+            if common < len(history.messages):
+                # What are the last turns now is to be whole.
+                turns = [turn.start for turn in history.turns if turn.start < common]
+                self._decided.drop_from(common, min([common, *turns[-RECENT_TURNS:]]), len(turns))
+                history = None
+        if history is None or rendering is None:
+            own = (schemas.recall_name, schemas.find_name)
+            shape: Shape = self._shape or "openai"
+            history = History(shape, self._tokens, self._reads, smallest=PAGE_CHARS_MIN, own=own)
+            rendering = Rendering(history, self._decided, self._tokens, shape, schemas.recall_name)
+            self._history, self._rendering = history, rendering
+        history.extend(messages[len(history.messages) :])
+        if (first := self._decided.look(history)) is not None:
+            rendering.forget(first)
+        return history, rendering
+
+    def _schemas_of(self, tools: Sequence[Any], messages: Sequence[Any] = ()) -> Schemas:
+        schemas = self._schemas
+        if schemas is not None and schemas.same(tools):
+            return schemas
+        told = self._shape or shape_of(messages, tools)
+        if told is not None and self._shape is None:
+            self._shape, self._history = told, None
+        stubs = self._decided.stubs if self._decided.stubs else None
+        self._schemas = Schemas(tools, self._shape or "openai", self._tokens, whole=self._whole, stubs=stubs)
+        return self._schemas
+
+    def _view(self, messages: Sequence[Any], tools: Sequence[Any], system: Any) -> View:
+        history, rendering = self._seen(messages, tools, system)
+        return self._viewed(history, rendering, self._schemas_of(tools))
+
+    def _viewed(self, history: History, rendering: Rendering, schemas: Schemas) -> View:
+        return View(
+            history, self._decided, rendering, schemas, self._tokens, self._policy, self.rates, self.budget,
+            self._system[1],
+        )  # fmt: skip
+
+    # what to answer -----------------------------------------------------------------------------------
+
+    def _is_stub(self, name: str, view: View) -> bool:
+        """Whether the model has seen no more than the stub of a tool: what it is shown now it reads with its next
+        reply."""
+        if name not in view.schemas.stubs or name in view.history.called:
+            return False
+        return self._decided.shown.get(name, view.history.turn) >= view.history.turn
+
+    def _shown(
+        self, names: Iterable[str], how: FaultedHow, view: View, *, again: bool = False
+    ) -> tuple[Decision, ...]:  # fmt: skip
+        """The schemas of tools that come now."""
+        return tuple(
+            Decision(
+                PageFaulted(
+                    at=0, page=f"tool:{name}", how=how, tokens=view.schemas.whole_tokens(name), turn=view.history.turn
+                ),
+                {"source": name},
+            )
+            for name in names
+            if name in view.schemas.stubs and (again or name not in self._decided.shown)
+        )
+
+    def _found(self, query: str, view: View) -> Answer:
+        found = view.schemas.find(query) if query.strip() else []
+        return Answer(view.schemas.found_text(found), decisions=self._shown(found, "found", view))
+
+    def _recalled(self, given: str, view: View) -> Answer:
+        handles = tombstones.named(given)
+        if not handles:
+            shown = tombstones.shortened(given) or "nothing"
+            return Answer(f"error: {shown} is no handle; tombstones name them, such as m12", failed=True)
+        answers = [self._page_recalled(handle, view) for handle in handles]
+        if len(answers) == 1:
+            return answers[0]
+        text = "\n\n".join(f"{handle}:\n{each.text}" for handle, each in zip(handles, answers, strict=True))
+        decisions = tuple(decision for each in answers for decision in each.decisions)
+        return Answer(text, all(each.failed for each in answers), decisions)
+
+    def _page_recalled(self, handle: str, view: View) -> Answer:
+        history = view.history
+        if handle.startswith("tool:"):
+            name = handle.removeprefix("tool:")
+            if name not in view.schemas.stubs:
+                return Answer(f"error: no tool called {name} has left the window", failed=True)
+            return Answer(view.schemas.text(name), decisions=self._shown([name], "recalled", view))
+        page = history.pages.get(handle)
+        if page is None:
+            covered = places(handle)
+            if covered is None or covered[1] >= len(history.messages) or covered[0] > covered[1]:
+                return Answer(f"error: nothing is called {handle}; tombstones name what left", failed=True)
+            outline = history.outline(*covered)
+            return Answer(outline or f"error: nothing of {handle} has left", failed=not outline)
+        decisions: list[Decision] = []
+        if not view.holds(page) and not self._decided.has_faulted(handle, history.turn):
+            decisions = faulted(page, "recalled", view)
+        if not page.media:
+            return Answer(history.text(page), decisions=tuple(decisions))
+        if decisions:
+            pin = PagePinned(at=0, page=handle, until=history.turn + PIN_TURNS, because="asked", turn=history.turn)
+            decisions[-1] = Decision(pin, {"source": page.source})
+        return Answer(f"{handle} stands in its place again: {page.source}", decisions=tuple(decisions))
+
+    def _repeated(self, name: str, arguments: Mapping[str, Any] | str, view: View) -> Answer | None:
+        versions = view.history.versions(identify(name, arguments))
+        page = versions[-1] if versions else None
+        if page is None or page.error or page.media or not page.read or view.holds(page):
+            return None
+        # Said each time, on replay it tells that the tool was not run; but pinned for it only once a turn.
+        is_known = self._decided.has_faulted(page.handle, view.history.turn)
+        return Answer(view.history.text(page), decisions=tuple(faulted(page, "repeated", view)[: 1 if is_known else 2]))
+
+
+def _listed(things: Iterable[Any]) -> Sequence[Any]:
+    return things if isinstance(things, list) else list(things)
+
+
+def _text(system: Any) -> str:
+    return system if isinstance(system, str) else as_json(system)
+
+
+def _given(arguments: Mapping[str, Any] | str) -> str:
+    """What a model wrote for the one argument of the window's own tools, whatever it called it."""
+    if isinstance(arguments, str):
+        return arguments
+    given = of(arguments, "handle") or of(arguments, "query") or next(iter(arguments.values()), "")
+    return given if isinstance(given, str) else as_json(given)

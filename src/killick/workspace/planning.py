@@ -1,0 +1,247 @@
+"""What has to be done so that a folder becomes what a snapshot holds, decided purely: touches no file."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from killick.errors import SnapshotBroken, WorkspaceRefused
+from killick.workspace import tree
+from killick.workspace.tree import FILE, KEPT, LINK, Entry, Load
+
+Keeps = Callable[[bytes, bool], bool]
+"""Whether what stands at a path (and whether that is a folder) is not ours to remove."""
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""A function that yields the calls it makes, is sent what they return, and so may go as deep as folders do."""
+
+HOLDS_MORE: Final = "stays, for it holds what is ignored or was not there to be seen"
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What is to become of one name: it was `now`, and is to be `target`; None: nothing. `below` is what is to become
+    of what the folder holds. A folder that is only passed through keeps its own mode, and its time is not set."""
+
+    name: bytes
+    now: Entry | None
+    target: Entry | None
+    below: tuple[Task, ...] = ()
+    passes: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What there is to do in a folder, from its top; None: nothing. `left` is what cannot be done, in words."""
+
+    root: Task | None
+    count: int
+    left: tuple[str, ...] = ()
+
+
+def plan(
+    now: Entry,
+    target: Entry,
+    load: Load,
+    *,
+    keeps: Keeps,
+    paths: Sequence[bytes] | None = None,
+    hidden: Collection[bytes] = (),
+    before: Entry | None = None,
+) -> Plan:
+    """What has to be done so that a folder that is `now` becomes `target`: all of it, or only what is at some paths.
+
+    What is `hidden` is looked past. `before` is what the folder was when the same restore began and was interrupted:
+    folders that were opened on the way to a path get the modes that they had there.
+    """
+    planning = _Planning(load, keeps, frozenset(hidden))
+    root = deeply(planning.pair(b"", now, target, _trie(paths), before))
+    return Plan(root, planning.count, tuple(planning.left))
+
+
+_Wanted = dict[bytes, "_Wanted | None"]
+"""Which names of a folder are asked for: None stands for all that is below."""
+
+
+def _trie(paths: Sequence[bytes] | None) -> _Wanted | None:
+    if paths is None:
+        return None
+    top: _Wanted = {}
+    for path in paths:
+        names = [name for name in path.split(b"/") if name not in (b"", b".")]
+        if b".." in names or path.startswith(b"/"):
+            raise WorkspaceRefused(shown(path), "is not a path inside of the workspace; name it from the folder's top")
+        if not names:
+            return None
+        level = top
+        for name in names[:-1]:
+            deeper = level.setdefault(name, {})
+            if deeper is None:
+                break
+            level = deeper
+        else:
+            level[names[-1]] = None
+    return top
+
+
+class _Planning:
+    """Compares two folders, name by name."""
+
+    def __init__(self, load: Load, keeps: Keeps, hidden: frozenset[bytes]) -> None:
+        self._load = load
+        self._keeps = keeps
+        self._hidden = hidden
+        self.left: list[str] = []
+        self.count = 0
+
+    def pair(
+        self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted | None, before: Entry | None = None
+    ) -> Steps[Task | None]:
+        """What is to become of the name at a path; None: nothing."""
+        if path in self._hidden:
+            return None
+        if wanted is not None:
+            some: Task | None = yield self._on_the_way(path, now, target, wanted, before)
+            return some
+        if now == target:
+            return None
+        if target is not None and target.sort not in KEPT:
+            if now is not None and now.kind == target.kind:
+                return None
+            self.left.append(f"{shown(path)}: was a {target.sort}, which is not brought back")
+            target = None
+        if now is not None and now.sort not in KEPT:
+            if target is not None:
+                self.left.append(f"{shown(path)}: a {now.sort} stands there, and is not replaced")
+            return None
+        if target is None:
+            return (yield self._removal(path, now)) if now is not None else None
+        if target.is_folder:
+            whole: Task | None = yield self._folder(path, now, target)
+            return whole
+        if now is None or not now.is_folder:
+            same = now is not None and same_content(now, target) and same_dress(now, target)
+            return None if same else self._task(path, now, target)
+        if self._keeps(path, True):
+            self.left.append(f"{shown(path)}: {HOLDS_MORE}")
+            return None
+        return self._task(path, now, target, (yield self._removals(path, now)))
+
+    def _folder(self, path: bytes, now: Entry | None, target: Entry) -> Steps[Task | None]:
+        if now is None or not now.is_folder:
+            return self._task(path, now, target, (yield self._pairs(path, {}, self._entries(target), None)))
+        below: tuple[Task, ...] = ()
+        if now.ref != target.ref:
+            below = yield self._pairs(path, self._entries(now), self._entries(target), None)
+        return self._task(path, now, target, below) if below or not same_dress(now, target) else None
+
+    def _on_the_way(
+        self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted, before: Entry | None
+    ) -> Steps[Task | None]:
+        """A folder of which only some of what it holds is asked for."""
+        new = self._entries(target) if target is not None and target.is_folder else {}
+        if now is not None and now.is_folder:
+            was = self._entries(before) if before is not None and before.is_folder else {}
+            below: tuple[Task, ...] = yield self._pairs(path, self._entries(now), new, wanted, was)
+            mode = before.mode if before is not None and now.mode == before.mode | stat.S_IRWXU else now.mode
+            to = msgspec.structs.replace(now, mode=mode)
+            return self._task(path, now, to, below, passes=True) if below or mode != now.mode else None
+        below = yield self._pairs(path, {}, new, wanted)
+        if not below or target is None:
+            return None
+        if now is not None:
+            self.left.append(f"{shown(path)}: a {now.sort} stands where a folder is needed, and was not asked for")
+            return None
+        return self._task(path, None, target, below)
+
+    def _pairs(
+        self,
+        path: bytes,
+        old: Mapping[bytes, Entry],
+        new: Mapping[bytes, Entry],
+        wanted: _Wanted | None,
+        was: Mapping[bytes, Entry] | None = None,
+    ) -> Steps[tuple[Task, ...]]:
+        names = old.keys() | new.keys() if wanted is None else wanted.keys() & (old.keys() | new.keys())
+        found: list[Task] = []
+        for name in sorted(names):
+            deeper, before = wanted[name] if wanted is not None else None, was.get(name) if was else None
+            task = yield self.pair(joined(path, name), old.get(name), new.get(name), deeper, before)
+            if task is not None:
+                found.append(task)
+        return tuple(found)
+
+    def _removal(self, path: bytes, now: Entry) -> Steps[Task | None]:
+        if path in self._hidden or now.sort not in KEPT or self._keeps(path, now.is_folder):
+            return None
+        return self._task(path, now, None, (yield self._removals(path, now)) if now.is_folder else ())
+
+    def _removals(self, path: bytes, now: Entry) -> Steps[tuple[Task, ...]]:
+        found: list[Task] = []
+        for name, entry in self._entries(now).items():
+            task = yield self._removal(joined(path, name), entry)
+            if task is not None:
+                found.append(task)
+        return tuple(found)
+
+    def _task(
+        self,
+        path: bytes,
+        now: Entry | None,
+        target: Entry | None,
+        below: tuple[Task, ...] = (),
+        *,
+        passes: bool = False,
+    ) -> Task:
+        self.count += 1
+        return Task(path.rpartition(b"/")[2], now, target, below, passes)
+
+    def _entries(self, entry: Entry) -> dict[bytes, Entry]:
+        found = {each.name: each for each in tree.folder(entry.ref, self._load)}
+        for name in found:
+            # A snapshot may come from elsewhere: a name that leads out of its folder is never followed.
+            if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+                raise SnapshotBroken(entry.ref.hex(), f"holds the name {name!r}, which no file can have")
+        return found
+
+
+def deeply(steps: Steps[T]) -> T:
+    """Run a function that yields the calls it makes."""
+    stack: list[Steps[Any]] = [steps]
+    value: Any = None
+    error: BaseException | None = None
+    while stack:
+        try:
+            call = stack[-1].send(value) if error is None else stack[-1].throw(error)
+        except StopIteration as ended:
+            stack.pop()
+            value, error = ended.value, None
+        except BaseException as raised:
+            stack.pop()
+            value, error = None, raised
+        else:
+            stack.append(call)
+            value, error = None, None
+    if error is not None:
+        raise error
+    found: T = value
+    return found
+
+
+def same_content(one: Entry, other: Entry) -> bool:
+    return one.kind == other.kind and one.ref == other.ref and (one.size == other.size or one.kind != FILE)
+
+
+def same_dress(one: Entry, other: Entry) -> bool:
+    """Whether mode and time are the same. The mode of a link means nothing."""
+    return one.mtime_ns == other.mtime_ns and (one.mode == other.mode or one.kind == other.kind == LINK)
+
+
+def joined(path: bytes, name: bytes) -> bytes:
+    return path + b"/" + name if path else name
+
+
+def shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace") or "."

@@ -1,0 +1,353 @@
+"""Processes that a workspace's tools leave behind, by what Linux tells of them in /proc; elsewhere there are none.
+
+A snapshot is of files only. Whoever takes one says which processes of ours were at work in the folder, and which files
+somebody has open for writing, because those may change at any moment without a word.
+
+What another user's processes do is not shown to us, and passed over in silence; so are processes that end while they
+are looked at. A process in a container sees the folder under another name: its open files are found by their inodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from killick.clock import SystemClock
+
+MARK: Final = "KILLICK_HOLDER"
+"""The variable that processes of ours carry in their environment: the name of the holder for whom they were started."""
+
+_COMMAND_CHARS_MAX: Final = 200
+_TICKS_US: Final = 1_000_000 // (os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100)
+_KILLED_SECONDS: Final = 2.0
+_SAME_US: Final = 1_000_000
+"""Two readings of when a process started differ by less; numbers are not used again so soon."""
+
+_ASK_MAPS: Final = 0xC0686611
+# The next mapping from address 0 on that is writable (2), shared (8) and of a file (32).
+_SHARED_ASKED: Final = struct.pack("=9Q4I2Q", 104, 0x02 | 0x08 | 0x10 | 0x20, *[0] * 13)
+_READ_BYTES: Final = 1 << 16
+_ENDED: Final = (b"Z", b"X")
+_DELETED: Final = b" (deleted)"
+
+Inode = tuple[int, int]
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process as it was seen. When it started is known to a hundredth of a second."""
+
+    pid: int
+    started_us: int
+    command: str
+    parent: int
+
+
+class Written(NamedTuple):
+    """What is open for writing: paths in a folder, and files elsewhere on its file system, by device and inode, which
+    may have another name in the folder."""
+
+    paths: set[bytes]
+    inodes: set[Inode]
+
+
+class _Seen(NamedTuple):
+    parent: int
+    state: bytes
+    started_us: int
+    image: tuple[bytes, ...]
+
+
+def alive(folder: Path, *, mark: str) -> list[Process]:
+    """Processes of ours that are at work in a folder: it is where they are, or they have a file in it open or mapped.
+    Ours is what carries the mark, what this process started, and whatever those started in turn."""
+    here = _Place(folder)
+    return [
+        Process(pid, seen.started_us, _command(pid), seen.parent)
+        for pid, seen in sorted(_ours(mark).items())
+        if seen.state not in _ENDED and here.is_used_by(pid)
+    ]
+
+
+def marked(mark: str, *, since_us: int = 0) -> list[Process]:
+    """Processes that carry a mark, and what those started, wherever they are; only those that were started since. For a
+    holder that is dead: what it left behind has nobody any more."""
+    everybody = _everybody()
+    carrying = {pid for pid in everybody if _carries(pid, mark)}
+    return [
+        Process(pid, everybody[pid].started_us, _command(pid), everybody[pid].parent)
+        for pid in sorted(_below(carrying, everybody) - {os.getpid()})
+        if everybody[pid].state not in _ENDED and everybody[pid].started_us + _TICKS_US >= since_us
+    ]
+
+
+def descendants(pid: int) -> list[int]:
+    """What a process started, and what those started in turn; what has ended does not count."""
+    everybody = _everybody()
+    found = _below({pid}, everybody) - {pid}
+    return sorted(each for each in found if everybody[each].state not in _ENDED)
+
+
+def started_since(folder: Path, *, mark: str, since_us: int) -> list[Process]:
+    """Of those, the ones that were started since. One that began within a hundredth of a second before may be
+    among them, because nobody knows it better."""
+    return [each for each in alive(folder, mark=mark) if each.started_us + _TICKS_US >= since_us]
+
+
+def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
+    """End processes, and say which are gone: each is asked to, and killed when it has not gone after a while. Another
+    one that got the number of one that is gone is not touched."""
+    held: dict[int, Process] = {}
+    gone: list[Process] = []
+    try:
+        for each in processes:
+            descriptor = _held(each)
+            if descriptor is None:
+                gone.append(each)
+            elif descriptor >= 0:
+                held[descriptor] = each
+        waiting = set(held)
+        for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, _KILLED_SECONDS)):
+            for descriptor in waiting:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(descriptor, number)
+            waiting = _still(waiting, patience)
+        gone += [each for descriptor, each in held.items() if descriptor not in waiting]
+        return [each for each in processes if each in gone]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def written_to(folder: Path) -> set[bytes]:
+    """Files below a folder, by their paths in it, that a process has open for writing, or mapped so that it can write
+    without a call. This process counts too."""
+    return written(folder).paths
+
+
+def written(folder: Path) -> Written:
+    """The same, and what is open for writing under names that lie elsewhere or are gone."""
+    here = _Place(folder)
+    found = Written(set(), set())
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            here.note_open(pid, found)
+            here.note_mapped(pid, found)
+    return found
+
+
+class _Place:
+    """A folder as /proc names it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = os.fsencode(os.path.realpath(folder))
+        self._below = self._path.rstrip(b"/") + b"/"
+        # In lists of mappings a line break within a name is written out.
+        self._mapped = self._below.replace(b"\n", b"\\012")
+        try:
+            self._device = os.stat(self._path).st_dev
+        except OSError:
+            self._device = -1
+
+    def is_used_by(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            if self._has(os.readlink(b"/proc/%d/cwd" % pid)):
+                return True
+        with contextlib.suppress(OSError):
+            if any(self._has(target) for _, target in _descriptors(pid)):
+                return True
+        with contextlib.suppress(OSError):
+            return b" " + self._mapped in _read(pid, b"maps")
+        return False
+
+    def note_open(self, pid: int, found: Written) -> None:
+        for descriptor, target in _descriptors(pid):
+            if not target.startswith(b"/") or target.startswith((b"/dev/", b"/proc/")):
+                continue
+            with contextlib.suppress(OSError):
+                if not os.lstat(descriptor).st_mode & stat.S_IWUSR:
+                    continue
+                if target.startswith(self._below) and not target.endswith(_DELETED):
+                    found.paths.add(target[len(self._below) :])
+                    continue
+                file = os.stat(descriptor)
+                if file.st_dev == self._device and file.st_nlink and stat.S_ISREG(file.st_mode):
+                    found.inodes.add((file.st_dev, file.st_ino))
+
+    def note_mapped(self, pid: int, found: Written) -> None:
+        for device, inode, name in _shared(pid):
+            if name.startswith(self._mapped) and not name.endswith(_DELETED):
+                found.paths.add(name[len(self._mapped) :].replace(b"\\012", b"\n"))
+            elif device == self._device:
+                found.inodes.add((device, inode))
+
+    def _has(self, target: bytes) -> bool:
+        return target == self._path or target.startswith(self._below)
+
+
+def _ours(mark: str) -> dict[int, _Seen]:
+    """This process's own, without itself: by descent, by the mark, or as a copy that nobody has given a program yet."""
+    me = os.getpid()
+    everybody = _everybody()
+    image = everybody[me].image if me in everybody else ()
+    known = {pid for pid, seen in everybody.items() if seen.image == image or _carries(pid, mark)}
+    return {pid: everybody[pid] for pid in _below(known | {me}, everybody) - {me}}
+
+
+def _everybody() -> dict[int, _Seen]:
+    return {pid: seen for pid in _pids() if (seen := _seen(pid)) is not None}
+
+
+def _below(known: set[int], everybody: dict[int, _Seen]) -> set[int]:
+    """Some processes, with all that they started."""
+    children: dict[int, list[int]] = {}
+    for pid, seen in everybody.items():
+        children.setdefault(seen.parent, []).append(pid)
+    found, waiting = set(known), list(known)
+    while waiting:
+        more = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+        found.update(more)
+        waiting += more
+    return found
+
+
+# /proc --------------------------------------------------------------------------------------------
+
+
+def _pids() -> list[int]:
+    if sys.platform != "linux":
+        return []
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def _opened(pid: int, name: bytes) -> Generator[int]:
+    descriptor = os.open(b"/proc/%d/%s" % (pid, name), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _all(descriptor: int) -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(descriptor, _READ_BYTES):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _read(pid: int, name: bytes) -> bytes:
+    with _opened(pid, name) as descriptor:
+        return _all(descriptor)
+
+
+def _shared(pid: int) -> list[tuple[int, int, bytes]]:
+    """Files that a process can write to through its memory: device, inode and path. Kernels from 6.11 on say that
+    there is none without writing all mappings out."""
+    with _opened(pid, b"maps") as descriptor:
+        try:
+            fcntl.ioctl(descriptor, _ASK_MAPS, _SHARED_ASKED)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return []
+        lines = [line.split(None, 5) for line in _all(descriptor).splitlines() if b"w-s " in line or b"wxs " in line]
+    found: list[tuple[int, int, bytes]] = []
+    for fields in lines:
+        if len(fields) == 6 and fields[5].startswith(b"/"):
+            major, _, minor = fields[3].partition(b":")
+            found.append((os.makedev(int(major, 16), int(minor, 16)), int(fields[4]), fields[5]))
+    return found
+
+
+def _seen(pid: int) -> _Seen | None:
+    try:
+        fields = _read(pid, b"stat").rpartition(b")")[2].split()
+        # Where code, stack and environment lie is drawn anew for every program, and kept by a copy of a process.
+        image = (fields[23], fields[25], fields[47]) if len(fields) > 47 and fields[25] != b"0" else (b"%d" % pid,)
+        return _Seen(int(fields[1]), fields[0], _booted_us() + int(fields[19]) * _TICKS_US, image)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _carries(pid: int, mark: str) -> bool:
+    try:
+        return b"%s=%s" % (MARK.encode(), os.fsencode(mark)) in _read(pid, b"environ").split(b"\0")
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        words = _read(pid, b"cmdline").rstrip(b"\0").replace(b"\0", b" ") or b"[%s]" % _read(pid, b"comm").strip()
+    except OSError:
+        return ""
+    return " ".join(words.decode(errors="replace").split())[:_COMMAND_CHARS_MAX]
+
+
+def _descriptors(pid: int) -> Iterator[tuple[bytes, bytes]]:
+    folder = b"/proc/%d/fd" % pid
+    for name in os.listdir(folder):
+        descriptor = folder + b"/" + name
+        with contextlib.suppress(OSError):
+            yield descriptor, os.readlink(descriptor)
+
+
+@lru_cache(maxsize=1)
+def _booted_us() -> int:
+    """When the machine started. Read once, so that a process is seen to have started at one moment and not at two."""
+    with open("/proc/uptime", "rb") as file:
+        seconds = file.read().split()[0]
+    return SystemClock().now_us() - round(float(seconds) * 1_000_000)
+
+
+# ending -------------------------------------------------------------------------------------------
+
+
+def _held(process: Process) -> int | None:
+    """A descriptor that stands for this very process; None: it is gone; -1: it cannot be held, and is left alone."""
+    if process.pid in (os.getpid(), 0, 1):
+        return -1
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    except (OSError, AttributeError):
+        return -1
+    seen = _seen(process.pid)
+    if seen is not None and abs(seen.started_us - process.started_us) < _SAME_US:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _still(descriptors: set[int], seconds: float) -> set[int]:
+    """Which of some processes are still there after a while; no longer than it takes until none is."""
+    clock = SystemClock()
+    until = clock.monotonic() + seconds
+    waiting = set(descriptors)
+    poll = select.poll()
+    for descriptor in waiting:
+        poll.register(descriptor, select.POLLIN)
+    while waiting:
+        left = until - clock.monotonic()
+        for descriptor, _ in poll.poll(max(left, 0.0) * 1_000):
+            poll.unregister(descriptor)
+            waiting.discard(descriptor)
+        if left <= 0:
+            break
+    return waiting

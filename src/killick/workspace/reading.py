@@ -1,0 +1,240 @@
+"""Takes one file out of a folder: its stat data, and what it holds, from one moment. Never through a link."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from killick.clock import Clock
+from killick.workspace import tree
+from killick.workspace.tree import BLOCK_BYTES, Add, Block, Entry
+
+FINE_NS: Final = 50_000_000
+"""How much older than its reading a time must be, for a later change to have another one."""
+COARSE_NS: Final = 2_100_000_000
+"""The same, for file systems that know whole seconds only, or every other."""
+_SECOND_NS: Final = 1_000_000_000
+
+_AGAIN_MAX: Final = 5
+_ENCODING: Final = sys.getfilesystemencoding()
+CLONE_BYTES: Final = 4 * BLOCK_BYTES
+"""Files that are longer are worth a copy that shares their blocks."""
+_CLONES_MAX: Final = 128
+_FICLONE: Final = 0x40049409
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Key = tuple[int, int, int, int, int]
+"""What a file is known by: mtime, ctime, size, inode, mode."""
+
+
+class Taken(msgspec.Struct, array_like=True, gc=False):
+    """A file as it was when it was read. `racy`: a later change may have left the same stat data."""
+
+    key: Key
+    entry: Entry
+    racy: bool = False
+
+
+class Cloned(msgspec.Struct, frozen=True):
+    """A long file of which the file system made a copy that shares its blocks: it is read from there, later."""
+
+    copy: int
+    key: Key
+    racy: bool
+
+    def read(self, name: str, add: Add) -> Taken | None:
+        """The file, stored from the copy, which is gone then."""
+        try:
+            ref = _blocks(self.copy, self.key[2], add)
+        finally:
+            os.close(self.copy)
+        mtime, _, size, _, mode = self.key
+        entry = None if ref is None else Entry(encoded(name), tree.FILE, mode & 0o7777, mtime, size, ref)
+        return None if entry is None else Taken(self.key, entry, self.racy)
+
+
+class Cloning:
+    """Copies of long files that share their blocks, where the file system can: then nobody waits for the reading."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._left = _CLONES_MAX
+
+    def begin(self) -> None:
+        """So many copies may be open for one snapshot."""
+        self._left = _CLONES_MAX if self._left >= 0 else -1
+
+    def copy(self, file: int) -> int | None:
+        """A copy of an open file, without a name; None where there can be none."""
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        try:
+            made = os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self._left = -1
+            return None
+        try:
+            fcntl.ioctl(made, _FICLONE, file)
+        except OSError as error:
+            os.close(made)
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS):
+                self._left = -1  # not here, and not later
+            return None
+        return made
+
+
+class Moving(msgspec.Struct, frozen=True):
+    """A file that did not come to rest while it was read, or that cannot be read."""
+
+    reason: str
+    last: Taken | None = None
+
+
+def key_of(status: os.stat_result) -> Key:
+    """What a file is known by."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_mode
+
+
+def opened(name: str, above: int) -> int:
+    """A folder in another one, and nothing else of that name."""
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+
+def is_racy(key: Key, at_ns: int) -> bool:
+    """Whether a change after a moment may leave the same data."""
+    latest = max(key[0], key[1])
+    is_coarse = key[0] % _SECOND_NS == 0 and key[1] % _SECOND_NS == 0
+    return latest > at_ns - (COARSE_NS if is_coarse else FINE_NS)
+
+
+def taken(
+    above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool, cloning: Cloning
+) -> Taken | Cloned | Moving | None:
+    """What is in a folder under a name that is no folder, stored; None where it went. Only what is a `regular` file is
+    opened: to open a pipe or a device does something. `at_ns` is a moment before."""
+    last: Taken | None = None
+    for again in range(_AGAIN_MAX):
+        if again:
+            time.sleep(0.002 * (again - 1))
+            at_ns = clock.now_us() * 1_000
+        try:
+            look = _regular(above, name, add, cloning) if regular else None
+            regular = look is not None
+            before, ref, after = look or _other(above, name)
+        except FileNotFoundError:
+            regular = True
+            continue  # replaced just now, or gone
+        except PermissionError:
+            return Moving("cannot be read")
+        except OSError as error:
+            return Moving(f"cannot be read: {error.strerror}")
+        if ref is None:
+            continue
+        if stat.S_ISDIR(before.st_mode):
+            return None
+        key = key_of(before)
+        if isinstance(ref, int):
+            if key == key_of(after):
+                return Cloned(ref, key, is_racy(key, at_ns))
+            os.close(ref)
+            cloning = _NO_CLONING  # it is not at rest: what is read may at least be one of the things it held
+            continue
+        kind = tree.FILE if regular else tree.kind_of(before.st_mode)
+        size = key[2] if kind == tree.FILE else 0
+        entry = Entry(encoded(name), kind, key[4] & 0o7777, key[0], size, ref)
+        if key == key_of(after):
+            return Taken(key, entry, is_racy(key, at_ns))
+        last = Taken(key, entry, racy=True)
+    return Moving("changed while it was read", last) if last is not None else None
+
+
+def encoded(name: str) -> bytes:
+    """A name as the file system has it."""
+    return name.encode(_ENCODING, "surrogateescape")
+
+
+def decoded(name: bytes) -> str:
+    """A name as this process has it."""
+    return name.decode(_ENCODING, "surrogateescape")
+
+
+_NO_CLONING: Final = Cloning(Path(os.devnull))
+
+_Look = tuple[os.stat_result, bytes | int | None, os.stat_result]
+"""What a file was like before it was read, what it held, or the copy to read it from, and what it was like then; None:
+it grew or shrank."""
+
+
+class _Own(threading.local):
+    """Each thread reads into memory of its own, again and again: fresh memory costs more than the reading."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BLOCK_BYTES + 1))
+
+
+_own: Final = _Own()
+
+
+def _regular(above: int, name: str, add: Add, cloning: Cloning) -> _Look | None:
+    """What a regular file holds; None where it is something else."""
+    try:
+        file = os.open(name, _READ, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            return None  # a link, or a socket
+        raise
+    try:
+        before = os.fstat(file)
+        if not stat.S_ISREG(before.st_mode):
+            return None
+        size = before.st_size
+        ref: bytes | int | None = None
+        if size > BLOCK_BYTES:
+            ref = cloning.copy(file) if size > CLONE_BYTES else None
+            ref = _blocks(file, size, add) if ref is None else ref
+        else:
+            have = os.readv(file, [_own.buffer])
+            while 0 < have < size and (more := os.readv(file, [_own.buffer[have:]])):
+                have += more
+            ref = add(_own.buffer[:size]) if have == size else None
+        return before, ref, os.fstat(file)
+    finally:
+        os.close(file)
+
+
+def _other(above: int, name: str) -> _Look:
+    before = os.stat(name, dir_fd=above, follow_symlinks=False)
+    ref = os.readlink(os.fsencode(name), dir_fd=above) if stat.S_ISLNK(before.st_mode) else b""
+    if stat.S_ISREG(before.st_mode):
+        raise FileNotFoundError(name)  # it was something else just now
+    return before, ref, os.stat(name, dir_fd=above, follow_symlinks=False)
+
+
+def _blocks(file: int, size: int, add: Add) -> bytes | None:
+    """A long file in blocks; where it has holes, nothing is read."""
+    found: list[Block] = []
+    offset = 0
+    while offset < size:
+        try:
+            offset = os.lseek(file, offset, os.SEEK_DATA) // BLOCK_BYTES * BLOCK_BYTES
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break  # nothing but a hole up to its end
+            # A file system that knows nothing of holes: all of it is data.
+        wanted = min(BLOCK_BYTES, size - offset)
+        data = os.pread(file, wanted, offset)
+        if len(data) != wanted:
+            return None
+        found.append(Block(offset, wanted, add(data)))
+        offset += wanted
+    return tree.store_blocks(found, add)

@@ -1,0 +1,272 @@
+"""A folder as a value: entries by name, folders by the hash of what they hold. Reads and writes no file.
+
+A folder is stored as one object, or, when it is large, as pieces whose boundaries depend on the names alone, so that a
+change stores one piece anew and not the whole list. Names are bytes: a file system knows no encoding.
+"""
+
+from __future__ import annotations
+
+import stat
+from binascii import crc32
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+import msgspec
+
+from killick.errors import SnapshotBroken
+
+Id = bytes
+"""The hash that an object is found by: 32 bytes of SHA-256."""
+
+Kind = Literal["file", "folder", "link", "fifo", "socket", "device"]
+KINDS: Final[tuple[Kind, ...]] = ("file", "folder", "link", "fifo", "socket", "device")
+KEPT: Final = frozenset({"file", "folder", "link", "fifo"})
+"""What can be brought back. Sockets and devices are told of, and left alone."""
+
+BLOCK_BYTES: Final = 1 << 20
+"""Files that are longer are kept in blocks of this length."""
+
+_SPLIT_ABOVE: Final = 128
+_PIECE_MASK: Final = 0x3F
+_OF_MODE: Final[Mapping[int, Kind]] = {
+    stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket",
+}  # fmt: skip
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One name in a folder. `ref` is the id of what it holds (a file of at most one block: its bytes; a longer one: its
+    `Blocks`; a folder: its entries), or where a link leads; empty for what is only told of."""
+
+    name: bytes
+    kind: int
+    mode: int
+    mtime_ns: int
+    size: int = 0
+    ref: bytes = b""
+
+    @property
+    def sort(self) -> Kind:
+        """What it is, in a word."""
+        return KINDS[self.kind]
+
+    @property
+    def is_folder(self) -> bool:
+        return self.kind == FOLDER
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is a file that is kept in blocks."""
+        return self.kind == FILE and self.size > BLOCK_BYTES
+
+
+FILE, FOLDER, LINK, FIFO, SOCKET, DEVICE = range(6)
+
+
+class Block(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A stretch of a long file that holds data; between blocks there is nothing but zeros."""
+
+    offset: int
+    size: int
+    ref: bytes
+
+
+class _Folder(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    entries: list[Entry]
+
+
+class _Pieces(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    refs: list[bytes]
+
+
+class _Blocks(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    blocks: list[Block]
+
+
+class _Root(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    entry: Entry
+
+
+Add = Callable[[bytes | memoryview], Id]
+"""Stores an object and says its id."""
+Load = Callable[[Id], bytes]
+"""An object by its id; `SnapshotBroken` where it is missing or not what it was."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).decode
+
+
+def id_of(data: bytes | memoryview) -> Id:
+    """The id of an object."""
+    return sha256(data).digest()
+
+
+def kind_of(mode: int) -> int:
+    """Which kind a file is of, by its `st_mode`."""
+    return KINDS.index(_OF_MODE.get(stat.S_IFMT(mode), "device"))
+
+
+# writing ------------------------------------------------------------------------------------------
+
+
+def store_folder(entries: Iterable[Entry], add: Add) -> Id:
+    """Store what a folder holds."""
+    ordered = sorted(entries, key=lambda entry: entry.name)
+    if len(ordered) <= _SPLIT_ABOVE:
+        return add(_encode(_Folder(ordered)))
+    refs: list[bytes] = []
+    piece: list[Entry] = []
+    for entry in ordered:
+        piece.append(entry)
+        if crc32(entry.name) & _PIECE_MASK == 0:
+            refs.append(add(_encode(_Folder(piece))))
+            piece = []
+    if piece:
+        refs.append(add(_encode(_Folder(piece))))
+    return add(_encode(_Pieces(refs)))
+
+
+def store_blocks(blocks: Sequence[Block], add: Add) -> Id:
+    """Store where the data of a long file is."""
+    return add(_encode(_Blocks(list(blocks))))
+
+
+def store_root(entry: Entry, add: Add) -> Id:
+    """Store a whole snapshot: the folder itself, with its own mode and time. Its id is the snapshot's."""
+    return add(_encode(_Root(entry)))
+
+
+# reading ------------------------------------------------------------------------------------------
+
+
+def _loaded(ref: Id, load: Load, kinds: type | tuple[type, ...]) -> Any:
+    try:
+        found = _decode(load(ref))
+    except msgspec.DecodeError as error:
+        raise SnapshotBroken(ref.hex(), f"is not what it should be: {error}") from error
+    if not isinstance(found, kinds):
+        raise SnapshotBroken(ref.hex(), "is not what it should be")
+    return found
+
+
+def root(ref: Id, load: Load) -> Entry:
+    """The folder that a snapshot is of."""
+    found: Entry = _loaded(ref, load, _Root).entry
+    return found
+
+
+def folder(ref: Id, load: Load) -> list[Entry]:
+    """What a folder holds, by name."""
+    found = _loaded(ref, load, (_Folder, _Pieces))
+    if isinstance(found, _Folder):
+        return found.entries
+    return [entry for piece in found.refs for entry in _loaded(piece, load, _Folder).entries]
+
+
+def blocks(ref: Id, load: Load) -> list[Block]:
+    """Where the data of a long file is."""
+    found: list[Block] = _loaded(ref, load, _Blocks).blocks
+    return found
+
+
+def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+    """Everything below a folder, each with its path from there, folders before what they hold."""
+    waiting = [(path, iter(folder(entry.ref, load)))]
+    while waiting:
+        above, entries = waiting[-1]
+        each = next(entries, None)
+        if each is None:
+            waiting.pop()
+            continue
+        place = above + b"/" + each.name if above else each.name
+        yield place, each
+        if each.is_folder:
+            waiting.append((place, iter(folder(each.ref, load))))
+
+
+def find(entry: Entry, path: bytes, load: Load) -> Entry | None:
+    """What stands at a path below a folder."""
+    found: Entry | None = entry
+    for name in filter(None, path.split(b"/")):
+        if found is None or not found.is_folder:
+            return None
+        found = next((each for each in folder(found.ref, load) if each.name == name), None)
+    return found
+
+
+def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[tuple[Id, bool]]:
+    """Every object that a snapshot stands on, and whether it holds content; what was seen before is left out.
+
+    Content is noted in `seen` under another name than folders: a file may hold the very bytes that list a folder.
+    """
+    waiting: list[Id] = [ref]
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        yield current, False
+        found = _loaded(current, load, (_Folder, _Pieces, _Blocks, _Root))
+        if isinstance(found, _Pieces):
+            waiting += found.refs
+        elif isinstance(found, _Blocks):
+            yield from _content((block.ref for block in found.blocks), seen)
+        else:
+            entries = found.entries if isinstance(found, _Folder) else [found.entry]
+            waiting += [entry.ref for entry in entries if entry.is_folder or entry.is_long]
+            yield from _content((entry.ref for entry in entries if entry.kind == FILE and not entry.is_long), seen)
+
+
+def _content(refs: Iterable[Id], seen: set[Id]) -> Iterator[tuple[Id, bool]]:
+    for ref in refs:
+        name = ref + b"*"
+        if name not in seen:
+            seen.add(name)
+            yield ref, True
+
+
+# comparing ----------------------------------------------------------------------------------------
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What is other at a path: before and after, None where there is nothing."""
+
+    path: bytes
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def how(self) -> Literal["added", "removed", "changed", "touched"]:
+        """In a word; touched: only mode or time are other."""
+        if self.before is None:
+            return "added"
+        if self.after is None:
+            return "removed"
+        same = (self.before.kind, self.before.size, self.before.ref) == (
+            self.after.kind,
+            self.after.size,
+            self.after.ref,
+        )
+        return "touched" if same or (self.before.is_folder and self.after.is_folder) else "changed"
+
+
+def changes(before: Entry | None, after: Entry | None, load: Load, path: bytes = b"") -> Iterator[Change]:
+    """What differs between two folders, by path: of each folder its own change first, then what is below. What both
+    share is not looked at."""
+    waiting = [(before, after, path)]
+    while waiting:
+        one, other, place = waiting.pop()
+        if one == other:
+            continue
+        if place or one is None or other is None or _own(one) != _own(other):
+            yield Change(place, one, other)
+        if one is not None and other is not None and (one.ref, one.kind) == (other.ref, other.kind):
+            continue
+        old = {each.name: each for each in folder(one.ref, load)} if one is not None and one.is_folder else {}
+        new = {each.name: each for each in folder(other.ref, load)} if other is not None and other.is_folder else {}
+        names = sorted(old.keys() | new.keys(), reverse=True)
+        waiting += [(old.get(name), new.get(name), place + b"/" + name if place else name) for name in names]
+
+
+def _own(entry: Entry) -> tuple[int, int, int]:
+    return entry.kind, entry.mode, entry.mtime_ns
