@@ -10,6 +10,7 @@ from stories import START_US, started
 from killick.clock import ManualClock, SystemClock
 from killick.errors import HeadMoved, LogError, StoreFull
 from killick.log import Committer, Entry, Log, RunLog, verify
+from killick.log.committer import Ticket
 from killick.model import events as e
 from killick.store import MemoryStore
 from killick.store.base import Append, Head
@@ -232,35 +233,6 @@ def test_many_tasks_wait_for_one_append_and_who_is_cancelled_takes_nobody_along(
     log.close()
 
 
-def test_a_barrier_ends_though_another_task_appends_while_it_waits() -> None:
-    store = Watched()
-    log = Log(store, clock=SlowClock())  # commits seem slow, so that they happen in a thread
-    handle = begin(log, "run_1")
-
-    async def main() -> None:
-        await handle.append_soon(note(1))
-        store.gate.clear()
-        begun = handle.append_begun(note(2))
-        assert begun.future is not None
-        await asyncio.to_thread(_until_leading, log)
-        handle.append_behind(note(3))
-        barrier = asyncio.ensure_future(handle.barrier_soon())
-        await asyncio.sleep(0)
-        appended = asyncio.ensure_future(handle.append_soon(note(4)))
-        await asyncio.sleep(0)
-        store.gate.set()
-        await asyncio.wait_for(asyncio.gather(barrier, appended), 60)
-
-    asyncio.run(main())
-    assert log.head("run_1").seq == 5
-    log.close()
-
-
-def _until_leading(log: Log) -> None:
-    while log.committer._queue or not log.committer._leading:
-        pass
-
-
 def test_closing_commits_what_waits_and_then_refuses() -> None:
     store = Watched()
     log = Log(store)
@@ -271,6 +243,71 @@ def test_closing_commits_what_waits_and_then_refuses() -> None:
     assert log.head("run_1").seq == 11
     with pytest.raises(LogError, match="closed"):
         handle.append(note(11))
+
+
+class Led(Watched):
+    """A store that says when a commit has come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        self.reached.set()
+        return super().append(items)
+
+
+def led_by_another_run(store: Led, log: Log) -> threading.Thread:
+    """A thread that commits for another run, and stays at it until the store's gate is opened."""
+    other = begin(log, "other")
+    store.gate.clear()
+    store.reached.clear()
+    leader = threading.Thread(target=other.append, args=(note(0),))
+    leader.start()
+    assert store.reached.wait(300)
+    return leader
+
+
+def test_a_barrier_ends_though_a_later_append_took_along_what_it_waits_for() -> None:
+    store = Led()
+    log = Log(store)
+    handle = begin(log, "run_1")
+    leader = led_by_another_run(store, log)
+
+    async def main() -> None:
+        begun = asyncio.ensure_future(handle.append_soon(note(1)))
+        await asyncio.sleep(0)
+        handle.append_behind(note(2))
+        barrier = asyncio.ensure_future(handle.barrier_soon())
+        await asyncio.sleep(0)
+        later = asyncio.ensure_future(handle.append_soon(note(3)))
+        await asyncio.sleep(0)
+        store.gate.set()
+        await asyncio.wait_for(asyncio.gather(begun, later), 300)
+        assert log.head("run_1").seq == 4
+        await asyncio.wait_for(barrier, 30)
+
+    asyncio.run(main())
+    leader.join()
+    log.close()
+
+
+def test_nothing_is_taken_back_from_a_committer_that_closes() -> None:
+    class Closing(Committer):
+        def wait(self, ticket: Ticket, *, lead: bool = False) -> None:
+            assert not self.withdraw(ticket), "whoever closes would wait for it for ever"
+            super().wait(ticket, lead=lead)
+
+    store = Watched()
+    committer = Closing(store, SystemClock())
+    committer._thread = threading.current_thread()  # no thread writes behind: closing must
+    handle = begin(Log(store), "run_1")
+    committer.submit(handle.built(note(1)))
+    committer._thread = None
+    committer.close()
+    head = store.head("run_1")
+    assert head is not None
+    assert head.seq == 2
 
 
 def test_hammering_from_threads_and_a_loop_together_loses_nothing() -> None:

@@ -75,6 +75,59 @@ def test_an_attempt_open_at_a_rewind_can_still_end_late_under_its_key() -> None:
     assert (statuses(book), book.in_doubt()) == ([("a", "happened")], [])
 
 
+def test_an_attempt_ends_the_effect_of_its_own_key_whatever_had_its_number_in_a_timeline_that_was_left() -> None:
+    told = [
+        *pay("1", "a", outcome="refused", retry_at=5),
+        e.RunRewound(at=3, cut=1, generation=1),
+        *pay("1", "b", outcome="refused", retry_at=5),
+        e.RunRewound(at=4, cut=4, generation=2),
+        e.AttemptStarted(at=5, step="1", attempt=2, key="a", epoch=1),
+        e.AttemptEnded(at=6, step="1", attempt=2, outcome="returned"),
+    ]
+    assert statuses(ledger(*told)) == [("a", "happened"), ("b", "did_not_happen")]
+
+
+def test_an_attempt_under_the_key_of_another_step_ends_that_effect() -> None:
+    told = [
+        *pay("1", "a"),
+        e.RunRewound(at=3, cut=1, generation=1),
+        e.StepIntended(at=4, step="2", sort="tool", name="pay", digest="d1", effect="idempotent"),
+        e.AttemptStarted(at=5, step="2", attempt=1, key="a", epoch=2),
+        e.AttemptEnded(at=6, step="2", attempt=1, outcome="returned"),
+    ]
+    book = ledger(*told)
+    assert (statuses(book), book.facts.keys, book.facts.open) == ([("a", "happened")], {}, {})
+
+
+def test_an_effect_that_was_refused_for_good_may_happen_where_a_rewind_went_back_to_its_first_attempt() -> None:
+    told = [
+        *pay("1", "a"),
+        e.RunRewound(at=3, cut=1, generation=1),
+        e.StepIntended(at=4, step="1", sort="tool", name="pay", digest="d1", effect="idempotent"),
+        e.AttemptStarted(at=4, step="1", attempt=1, key="a", epoch=2),
+        e.AttemptEnded(at=4, step="1", attempt=1, outcome="refused"),
+        e.RunRewound(at=5, cut=3, generation=2),
+        e.AttemptStarted(
+            at=6, step="1", attempt=2, key="a", epoch=3, action=e.Action("pay", "idempotent", "d1", intended=2)
+        ),
+        e.AttemptEnded(at=6, step="1", attempt=2, outcome="returned"),
+    ]
+    book = ledger(*told)
+    assert (statuses(book), book.facts.keys, book.facts.open) == ([("a", "happened")], {}, {})
+    assert book.facts.counts.effects == {"pay": 1}
+
+
+def test_the_end_of_a_read_says_nothing_of_an_effect_that_had_its_number() -> None:
+    told = [
+        *pay("1", "a", outcome="refused", retry_at=5),
+        e.RunRewound(at=3, cut=1, generation=1),
+        e.StepIntended(at=4, step="1", sort="tool", name="look", digest="d", effect="reads"),
+        e.AttemptStarted(at=5, step="1", attempt=1, key="b", epoch=1),
+        e.AttemptEnded(at=6, step="1", attempt=1, outcome="returned"),
+    ]
+    assert statuses(ledger(*told)) == [("a", "did_not_happen")]
+
+
 def test_a_claim_stays_consumed_unless_nothing_happened() -> None:
     assert ledger(*pay("1", "a", outcome="returned")).claims() == {"token:1": 3}
     assert ledger(*pay("1", "a", outcome="unknown")).claims() == {"token:1": 3}

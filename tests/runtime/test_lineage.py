@@ -11,6 +11,7 @@ import pytest
 import killick
 from killick.errors import StepFailed, StoreUnavailable
 from killick.log.committer import Committer
+from killick.model import events as e
 
 from .conftest import World
 
@@ -22,11 +23,15 @@ WORDS: dict[str, str] = {}
 INSIDE: dict[str, Callable[[], None]] = {}
 """What happens inside the next payment of a run, before the far side hears of it; and after, as `run:after`."""
 
+CLOSED: list[bool] = []
+"""Whether the far side is closed, visit by visit; after the last it is open."""
+
 
 @pytest.fixture(autouse=True)
 def _clean() -> None:
     FAR.clear()
     INSIDE.clear()
+    CLOSED.clear()
 
 
 def _nothing() -> None: ...
@@ -344,3 +349,64 @@ def test_an_attempt_that_was_refused_before_anyone_waited_for_it_is_not_made(
         world.kd.advance("r")
     assert "attempt.started" in world.line.appends[1]
     assert FAR == {}
+
+
+@killick.tool(name="lineage_pay_when_open", retry=killick.Retry(attempts=1), nothing_happened=ConnectionRefusedError)
+def pay_when_open(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
+    if CLOSED and CLOSED.pop():
+        raise ConnectionRefusedError("closed")
+    return _paid(key, step)
+
+
+@killick.tool(
+    name="lineage_insist", nothing_happened=ConnectionRefusedError, retry=killick.Retry(attempts=9, first="1h")
+)
+def insist(to: str, key: killick.Key = killick.KEY, step: killick.ToolStep = killick.STEP) -> str:
+    if CLOSED and CLOSED.pop():
+        raise ConnectionRefusedError("closed")
+    return _paid(key, step)
+
+
+@killick.agent(name="pays_when_open")
+async def pays_when_open(run: killick.Run) -> str:
+    return await run.call(pay_when_open, "ann")
+
+
+@killick.agent(name="insists_twice")
+async def insists_twice(run: killick.Run) -> list[str]:
+    return [await run.call(insist, "ann"), await run.call(insist, "ann")]
+
+
+def _seq_of(world: World, run: str, kind: type[e.Event]) -> int:
+    """The seq of a run's first event of a kind."""
+    events = (world.kd.log.event(run, seq) for seq in range(1, world.kd.log.head(run).seq + 1))
+    return next(seq for seq, event in enumerate(events, 1) if isinstance(event, kind))
+
+
+def test_what_was_intended_before_a_rewind_and_done_after_it_is_not_done_again(world: World) -> None:
+    CLOSED[:] = [True]
+    world.kd.start(pays_when_open, id="r")
+    assert world.kd.advance("r").status == "failed"
+    world.kd.rewind("r", f"@{_seq_of(world, 'r', e.StepIntended)}")
+    assert world.kd.advance("r").result == "receipt 1"
+    assert [effect.status for effect in world.kd.log.ledger("r").effects] == ["did_not_happen", "happened"]
+    assert world.kd.log.ledger("r").facts.counts.calls == {"lineage_pay_when_open": 2}
+    world.kd.rewind("r", "start")
+    assert world.kd.advance("r").result == "receipt 1"
+    assert len(FAR) == 1
+
+
+def test_a_payment_refused_in_a_timeline_that_was_left_is_not_taken_for_one_that_was_made(
+    world: World,
+) -> None:
+    CLOSED[:] = [True, True]
+    world.kd.start(insists_twice, id="r")
+    world.kd.advance("r")
+    refused = _seq_of(world, "r", e.AttemptEnded)
+    world.kd.rewind("r", "start")
+    world.kd.advance("r")
+    assert not CLOSED
+    world.kd.rewind("r", f"@{refused}")
+    world.clock.advance(7200)
+    assert world.kd.advance("r").result == ["receipt 1", "receipt 2"]
+    assert len(FAR) == 2

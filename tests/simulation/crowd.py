@@ -1,22 +1,28 @@
 """A run and its forks in several processes at once, interleaved by a seed at every touch of the store and the far side.
 
 Owns the turns: one process moves at a time, from one touch to the next, and chance says which. A seed tells the same
-story each time.
+story each time, however slow the machine is: no timer of a loop goes off, no process has a second thread that works,
+and when a process looks at its inbox meanwhile is drawn too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar
 from random import Random
 from typing import Any, Final
 
 import killick
+from killick.clock import ManualClock
 from killick.errors import EpochStale, KillickError, RunBusy
+from killick.runtime.calls import OwnLoop
 from killick.runtime.execution import Execution
+from killick.runtime.live_calls import LiveCall
 from killick.runtime.signals import Signal
+from killick.runtime.threads import Threads, Work
 from killick.store import MemoryStore
 from killick.store.base import ENDED, RunQuery
 from simulation.random_agents import FarSide, Program
@@ -25,6 +31,8 @@ from simulation.travelling import HANG_SECONDS, Dead, Journey, Leap, Life, _adva
 ROUNDS_MAX: Final = 3_000
 SLOW_MAX: Final = 12
 """How many touches of others an action may last, before and after it is done."""
+LOOKS: Final = 0.5
+"""How likely a process is to look at its inbox while it is inside an action."""
 
 for _name in ("judge", "lineage"):
     # Python 3.11 computes a cached property under one lock for all instances. Processes share no locks.
@@ -42,11 +50,15 @@ class Turns:
         self._ready: set[str] = set()
         self._moving: str | None = None
         self.is_over = False
+        self.taken: list[tuple[str, str]] = []
+        """Every turn so far: whose it was, and at what touch."""
+        self.stall: Callable[[], object] = lambda: None
+        """How long the machine takes over a turn."""
 
     def join(self, *names: str) -> None:
         self._live |= set(names)
 
-    def wait(self, name: str) -> None:
+    def wait(self, name: str, place: str) -> None:
         """Until it is this process's turn. Once the story is over everyone goes their way."""
         with self._changed:
             if self._moving == name:
@@ -55,6 +67,8 @@ class Turns:
             self._choose()
             mine = self._changed.wait_for(lambda: self._moving == name or self.is_over, HANG_SECONDS * 3)
             self._ready.discard(name)
+            self.taken.append((name, place))
+        self.stall()
         if not mine:
             raise AssertionError(f"{name} has no turn: {self._moving} does not come to its next touch")
 
@@ -85,29 +99,45 @@ class _Mover(Life):
     def __init__(self, turns: Turns, name: str, kill_at: int = 0) -> None:
         super().__init__(kill_at)
         self._turns, self.name = turns, name
-        self._mutex = threading.Lock()  # its threads come one by one
         self.is_moving = False
 
     def point(self, place: str) -> None:
-        self._wait()
+        self._wait(place)
         super().point(place)
 
     def look(self, place: str) -> None:
-        self._wait()
+        self._wait(place)
         super().look(place)
 
-    def _wait(self) -> None:
+    def _wait(self, place: str) -> None:
         if self.is_moving:
-            with self._mutex:
-                self._turns.wait(self.name)
+            self._turns.wait(self.name, place)
+
+
+class _InLine(Threads):
+    """What blocks is called at once, by the loop itself."""
+
+    def start(self, call: Callable[[], Any], context: Context, live: LiveCall | None = None) -> Work:
+        work = Work(asyncio.get_running_loop(), context, call, live)
+        work.run()
+        return work
+
+
+def _timeless(client: killick.Client) -> None:
+    """Let no time that passes decide what a process does: its loop's clock stands still, and every commit is quick."""
+    client._own = OwnLoop()
+    client._own.loop.time = lambda: 0.0  # type: ignore[method-assign]
+    client.log.committer._clock = ManualClock()
+    client.engine.threads = _InLine()
 
 
 class Crowd(Journey):
     """Workers that share a store, and a person who forks and rewinds runs meanwhile."""
 
     def __init__(self, seed: int, far: FarSide, program: Program, *, workers: int = 2) -> None:
-        self._turns = Turns(seed)
+        self.turns = Turns(seed)
         self._wrong: list[BaseException] = []
+        self._clients_of: dict[_Mover, killick.Client] = {}
         self._names = [f"worker {number}" for number in range(1, workers + 1)]
         clock = killick.LeapingClock()
         super().__init__(MemoryStore(clock=clock), clock, far, "walks", program, behind=False)
@@ -117,8 +147,10 @@ class Crowd(Journey):
         """The far side is slow: while one is inside, others come far."""
         here = _HERE.get()
         if here is not None:
-            for _ in range(self._turns.chance.randrange(SLOW_MAX)):
+            for _ in range(self.turns.chance.randrange(SLOW_MAX)):
                 here.look(place)
+            if self.turns.chance.random() < LOOKS:
+                self._clients_of[here].executor().notify_all()
             here.point(place)
 
     def process(self, life: Life) -> killick.Client:
@@ -131,38 +163,43 @@ class Crowd(Journey):
     def go(self, kills: Sequence[Sequence[int]], leaps: Sequence[tuple[int, Leap]]) -> list[str]:
         """Let everyone come to rest: each worker dies at its so-many-th touches, the person leaps after so many."""
         happened: list[str] = []
-        self._turns.join("person", *self._names)
+        self.turns.join("person", *self._names)
         self._is_done = not leaps
         person = self._seated("person")
-        threads = [threading.Thread(target=self._guarded, args=("person", self._leap, person, leaps, happened))]
+        threads = [self._thread("person", self._leap, person, leaps, happened)]
         for number, name in enumerate(self._names):
             first, *more = (*(kills[number] if number < len(kills) else ()), 0)
             worker = self._seated(name, first)
-            threads.append(threading.Thread(target=self._guarded, args=(name, self._work, worker, more)))
+            threads.append(self._thread(name, self._work, worker, more))
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(HANG_SECONDS * 4)
         if self._wrong:
             raise self._wrong[0]
+        assert not [thread.name for thread in threads if thread.is_alive()]
         self._take_over()
         self.process(Life())
         return happened
 
     def _seated(self, name: str, kill_at: int = 0) -> tuple[killick.Client, _Mover]:
-        mover = _Mover(self._turns, name, kill_at)
-        client = self.process(mover)
+        mover = _Mover(self.turns, name, kill_at)
+        client = self._clients_of[mover] = self.process(mover)
+        _timeless(client)
         mover.is_moving = True
         return client, mover
+
+    def _thread(self, name: str, *act: Any) -> threading.Thread:
+        return threading.Thread(target=self._guarded, args=(name, *act), name=name, daemon=True)
 
     def _guarded(self, name: str, act: Any, *args: Any) -> None:
         try:
             act(*args)
         except BaseException as error:
             self._wrong.append(error)
-            self._turns.end()
+            self.turns.end()
         finally:
-            self._turns.leave(name)
+            self.turns.leave(name)
 
     def _leap(
         self, seat: tuple[killick.Client, _Mover], leaps: Sequence[tuple[int, Leap]], happened: list[str]

@@ -145,8 +145,8 @@ class Committer:
     def withdraw(self, ticket: Ticket) -> bool:
         """Take back what was submitted last, if nobody is at it yet: whoever wrote it goes on to write more with it."""
         with self._mutex:
-            if not self._queue or self._queue[-1] is not ticket:
-                return False
+            if self._closed or not self._queue or self._queue[-1] is not ticket:
+                return False  # closing waits for the last one, and refuses what it would be joined to
             if ticket.future is not None or ticket.gate is not None:
                 return False  # somebody waits for it as it is
             self._queue.pop()

@@ -71,6 +71,16 @@ class Doubt(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 1
 
 
+class Action(msgspec.Struct, array_like=True, frozen=True):
+    """What a step does to the world, as intended at a seq. `undoes` is where the effect started that it undoes."""
+
+    tool: str
+    effect: EffectClass
+    identity: Digest | None
+    intended: int
+    undoes: int = 0
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", gc=False):
     """One immutable fact. `data` is the hash of its values, written when it is appended."""
 
@@ -324,7 +334,8 @@ class StepEnded(Event, frozen=True, tag="step.ended"):
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt.started"):
-    """One try is about to touch the world. `claims` are the rights it consumes, as `space:digest`."""
+    """One try is about to touch the world. `claims` are the rights it consumes, as `space:digest`. `action` is what it
+    does, where the run was rewound to a place at which the step was intended already."""
 
     step: StepId
     attempt: int
@@ -332,6 +343,7 @@ class AttemptStarted(Event, frozen=True, tag="attempt.started"):
     epoch: int
     deadline: int | None = None
     claims: tuple[str, ...] = ()
+    action: Action | None = None
 
 
 class AttemptProgressed(Event, frozen=True, tag="attempt.progressed"):

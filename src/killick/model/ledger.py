@@ -101,14 +101,6 @@ class Counts(msgspec.Struct, omit_defaults=True):
     """How many effects began in the order that a family of runs keeps among itself."""
 
 
-class _Intention(msgspec.Struct, array_like=True, frozen=True):
-    tool: str
-    effect: e.EffectClass
-    identity: e.Digest | None
-    intended: int
-    undoes: int
-
-
 class LedgerFacts(msgspec.Struct, omit_defaults=True):
     """The scalar part of a ledger, and what is open."""
 
@@ -121,9 +113,10 @@ class LedgerFacts(msgspec.Struct, omit_defaults=True):
     """Children and messages that are intended, and counted already."""
     begins: dict[e.StepId, str] = {}
     """What is intended and was not begun yet, by the name that rules know it by."""
-    intentions: dict[e.StepId, _Intention] = {}
+    intentions: dict[e.StepId, e.Action] = {}
     open: dict[str, int] = {}
     keys: dict[e.StepId, str] = {}
+    """By step, the key of its last attempt, while that effect is open."""
     children_open: dict[str, int] = {}
     claims_open: dict[str, int] = {}
     forks: tuple[str, ...] = ()
@@ -216,6 +209,15 @@ class Ledger:
             return None
         return self.effects.changing(index)
 
+    def reopening(self, key: str) -> Effect | None:
+        """A closed effect, about to be tried again: a rewind may go back to before it was closed."""
+        found = (index for index in range(len(self.effects) - 1, -1, -1) if self.effects[index].key == key)
+        index = next(found, None)
+        if index is None:
+            return None
+        self.facts.open[key] = index
+        return self.effects.changing(index)
+
     def turn(self, effect: Effect, status: EffectStatus, seq: int = 0) -> None:
         """What is known of an effect changes, and with it how many there are."""
         counts = self.facts.counts.effects
@@ -240,9 +242,8 @@ class Ledger:
         self.turn(effect, status, seq)
         facts = self.facts
         facts.open.pop(effect.key, None)
-        # A step of the current timeline may have the number of one that was left.
-        if facts.keys.get(effect.step) == effect.key:
-            del facts.keys[effect.step]
+        for step in [step for step, key in facts.keys.items() if key == effect.key]:
+            del facts.keys[step]
         intention = facts.intentions.get(effect.step)
         if intention is not None and intention.intended == effect.intended:
             del facts.intentions[effect.step]
@@ -374,10 +375,10 @@ def _step_intended(ledger: Ledger, seq: int, event: e.StepIntended) -> None:
         for claim in event.claims:
             ledger.consumed.append(Consumed(claim, seq))
     if event.effect is None and event.sort == "tool":
-        ledger.facts.intentions[event.step] = _Intention(SENDING, "idempotent", event.digest, seq, 0)
+        ledger.facts.intentions[event.step] = e.Action(SENDING, "idempotent", event.digest, seq, 0)
     elif event.effect is not None and event.effect != "reads":
         identity = event.identity or event.digest
-        intention = _Intention(event.name, event.effect, identity, seq, event.undoes_seq)
+        intention = e.Action(event.name, event.effect, identity, seq, event.undoes_seq)
         ledger.facts.intentions[event.step] = intention
 
 
@@ -388,33 +389,38 @@ def _step_edited(ledger: Ledger, seq: int, event: e.StepEdited) -> None:
     ledger.facts.intentions.pop(event.step, None)
     if event.effect is not None and event.effect != "reads":
         tool, identity = ledger.facts.begins.get(event.step, ""), event.identity or event.digest
-        ledger.facts.intentions[event.step] = _Intention(tool, event.effect, identity, seq, 0)
+        ledger.facts.intentions[event.step] = e.Action(tool, event.effect, identity, seq, 0)
 
 
 def _attempt_started(ledger: Ledger, seq: int, event: e.AttemptStarted) -> None:
     facts = ledger.facts
     counts = facts.counts
     counts.spend.attempts += 1
-    if (name := facts.begins.pop(event.step, None)) is not None:
+    action = event.action or facts.intentions.get(event.step)
+    name = facts.begins.pop(event.step, None)
+    if name is None and event.action is not None and event.attempt == 1 and not event.action.undoes:
+        name = event.action.tool
+    if name is not None:
         counts.calls[name] = counts.calls.get(name, 0) + 1
     if event.claims:
         facts.counts.governed += any(claim.startswith(_BUDGETED) for claim in event.claims)
     for claim in event.claims:
         facts.claims_open[claim] = ledger.consumed.append(Consumed(claim, seq))
-    effect = ledger.changing(event.key)
+    # A step of a timeline that was left may have had this number.
+    facts.keys.pop(event.step, None)
+    effect = ledger.changing(event.key) or (None if event.action is None else ledger.reopening(event.key))
     if effect is not None:
         ledger.turn(effect, "open")
         effect.attempts, effect.claims = event.attempt, event.claims or effect.claims
         if effect.generation != facts.generation:
             effect.adopted += (seq,)
-        return
-    intention = facts.intentions.get(event.step)
-    if intention is not None:
+    elif action is not None:
         effect = Effect(
-            event.key, event.step, facts.generation, intention.tool, intention.effect, intention.identity,
-            intention.intended, seq, event.attempt, undoes=intention.undoes, claims=event.claims,
+            event.key, event.step, facts.generation, action.tool, action.effect, action.identity,
+            action.intended, seq, event.attempt, undoes=action.undoes, claims=event.claims,
         )  # fmt: skip
         ledger.begin(effect)
+    if effect is not None:
         facts.keys[event.step] = event.key
 
 

@@ -466,6 +466,7 @@ class Attempting(Judged):
             epoch=ex.log.epoch,
             deadline=None if timeout is None else now + round(timeout * 1_000_000),
             claims=tuple(map(claim_text, claims)),
+            action=self._action(),
         )
         entries = [*self.written(), Entry(started)]
         first = ex.is_first_live()
@@ -501,6 +502,15 @@ class Attempting(Judged):
                 raise ex.signal
         self.is_left = inner.is_refused or not inner.told.isdisjoint(ex.log.fold.facts.pending)
         return applied
+
+    def _action(self) -> e.Action | None:
+        """What the attempt does, for the ledger of a run that was rewound: it knows only what was intended since."""
+        intent, past = self.intent, self.past
+        if past is None or not self.ex.generation or intent.effect in ("reads", None):
+            return None
+        undoes = 0 if intent.undoes is None else intent.undoes[1]
+        identity = e.to_text(intent.identity or intent.digest)
+        return e.Action(intent.name, intent.effect, identity, past.edited or past.intended, undoes)
 
     async def _touch(self, place: ToolStep, timeout: float | None) -> Applied:
         try:
