@@ -14,8 +14,8 @@ from bench.measure import Measure, interleaved, ratio, seconds
 from bench.steps import BARE_ROUNDS, STEPS, WARM_STEPS
 from bench.workload import BareTable
 from killick import rules
-from killick.history.rejudging import rejudge
-from killick.model.contract import Intention, Standing
+from killick.contracts.contract import Intention, PolicyInput
+from killick.history.backtest import rejudge
 from killick.model.ledger import Counts
 from killick.store import SqliteStore
 
@@ -142,7 +142,7 @@ def _one_verdict() -> Measure:
         effect="at_most_once",
     )
     counts = Counts(calls={"transfer": 16}, effects={"transfer": 16})
-    standing = Standing(
+    standing = PolicyInput(
         now_us=1_750_000_000_000_000, started_us=1_750_000_000_000_000, own=counts, context=dict, past=lambda _: ()
     )
     assert TWENTY.judge(intention, standing, frozenset()).ruling == "accept"

@@ -15,9 +15,9 @@ import killick
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.postgres import server, store_url, version
 from bench.serving import asks, hears
+from killick.client.client import Client
 from killick.clock import SystemClock
-from killick.runtime.client import Client
-from killick.store.base import Append, Birth, Delivery, Row, RunIndex, RunQuery, Store
+from killick.store.protocol import Append, CreateRun, Delivery, Row, RunIndex, RunQuery, Store
 
 _now_us: Final = SystemClock().now_us
 
@@ -104,7 +104,7 @@ def _born(number: int, rows: list[Row], index: RunIndex) -> Append:
         started_at_us=index.started_at_us,
         changed_at_us=index.changed_at_us + number,
     )
-    return Append(run=run, after=0, before=bytes(32), epoch=0, rows=mine, birth=Birth(), index=placed)
+    return Append(run=run, after=0, before=bytes(32), epoch=0, rows=mine, birth=CreateRun(), index=placed)
 
 
 def _name(number: int) -> str:

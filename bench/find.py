@@ -11,9 +11,9 @@ from typing import Final
 
 from bench.measure import Measure, seconds
 from bench.workload import file_bytes, steps
-from killick.history.find import Finder
-from killick.history.marking import Scan
-from killick.history.marks import Wanted, term, value_wanted
+from killick.history.search.index import Scan
+from killick.history.search.query import Finder
+from killick.history.search.terms import TermQuery, term, value_wanted
 from killick.log import Entry, Log
 from killick.model.events import DecisionMade, RunStarted
 from killick.store import SqliteStore
@@ -45,7 +45,7 @@ def measure(folder: Path) -> Iterator[Measure]:
             beside=f"{first:.1f} s",
         )
         asked = f"customer-{RUNS * STEPS // 3}@example.com"
-        wanted = Wanted(asked)
+        wanted = TermQuery(asked)
         groups = [value_wanted("argument", "to", wanted) or set(), {term("tool", "send_email")}]
 
         def ask() -> None:

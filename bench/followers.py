@@ -223,7 +223,7 @@ async def _work(url: str) -> None:
 
 
 async def _serve(url: str) -> None:
-    from killick.web.guard import Limits
+    from killick.web.middleware import Limits
     from killick.web.server import serve
     from killick.web.server_keys import owner_key
 

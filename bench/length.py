@@ -11,7 +11,7 @@ from typing import Final
 from bench.measure import Measure, interleaved, ratio
 from bench.workload import LONG, Agent, long_run
 from killick.log import Log
-from killick.log.handle import SNAPSHOT_EVERY
+from killick.log.writer import SNAPSHOT_EVERY
 from killick.store import SqliteStore
 
 SHORT: Final = 1_000

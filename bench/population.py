@@ -17,12 +17,12 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 import killick
+from killick.client.client import Client
 from killick.log import Entry, Log
-from killick.log.handle import RunLog
+from killick.log.writer import RunLog
 from killick.model import events as e
 from killick.model.codec import canonical
-from killick.runtime.client import Client
-from killick.store.base import Append
+from killick.store.protocol import Append
 
 SEED: Final = 20_261_115
 BATCH: Final = 500

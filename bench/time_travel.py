@@ -21,11 +21,11 @@ import killick
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.postgres import server, store_url, version
 from bench.workload import LONG, PRELUDE, Agent, file_bytes, long_run
-from killick.history.checkpoint import new_key
-from killick.history.proof import verify_proof
+from killick.audit.checkpoint import new_key
+from killick.audit.proof import verify_proof
+from killick.client.client import Client
 from killick.log import Entry, Log
 from killick.model.events import NoteMade
-from killick.runtime.client import Client
 
 FORKS: Final = 60
 REWINDS: Final = 30

@@ -12,7 +12,7 @@ import killick
 from bench.measure import Measure
 from bench.postgres import server, store_url, version
 from bench.serving import Worker, asks, hears, workers
-from killick.runtime.client import Client
+from killick.client.client import Client
 
 ANSWERS: Final = 100
 IDLE_SECONDS: Final = 10.0

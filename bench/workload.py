@@ -24,7 +24,7 @@ from killick.model.events import (
     to_text,
 )
 from killick.store import SqliteStore
-from killick.store.sqlite_file import WAL_PAGES_MAX
+from killick.store.sqlite.file import WAL_PAGES_MAX
 
 LONG: Final = 100_000
 """Events of a long run."""

@@ -30,7 +30,7 @@ import msgspec
 from bench import trees
 from bench.measure import Measure, interleaved, ratio, seconds
 from bench.peers import ask, say
-from killick.workspace.vault import Vault
+from killick.workspace.vault.vault import Vault
 from killick.workspace.workspace import Workspace
 
 if sys.version_info >= (3, 14):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import killick
-from killick.history.windows import windows
+from killick.history.window_report import windows
 
 BUDGET = 16_000
 MODULES = [f"shop/part_{number:02}.py" for number in range(12)]

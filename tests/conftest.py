@@ -6,17 +6,18 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import killick
+from killick.definitions.registry import AGENTS, TOOLS
 from killick.log import Log
-from killick.runtime.registry import AGENTS, TOOLS
 from killick.store import MemoryStore, SqliteStore, Store
 from seeds import FIXED
+from world import World
 
 # Processes that tests start read the package from bytecode, and write it the first time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -57,6 +58,56 @@ def log(store: Store) -> Iterator[Log]:
     made = Log(store, snapshot_every=16)
     yield made
     made.close()
+
+
+@pytest.fixture
+def clock() -> killick.LeapingClock:
+    return killick.LeapingClock()
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[[killick.ManualClock], World]]:
+    """Makes worlds in memory, by a clock of the test's own."""
+    made: list[World] = []
+
+    def make(clock: killick.ManualClock) -> World:
+        made.append(World(MemoryStore(clock=clock), clock))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def world(clock: killick.LeapingClock) -> Iterator[World]:
+    """In memory, where days pass in no time."""
+    made = World(MemoryStore(clock=clock), clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[World]:
+    """On a disk, by the machine's own clock."""
+    made = World(SqliteStore(tmp_path / "killick.db"), killick.SystemClock())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that an agent works in."""
+    made = tmp_path / "work"
+    made.mkdir()
+    (made / "kept").write_text("kept")
+    return made
+
+
+@pytest.fixture
+def kd(tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open(tmp_path / "killick.db") as client:
+        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+from killick.engine.steps.model_reply import rebuild, reply_kind, wire, without_sdk_retries
 from killick.errors import StepFailed
-from killick.model.values import pack, unpack
-from killick.runtime.models import rebuild, reply_kind, wire, without_sdk_retries
+from killick.model.chunks import pack, unpack
 
 JSON = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import killick
 from killick.testing import call, scripted, turn
-from killick.window.shapes import as_json
+from killick.window.messages import as_json
 
 MODELS = {"anthropic": "claude-sonnet-5", "openai": "gpt-5.4", "openai-responses": "gpt-5.4"}
 FILES: dict[str, str] = {}

@@ -25,22 +25,41 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 
 LAYERS: Final = {
-    "errors": 0, "clock": 0, "ids": 0, "once": 0,
-    "logger": 0, "permissions": 0, "processes": 0, "sanitizer": 0, "text": 0,
+    "errors": 0, "clock": 0, "ids": 0, "type_init": 0,
+    "blocking": 0, "logger": 0, "permissions": 0, "fork_safety": 0, "sanitizer": 0, "text": 0,
     "model": 1,
-    "store": 2,
-    "log": 3,
-    "runtime": 4, "history": 4, "check": 4, "window": 4, "workspace": 4,
-    "cli": 5, "web": 5, "proxy": 5, "adapters": 5, "engines": 5, "testing": 5,
+    "contracts": 2,
+    "store": 3,
+    "log": 4, "window": 4, "workspace": 4,
+    "definitions": 5,
+    "engine": 6,
+    "history": 7, "llm": 7,
+    "agents": 8, "archive": 8, "audit": 8,
+    "replay": 9, "workers": 9,
+    "client": 10,
+    "check": 11,
+    "cli": 12, "web": 12, "proxy": 12, "adapters": 12, "testing": 12,
 }  # fmt: skip
 """Which layer each part of the package belongs to; a part imports its own layer and those below."""
 
-DOOR: Final = 6
+KNOTS: Final = frozenset({
+    ("definitions.registry", "engine"),
+    ("definitions.triggers", "engine"),
+    ("engine.approval.approvals", "llm"),
+    ("engine.effects.compensation", "history"),
+    ("engine.executor", "agents"),
+    ("llm.external", "agents"),
+    ("replay.replay", "client"),
+    ("workers.own_process", "client"),
+})  # fmt: skip
+"""Modules that import a part above theirs. Only ever fewer."""
+
+DOOR: Final = 13
 """Where `killick/__init__.py` stands: above everything, so that nothing inside goes out through it."""
 
-SURFACES: Final = frozenset(part for part, layer in LAYERS.items() if layer == 5)
+SURFACES: Final = frozenset(part for part, layer in LAYERS.items() if layer == 12)
 STANDALONE: Final = frozenset({"window", "workspace"})
-"""Parts of the runtime's layer that people use without the runtime."""
+"""Parts that people use without the engine."""
 
 IMPURE: Final = frozenset({
     "asyncio", "concurrent", "ctypes", "fcntl", "glob", "http", "io", "logging", "mmap", "multiprocessing",
@@ -202,6 +221,8 @@ def upward_imports(house: House) -> list[str]:
             above = LAYERS.get(part_of(target), DOOR)
             if target.partition(".")[0] != "killick" or above <= layer:
                 continue
+            if (module.name.removeprefix("killick."), part_of(target)) in KNOTS:
+                continue
             if above == DOOR:
                 what = f"imports {target} through the door; import from the module that defines it"
             else:
@@ -223,10 +244,10 @@ def tangled_surfaces(house: House) -> list[str]:
 
 
 def leaning_parts(house: House) -> list[str]:
-    layer = {part for part in LAYERS if LAYERS[part] == LAYERS["runtime"]}
+    layer = {part for part in LAYERS if LAYERS[part] > LAYERS["store"]}
     return [
-        f"{module.path}:{line}: {module.part} imports {target}, but is used without the runtime too;"
-        " let the runtime hand it in"
+        f"{module.path}:{line}: {module.part} imports {target}, but is used without the engine too;"
+        " let the engine hand it in"
         for module in house.src
         for line, _, _, target in imports(module)
         if module.part in STANDALONE and part_of(target) in layer - {module.part}
@@ -237,7 +258,7 @@ def impure_model(house: House) -> list[str]:
     return [
         f"{module.path}:{line}: uses {name} in the pure model; do it above the model and pass the outcome in"
         for module in house.src
-        if module.part == "model"
+        if module.part in ("model", "contracts")
         for line, name in uses(module, IMPURE)
     ]
 
@@ -470,7 +491,7 @@ def test_surfaces_never_import_each_other(house: House) -> None:
     holds(tangled_surfaces(house))
 
 
-def test_window_and_workspace_stand_without_the_runtime(house: House) -> None:
+def test_window_and_workspace_work_without_the_engine(house: House) -> None:
     holds(leaning_parts(house))
 
 
@@ -514,7 +535,7 @@ def test_the_door_and_the_command_line_import_little(code: str, at_most: int) ->
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     ours = [name for name in loaded if name.startswith("killick.")]
     assert len(loaded) <= at_most
-    assert set(ours) <= {"killick.cli", "killick.cli.exits", "killick.cli.main", "killick.errors", "killick.text"}
+    assert set(ours) <= {"killick.cli", "killick.cli.exit_codes", "killick.cli.main", "killick.errors", "killick.text"}
 
 
 def test_every_module_opens_with_a_docstring(house: House) -> None:
@@ -578,16 +599,16 @@ class Right(Root, TypeError): ...
 '''
 
 BROKEN: Final[list[tuple[Rule, str, str, int]]] = [
-    (upward_imports, "src/killick/model/a.py", "import json\nfrom killick.store.base import Row", 2),
-    (upward_imports, "src/killick/model/a.py", "def f():\n    from ..store import base", 2),
+    (upward_imports, "src/killick/model/a.py", "import json\nfrom killick.store.protocol import Row", 2),
+    (upward_imports, "src/killick/model/a.py", "def f():\n    from ..store import protocol", 2),
     (upward_imports, "src/killick/store/__init__.py", "from ..log import Log", 1),
     (upward_imports, "src/killick/model/__init__.py", "from killick import store", 1),
     (upward_imports, "src/killick/store/a.py", "try:\n    import killick.log\nexcept ImportError: ...", 2),
-    (upward_imports, "src/killick/runtime/a.py", "from killick import Run", 1),
+    (upward_imports, "src/killick/engine/a.py", "from killick import Run", 1),
     (upward_imports, "src/killick/stuff.py", "import json", 1),
     (tangled_surfaces, "src/killick/cli/a.py", "import killick.web.pages", 1),
-    (leaning_parts, "src/killick/window/a.py", "\nfrom killick.runtime import run", 2),
-    (leaning_parts, "src/killick/workspace/a.py", "from killick.history.fork import cut", 1),
+    (leaning_parts, "src/killick/window/a.py", "\nfrom killick.engine import execution", 2),
+    (leaning_parts, "src/killick/workspace/a.py", "from killick.engine.effects.fork import cut", 1),
     (impure_model, "src/killick/model/a.py", "import os", 1),
     (impure_model, "src/killick/model/a.py", "def f(p):\n    return open(p).read()", 2),
     (impure_model, "src/killick/model/a.py", "from concurrent.futures import Future", 1),
@@ -655,10 +676,10 @@ from uuid import UUID
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
-    from killick.store.base import Row
+    from killick.store.protocol import Row
 def read(row: "Row", run) -> UUID:
     return run.now(), run.uuid4(), run.random(), datetime.fromisoformat(row)
-== src/killick/store/base.py
+== src/killick/store/protocol.py
 """A store."""
 import time
 from ..model import events
@@ -671,19 +692,19 @@ def sweep(db):
     raise ValueError("select a store from the list")
 == src/killick/log.py
 """The log."""
-from killick.store import base
+from killick.store import protocol
 import killick.clock, killick.ids
 KEY = 1
 class Log: ...
 == src/killick/window/__init__.py
 """The window."""
-from killick import log
-== src/killick/runtime/__init__.py
-"""The runtime."""
+from killick.store import protocol
+== src/killick/engine/__init__.py
+"""The engine."""
 from killick.window import pages
 == src/killick/cli/__init__.py
 """The command line."""
-import killick.runtime
+import killick.engine
 class Baseline: ...
 def main(): print(1)
 '''

@@ -16,7 +16,7 @@ from killick import permissions
 from killick.cli.demo import prepare
 from killick.errors import StoreUnavailable
 from killick.store import SqliteStore
-from killick.store.holders import Holders
+from killick.store.liveness import Holders
 from killick.workspace import Workspace
 
 Capture = pytest.CaptureFixture[str]

@@ -31,7 +31,7 @@ from bench.session.play import Outcome, Player
 from bench.session.script import Move, Session
 from killick.model.events import PageEvicted
 from killick.window import Rates, Window, estimate
-from killick.window.squeezing import LOW
+from killick.window.compaction import LOW
 from killick.window.tombstones import left
 
 STUB_TOKENS: Final = 28

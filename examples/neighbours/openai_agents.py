@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-from agents import Agent, function_tool, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message, function_call
 
 import killick
+from agents import Agent, function_tool, set_tracing_disabled
 from killick.adapters.openai_agents import KillickRunner, attempt
 
 set_tracing_disabled(True)

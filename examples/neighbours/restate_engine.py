@@ -13,7 +13,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 import killick
-from killick.engines.restate import Restate
+from killick.adapters.restate import Restate
 
 INGRESS = os.environ.get("INGRESS", "http://localhost:8080")
 ADMIN = os.environ.get("ADMIN", "http://localhost:9070")

@@ -13,7 +13,7 @@ from pathlib import Path
 from temporalio.testing import WorkflowEnvironment
 
 import killick
-from killick.engines.temporal import Temporal
+from killick.adapters.temporal import Temporal
 
 
 @killick.tool(effect="idempotent")

@@ -8,7 +8,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from killick.agents.recording_client import durable
+    from killick.agents.run import Run, Step, SyncRun
+    from killick.audit.proof import verify_proof
+    from killick.client.client import Client, open  # noqa: A004
+    from killick.client.start import Handle
     from killick.clock import Clock, LeapingClock, ManualClock, SystemClock
+    from killick.contracts import rules
+    from killick.contracts.contract import Approval, Contract
+    from killick.definitions.current import watch_io
+    from killick.definitions.open_tools import open_tool
+    from killick.definitions.rate_limit import Limit
+    from killick.definitions.registry import (
+        KEY,
+        STEP,
+        TX,
+        WORKSPACE,
+        Agent,
+        DidNotHappen,
+        Effect,
+        Happened,
+        Key,
+        Resource,
+        Tool,
+        ToolStep,
+        Tx,
+        Unknown,
+        agent,
+        read_contract,
+        tool,
+    )
+    from killick.definitions.triggers import Firing, Previous, Trigger, TriggerInfo, cron, every, on_event, when
+    from killick.engine.approval.approvals import CallAnswer, Proposed
+    from killick.engine.outcome import RunOutcome
+    from killick.engine.parallel import First
+    from killick.engine.state_machine import Done, Next, WaitFor, machine
+    from killick.engine.steps.kinds import Child
+    from killick.engine.steps.waits import Answer
+    from killick.engine.views import RunInfo, Wait
     from killick.errors import (
         ChildFailed,
         ContextStale,
@@ -28,56 +65,19 @@ if TYPE_CHECKING:
         WaitExpired,
         WebhookRefused,
     )
-    from killick.history.proof import verify_proof
+    from killick.llm.external import Host
+    from killick.llm.loop import LoopResult, loop, loop_sync
+    from killick.llm.toolset import Toolset
     from killick.log import Entry, Log, RunLog, repair, verify
-    from killick.model import rules
     from killick.model.codec import Secret
-    from killick.model.contract import Approval, Contract
     from killick.model.failure import Failure
     from killick.model.retry import Retry
     from killick.model.state import State
-    from killick.runtime.approving import Proposed, Told
-    from killick.runtime.client import Client, open  # noqa: A004
-    from killick.runtime.durable import durable
-    from killick.runtime.here import watch_io
-    from killick.runtime.hooks import HookEvent, on
-    from killick.runtime.hosting import Host
-    from killick.runtime.limits import Limit
-    from killick.runtime.loop import LoopResult, loop, loop_sync
-    from killick.runtime.machine import Done, Next, WaitFor, machine
-    from killick.runtime.open_tools import open_tool
-    from killick.runtime.registry import (
-        KEY,
-        STEP,
-        TX,
-        WORKSPACE,
-        Agent,
-        DidNotHappen,
-        Effect,
-        Happened,
-        Key,
-        Resource,
-        Tool,
-        ToolStep,
-        Tx,
-        Unknown,
-        agent,
-        read_contract,
-        tool,
-    )
-    from killick.runtime.run import Run, Step, SyncRun
-    from killick.runtime.scopes import First
-    from killick.runtime.standing import Advanced
-    from killick.runtime.starting import Handle
-    from killick.runtime.steps import Child
-    from killick.runtime.tokens import Person
-    from killick.runtime.toolset import Toolset
-    from killick.runtime.triggers import Firing, Previous, Trigger, TriggerInfo, cron, every, on_event, when
-    from killick.runtime.views import RunInfo, Wait
-    from killick.runtime.waits import Answer
-    from killick.runtime.webhooks import webhook, webhook_verify
     from killick.store import open_store
     from killick.window import Window
+    from killick.workers.hooks import HookEvent, on
+    from killick.workers.tokens import Person
+    from killick.workers.webhooks import webhook, webhook_verify
     from killick.workspace import Workspace
 
 __all__ = [
@@ -85,10 +85,10 @@ __all__ = [
     "STEP",
     "TX",
     "WORKSPACE",
-    "Advanced",
     "Agent",
     "Answer",
     "Approval",
+    "CallAnswer",
     "Child",
     "ChildFailed",
     "Client",
@@ -129,6 +129,7 @@ __all__ = [
     "RunFailed",
     "RunInfo",
     "RunLog",
+    "RunOutcome",
     "RunPaused",
     "RunWaiting",
     "Secret",
@@ -139,7 +140,6 @@ __all__ = [
     "StillRunning",
     "SyncRun",
     "SystemClock",
-    "Told",
     "Tool",
     "ToolStep",
     "Toolset",
@@ -183,37 +183,37 @@ _MODULES = {
         "clock": "Clock LeapingClock ManualClock SystemClock",
         "errors": "ChildFailed ContextStale KillickError NotDone RateLimited Rejected RunBusy RunCancelled RunDiverged"
         " RunFailed RunPaused RunWaiting Skipped StepFailed StillRunning WaitExpired WebhookRefused",
-        "history.proof": "verify_proof",
+        "audit.proof": "verify_proof",
         "log": "Entry Log RunLog repair verify",
-        "model": "rules",
+        "contracts": "rules",
         "model.codec": "Secret",
-        "model.contract": "Approval Contract",
+        "contracts.contract": "Approval Contract",
         "model.failure": "Failure",
         "model.retry": "Retry",
         "model.state": "State",
-        "runtime.approving": "Proposed Told",
-        "runtime.client": "Client open",
-        "runtime.durable": "durable",
-        "runtime.here": "watch_io",
-        "runtime.hooks": "HookEvent on",
-        "runtime.hosting": "Host",
-        "runtime.limits": "Limit",
-        "runtime.loop": "LoopResult loop loop_sync",
-        "runtime.machine": "Done Next WaitFor machine",
-        "runtime.open_tools": "open_tool",
-        "runtime.registry": "KEY STEP TX WORKSPACE Agent DidNotHappen Effect Happened Key Resource Tool ToolStep Tx"
+        "engine.approval.approvals": "CallAnswer Proposed",
+        "client.client": "Client open",
+        "agents.recording_client": "durable",
+        "definitions.current": "watch_io",
+        "workers.hooks": "HookEvent on",
+        "llm.external": "Host",
+        "definitions.rate_limit": "Limit",
+        "llm.loop": "LoopResult loop loop_sync",
+        "engine.state_machine": "Done Next WaitFor machine",
+        "definitions.open_tools": "open_tool",
+        "definitions.registry": "KEY STEP TX WORKSPACE Agent DidNotHappen Effect Happened Key Resource Tool ToolStep Tx"
         " Unknown agent read_contract tool",
-        "runtime.run": "Run Step SyncRun",
-        "runtime.scopes": "First",
-        "runtime.standing": "Advanced",
-        "runtime.starting": "Handle",
-        "runtime.steps": "Child",
-        "runtime.tokens": "Person",
-        "runtime.toolset": "Toolset",
-        "runtime.triggers": "Firing Previous Trigger TriggerInfo cron every on_event when",
-        "runtime.views": "RunInfo Wait",
-        "runtime.waits": "Answer",
-        "runtime.webhooks": "webhook webhook_verify",
+        "agents.run": "Run Step SyncRun",
+        "engine.parallel": "First",
+        "engine.outcome": "RunOutcome",
+        "client.start": "Handle",
+        "engine.steps.kinds": "Child",
+        "workers.tokens": "Person",
+        "llm.toolset": "Toolset",
+        "definitions.triggers": "Firing Previous Trigger TriggerInfo cron every on_event when",
+        "engine.views": "RunInfo Wait",
+        "engine.steps.waits": "Answer",
+        "workers.webhooks": "webhook webhook_verify",
         "store": "open_store",
         "window": "Window",
         "workspace": "Workspace",

@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, sync_playwright
 
-from killick.runtime.client import Client
+from killick.client.client import Client
 from killick.web.access import Identified
 from killick.web.app import asgi
-from killick.web.guard import Limits
+from killick.web.middleware import Limits
 
 FLAGS: Final = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

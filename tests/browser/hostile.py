@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from browser.office import Claim, review
+from killick.client.client import Client
+from killick.definitions.triggers import LOG, OWN, TAG
 from killick.log import Entry
 from killick.model import events as e
-from killick.runtime.client import Client
-from killick.runtime.triggers import LOG, OWN, TAG
 
 FIRED: Final = "killick_payload_fired"
 

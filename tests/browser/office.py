@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import killick
 from killick import rules
+from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.ids import SeededIds
 from killick.model.events import Build
-from killick.runtime.client import Client
 
 MONDAY_US: Final = 1_794_819_600_000_000  # 2026-11-16 09:00 UTC
 

@@ -21,12 +21,12 @@ import killick
 from browser import office
 from browser.browsing import Watch, bridge, serving
 from killick.cli import demo
-from killick.runtime.client import Client
-from killick.runtime.registry import AGENTS
-from killick.runtime.tokens import issue, revoke
-from killick.runtime.triggers import TRIGGERS
+from killick.client.client import Client
+from killick.definitions.registry import AGENTS
+from killick.definitions.triggers import TRIGGERS
 from killick.web.access import OwnerAccess, TokenAccess
 from killick.web.app import asgi
+from killick.workers.tokens import issue, revoke
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from playwright.sync_api import Page, ViewportSize, expect
 
 from browser import office
 from browser.browsing import SHOTS, Watch, Watched, bridge
-from killick.runtime.client import Client
-from killick.runtime.triggers import TRIGGERS
+from killick.client.client import Client
+from killick.definitions.triggers import TRIGGERS
 from sessions import coder
 
 pytestmark = pytest.mark.slow

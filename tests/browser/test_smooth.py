@@ -11,9 +11,9 @@ from playwright.sync_api import Page
 import killick
 from browser.browsing import Watch, bridge
 from browser.places import places
+from killick.client.client import Client
 from killick.log import Entry
 from killick.model import events as e
-from killick.runtime.client import Client
 
 pytestmark = pytest.mark.slow
 

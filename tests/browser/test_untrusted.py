@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, expect
 from browser import hostile, office
 from browser.browsing import Watch, bridge
 from browser.places import places
-from killick.runtime.client import Client
-from killick.runtime.tokens import issue
+from killick.client.client import Client
+from killick.workers.tokens import issue
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import killick
 from killick.check.checker import Case, check, interrupt_everywhere
 from killick.check.fakes import always, in_order
 from killick.check.findings import ALONE, Faulty
-from killick.check.like import case_like
+from killick.check.recorded_input import case_like
 from killick.check.stage import TROUBLES
 
 
@@ -282,7 +282,7 @@ def test_the_same_value_every_time_may_be_a_list() -> None:
 
 
 def test_what_is_declared_while_checking_is_forgotten_after() -> None:
-    from killick.runtime.registry import AGENTS, TOOLS
+    from killick.definitions.registry import AGENTS, TOOLS
 
     before = dict(TOOLS), AGENTS.copy()
     check(sell)

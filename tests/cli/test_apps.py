@@ -9,8 +9,8 @@ import pytest
 
 from claims import move_in
 from killick.cli import apps
-from killick.cli.exits import Told
-from killick.cli.shell import Shell
+from killick.cli.context import Shell
+from killick.cli.exit_codes import CommandFailed
 
 AGENT = "import killick\n\n\n@killick.agent\nasync def {name}(run: killick.Run) -> str:\n    return '{name}'\n"
 
@@ -75,14 +75,14 @@ def test_a_library_is_not_blamed_for_what_was_asked_of_it(office: Path) -> None:
         "import killick\n\n@killick.tool(effect='whatever')\ndef f() -> None: ...\n", encoding="utf-8"
     )
     with pytest.raises(
-        Told, match=r"wrong_apps.py: cannot be imported; wrong_apps.py:3: DeclarationRefused: f: effect="
+        CommandFailed, match=r"wrong_apps.py: cannot be imported; wrong_apps.py:3: DeclarationRefused: f: effect="
     ):
         apps.load_module("wrong_apps.py")
 
 
 def test_a_module_that_does_not_import_may_be_mended_and_tried_again(office: Path) -> None:
     (office / "mended_apps.py").write_text("1 / 0\n", encoding="utf-8")
-    with pytest.raises(Told, match="ZeroDivisionError"):
+    with pytest.raises(CommandFailed, match="ZeroDivisionError"):
         apps.load_module("mended_apps.py")
     declare(office / "mended_apps.py", "mended")
     assert apps.load_agent("mended_apps.py:mended").name == "mended"

@@ -78,7 +78,8 @@ def test_a_line_is_completed(
 def test_all_commands_are_offered_and_none_is_imported_for_it(office: Path) -> None:
     code = (
         "import sys; from killick.cli.main import main; main(); "
-        "print([m for m in sys.modules if m in ('killick.cli.running', 'killick.cli.shell', 'rich', 'pydantic')])"
+        "print([m for m in sys.modules if m in ('killick.cli.commands.run', 'killick.cli.context', "
+        "'rich', 'pydantic')])"
     )
     env = plain_environment(**{COMPLETING: "bash_complete", "COMP_WORDS": "killick "})
     done = subprocess.run(

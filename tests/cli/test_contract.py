@@ -11,8 +11,8 @@ import pytest
 
 import killick
 from killick import rules
+from killick.cli.contract_wording import words
 from killick.cli.main import main
-from killick.cli.wording import words
 
 claims = killick.Contract(
     "claims",

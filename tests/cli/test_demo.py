@@ -20,8 +20,8 @@ import pytest
 from killick.cli import demo
 from killick.cli.demo import calendar_api
 from killick.cli.main import main
+from killick.client.client import open as open_client
 from killick.model.events import AttemptSettled, AttemptStarted, RunTaken
-from killick.runtime.client import open as open_client
 
 pytestmark = pytest.mark.slow
 

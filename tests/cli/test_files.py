@@ -13,9 +13,9 @@ import pytest
 
 import killick
 from claims import Called, call, on_terminal, plain_environment
-from killick.log.handle import Entry
+from killick.log.writer import Entry
 from killick.model import events as e
-from killick.workspace.vault import Vault
+from killick.workspace.vault.vault import Vault
 
 Capture = pytest.CaptureFixture[str]
 APP: Final = r'''

@@ -17,8 +17,8 @@ import pytest
 from claims import Called, call, move_in, on_terminal, open_office, plain_environment, run_killick
 from killick.cli.main import GROUPS, MODULES, killick, main
 from killick.cli.reference import told
-from killick.runtime.client import open as killick_open
-from killick.runtime.firing import ensure
+from killick.client.client import open as killick_open
+from killick.workers.trigger_runner import ensure
 
 FIXING = '''
 """An agent that changes files in a folder."""
@@ -234,7 +234,7 @@ def failing(*_: object, **__: object) -> None:
 def test_a_bug_is_one_line_and_70_and_its_traceback_is_there_for_the_asking(
     office: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("killick.cli.people.print_wait", failing)
+    monkeypatch.setattr("killick.cli.commands.inbox.print_wait", failing)
     found = call(capsys, "inbox")
     assert found.code == 70
     assert is_one_line(found)
@@ -254,7 +254,7 @@ def test_a_store_that_somebody_else_keeps_locked_is_no_bug(
     def busy(*_: object, **__: object) -> None:
         raise StoreBusy("killick.db", 60)
 
-    monkeypatch.setattr("killick.cli.shell.open_client", busy)
+    monkeypatch.setattr("killick.cli.context.open_client", busy)
     found = call(capsys, "ps")
     assert (found.code, is_one_line(found)) == (4, True)
 
@@ -392,7 +392,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
     code = (
         "import sys; from killick.cli.main import main; main(['--help']); "
-        "print([m for m in ('pydantic', 'rich', 'killick.cli.shell') if m in sys.modules])"
+        "print([m for m in ('pydantic', 'rich', 'killick.cli.context') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -401,7 +401,7 @@ def test_nothing_heavy_is_imported_for_help(office: Path) -> None:
 def test_an_interrupt_is_one_line_and_130(office: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from claims_wait import main; raise SystemExit(main(['inbox']))"
     (office / "claims_wait.py").write_text(
-        "import os, signal, time\nimport killick.cli.people as people\nfrom killick.cli.main import main\n"
+        "import os, signal, time\nimport killick.cli.commands.inbox as people\nfrom killick.cli.main import main\n"
         "def stop(*a, **k):\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\npeople.print_wait = stop\n",
         encoding="utf-8",
     )

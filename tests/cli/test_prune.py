@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import killick
+from killick.archive import bundle
 from killick.cli.main import main
-from killick.history import archive
 from killick.model import events as e
 
 DAY = 86_400
@@ -77,7 +77,7 @@ def test_old_runs_go_into_a_file_with_their_values_and_others_stay(capsys: Captu
     assert found["values"] > 0
     [file] = here.glob("killick-pruned-*Z.jsonl.gz")
     assert (found["file"], found["size_bytes"]) == (file.name, file.stat().st_size)
-    assert archive.verify(file).events == found["events"]
+    assert bundle.verify(file).events == found["events"]
     assert holds()
     with killick.open("killick.db") as kd:
         assert {listed.run for listed in kd.list()} == {"odd", "late"}

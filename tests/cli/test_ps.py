@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import killick
-from killick.cli import ps
+from killick.cli.commands import ps
 from killick.cli.main import main
-from killick.store.sqlite import SqliteStore
+from killick.store.sqlite.store import SqliteStore
 
 
 @killick.agent(name="ps_ask")

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from killick.cli import reference
-from killick.cli.exits import Exit
+from killick.cli.exit_codes import Exit
 from killick.cli.main import GROUPS, MODULES, VARIABLES, killick
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import pytest
 
 import killick
 from claims import call, move_in
-from killick.cli import serve
-from killick.runtime.registry import AGENTS
+from killick.cli.commands import serve
+from killick.definitions.registry import AGENTS
 from killick.web import server
 
 Capture = pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.cli import paint
+from killick.cli import style
 from killick.cli.main import main
 from killick.log import Entry
 from killick.model import events as e
@@ -601,11 +601,11 @@ def test_what_makes_no_sense_is_one_line_and_exit_code_2(
     ],
 )  # fmt: skip
 def test_spans_have_at_most_two_units(us: int, told: str) -> None:
-    assert paint.span(us) == told
+    assert style.span(us) == told
 
 
 def test_values_on_a_line_have_air_and_are_cut() -> None:
-    assert paint.brief({"a": [1, 2]}) == '{"a": [1, 2]}'
-    assert paint.brief("a\n  b") == "a b"
-    assert paint.brief("x" * 50, 10) == "x" * 9 + "…"
-    assert paint.arguments({"to": "Ann", "n": 5}) == 'to="Ann", n=5'
+    assert style.brief({"a": [1, 2]}) == '{"a": [1, 2]}'
+    assert style.brief("a\n  b") == "a b"
+    assert style.brief("x" * 50, 10) == "x" * 9 + "…"
+    assert style.arguments({"to": "Ann", "n": 5}) == 'to="Ann", n=5'

@@ -9,7 +9,7 @@ import pytest
 
 import killick
 from claims import call, move_in
-from killick.runtime.tokens import Tokens, tokens
+from killick.workers.tokens import Tokens, tokens
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,9 +10,9 @@ import pytest
 
 import killick
 from claims import call, move_in, on_terminal, plain_environment
-from killick.runtime import firing
-from killick.runtime.registry import AGENTS
-from killick.runtime.triggers import TRIGGERS
+from killick.definitions.registry import AGENTS
+from killick.definitions.triggers import TRIGGERS
+from killick.workers import trigger_runner
 
 Capture = pytest.CaptureFixture[str]
 
@@ -54,7 +54,7 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def take_up() -> None:
     """What a worker does when it starts."""
     with killick.open("killick.db") as kd:
-        firing.ensure(kd)
+        trigger_runner.ensure(kd)
 
 
 def test_triggers_are_listed_with_what_sets_them_off_and_when(office: Path, capsys: Capture) -> None:

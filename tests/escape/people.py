@@ -14,10 +14,10 @@ from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
 from killick import rules
+from killick.engine.steps import pipeline
+from killick.engine.steps.kinds import delivery
+from killick.engine.steps.waits import ANSWER, COMMAND, answer_id
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
-from killick.runtime import gate
-from killick.runtime.steps import delivery
-from killick.runtime.waits import ANSWER, COMMAND, answer_id
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
 _PAY: list[Any] = ["call", "pay", {"to": "ann", "amount": 800}]
@@ -234,7 +234,7 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
         go(kd, "schemer", plan, "r")
         if is_answered:
             kd.answer("r", "approve", by="mia")
-            gate.Attempting._attempt = dying(gate.Attempting._attempt)  # type: ignore[method-assign]
+            pipeline.StepExecution._attempt = dying(pipeline.StepExecution._attempt)  # type: ignore[method-assign]
             go(kd, "schemer", plan, "r")
         return None
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import killick
 from escape.far import Grounds
 from killick import rules
+from killick.definitions.registry import TOOLS as DECLARED
 from killick.errors import ChildFailed, Rejected, StepFailed
-from killick.runtime.registry import TOOLS as DECLARED
 from killick.testing import call, scripted
 
 Call = tuple[str, dict[str, Any]]

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import killick
-from killick.history import boundaries
 from killick.history.diff import Diff, across, between, diff, shown, values
-from killick.log import Log
+from killick.log import Log, boundaries
 from killick.model import events as e
 from killick.store import Store
 

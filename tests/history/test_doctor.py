@@ -16,9 +16,9 @@ from killick.history import doctor
 from killick.history.doctor import Diagnosis, Finding, examine
 from killick.model import events as e
 from killick.store import MemoryStore, Store
-from killick.store.base import Condition, RunIndex
-from killick.store.sqlite_conditions import kind_of_file_system
-from killick.store.sqlite_file import PAGE_BYTES
+from killick.store.protocol import Condition, RunIndex
+from killick.store.sqlite.conditions import kind_of_file_system
+from killick.store.sqlite.file import PAGE_BYTES
 
 DAY = 86_400
 
@@ -289,7 +289,7 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path, path: str,
 def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:26 / {tmp_path} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr("killick.store.sqlite_conditions.MOUNTS", mounts)
+    monkeypatch.setattr("killick.store.sqlite.conditions.MOUNTS", mounts)
     said = conditions(tmp_path / "killick.db")["file system"]
     assert said.value == "nfs4"
     assert str(said.wrong).endswith("move the file to a local disk")

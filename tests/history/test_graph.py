@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import killick
 from families import Family, claim
-from killick.history import boundaries
 from killick.history.diff import between
-from killick.history.graph import Graph, Lane, Node, family, generations, kept, layout
+from killick.history.graph.graph import Graph, Lane, Node, family, generations, kept, layout
 from killick.history.timeline import timeline
-from killick.log import Entry
+from killick.log import Entry, boundaries
 from killick.model import events as e
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import killick
+from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.history import listing
 from killick.history.listing import About, Line, Listing
-from killick.runtime.client import Client
-from killick.store.base import ASKS, RunQuery
+from killick.store.protocol import ASKS, RunQuery
 
 
 @killick.tool(name="line_look", effect="reads", retry=killick.Retry(attempts=3, on=(ConnectionError,), first="1h"))

@@ -10,11 +10,11 @@ import pytest
 
 import killick
 from killick.errors import LogError, RunUnknown
-from killick.history.parts import Moment, Step
 from killick.history.timeline import Timeline, timeline
+from killick.history.timeline_parts import Moment, Step
 from killick.log import Entry, Log
 from killick.model import events as e
-from killick.model.values import Blob
+from killick.model.chunks import Blob
 from killick.store import MemoryStore
 from processes import Processes
 

@@ -21,7 +21,7 @@ from stories import START_US, started
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
 from killick.store import SqliteStore
-from killick.store.base import Claim, Delivery
+from killick.store.protocol import Delivery, UniqueRight
 
 RUNS = 6
 THREADS = 3
@@ -152,7 +152,7 @@ def everything(path: Path, before: Callable[[SqliteStore], object]) -> None:
     handle.append(*[note(1, place, 4) for place in range(4)])
     big = Entry(e.NoteMade(at=START_US), {"note": {"batch": 0, "place": 0, "of": 1, "text": ["y" * 900] * 5}})
     handle.append(big)
-    claim = Claim("token", b"\x07" * 32)
+    claim = UniqueRight("token", b"\x07" * 32)
     attempt = e.AttemptStarted(
         at=1, step="1", attempt=1, key="k", epoch=handle.epoch, claims=(f"token:{e.to_text(claim.key)}",)
     )

@@ -22,11 +22,11 @@ from killick.errors import (
 )
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
+from killick.model.chunks import Blob
 from killick.model.fold import FOLD, fold_timeline, timeline
 from killick.model.ledger import fold_ledger
-from killick.model.values import Blob
 from killick.store import SqliteStore
-from killick.store.base import Append, Snapshot
+from killick.store.protocol import Append, Snapshot
 
 
 def note(text: object, at: int = START_US) -> Entry:

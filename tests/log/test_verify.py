@@ -15,7 +15,7 @@ from killick.errors import KillickError, RunBroken, StoreBroken
 from killick.log import Entry, Log, Report, repair, verify
 from killick.model import events as e
 from killick.store import SqliteStore
-from killick.store.base import Claim, Delivery
+from killick.store.protocol import Delivery, UniqueRight
 from seeds import draw_seed
 
 TRUTH = ("meta", "heads", "events", "pieces", "inbox", "claims", "aside")
@@ -36,7 +36,7 @@ def build(path: Path) -> None:
         handle.append(big)
         digest = e.to_text(bytes([number]) * 32)
         attempt = e.AttemptStarted(at=1, step="900", attempt=1, key="k", epoch=0, claims=(f"token:{digest}",))
-        handle.append(Entry(attempt), claims=(Claim("token", bytes([number]) * 32),))
+        handle.append(Entry(attempt), claims=(UniqueRight("token", bytes([number]) * 32),))
         for name in ("paid", "paid", "other"):
             id_ = f"{name}-{handle.seq}-{random.Random(number).random()}"
             store.deliver(
@@ -314,7 +314,7 @@ def test_a_dropped_tail_is_found_and_quarantines_that_run_alone(original: Path, 
 
 
 def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original: Path, tmp_path: Path) -> None:
-    from killick.model import chain
+    from killick.model import hashing
 
     def change(db: sqlite3.Connection) -> None:
         rows = db.execute(
@@ -323,7 +323,7 @@ def test_a_log_that_was_rewritten_with_its_hashes_is_found_by_the_head(original:
         before = rows[-3][2]
         for id_, body, _ in rows[-2:]:
             body = body.replace(b'"at":', b'"at":1')
-            before = chain.link(before, body)
+            before = hashing.link(before, body)
             db.execute("UPDATE events SET body = ?, hash = ? WHERE id = ?", (body, before, id_))
 
     report = check(tamper(original, tmp_path, change))

@@ -27,9 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from killick.errors import ValueErased, ValueRefused
+from killick.model.chunks import pack, unpack
 from killick.model.codec import DEPTH_MAX, PATH_CHARS_MAX, Erased, Secret, canonical, digest, plain
 from killick.model.typed import convert
-from killick.model.values import pack, unpack
 
 BERLIN = ZoneInfo("Europe/Berlin")
 T = TypeVar("T")
@@ -544,7 +544,7 @@ def test_of_two_types_that_fit_the_first_is_made_whatever_was_asked_before() -> 
 
 def test_pydantic_is_imported_only_for_those_who_use_it() -> None:
     code = (
-        "import sys; from dataclasses import dataclass; from killick.model.values import pack, unpack\n"
+        "import sys; from dataclasses import dataclass; from killick.model.chunks import pack, unpack\n"
         "@dataclass\nclass Point:\n    x: int\n"
         "assert unpack(pack([Point(1)]).raw, dict, list[Point]) == [Point(1)]\n"
         "assert 'pydantic' not in sys.modules"

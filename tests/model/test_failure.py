@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from killick.errors import ValueRefused
+from killick.model.chunks import pack, unpack
 from killick.model.failure import LINE_CHARS_MAX, Failure, Frame, type_name
 from killick.model.typed import convert
-from killick.model.values import pack, unpack
 
 TIMED_OUT = Failure(
     kind="timeout",

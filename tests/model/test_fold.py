@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from stories import START_US, Story, started
 
 from killick.model import events as e
+from killick.model.chunks import Blob
 from killick.model.fold import Fold, fold_timeline, timeline
 from killick.model.ledger import Ledger, fold_ledger
-from killick.model.values import Blob
 
 Told = list[tuple[int, e.Event]]
 

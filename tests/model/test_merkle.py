@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from killick.model import chain, merkle
+from killick.model import hashing, merkle
 from killick.model.merkle import Frontier, consistency, includes, inclusion, is_consistent
 
 
 def leaf(number: int) -> bytes:
-    return chain.leaf(str(number).encode())
+    return hashing.leaf(str(number).encode())
 
 
 def leaves(count: int) -> list[bytes]:

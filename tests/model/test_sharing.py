@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from killick.errors import ValueBroken
-from killick.model.values import Blob, Erased, Sharing, pack, unpack
+from killick.model.chunks import Blob, Erased, Sharing, pack, unpack
 
 
 class Pieces:

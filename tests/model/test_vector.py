@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from killick.errors import ValueBroken
-from killick.model.values import Blob, unpack
+from killick.model.chunks import Blob, unpack
 from killick.model.vector import WIDTH, Vector
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import killick
 from claims import call
-from killick.cli import proxy
+from killick.cli.commands import proxy
 from killick.proxy import server
 
 Capture = pytest.CaptureFixture[str]

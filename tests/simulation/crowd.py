@@ -16,15 +16,15 @@ from random import Random
 from typing import Any, Final
 
 import killick
+from killick.blocking import OwnLoop
 from killick.clock import ManualClock
+from killick.engine.execution import Execution
+from killick.engine.signals import Signal
+from killick.engine.steps.live_calls import LiveCall
+from killick.engine.steps.threads import Threads, Work
 from killick.errors import EpochStale, KillickError, RunBusy
-from killick.runtime.calls import OwnLoop
-from killick.runtime.execution import Execution
-from killick.runtime.live_calls import LiveCall
-from killick.runtime.signals import Signal
-from killick.runtime.threads import Threads, Work
 from killick.store import MemoryStore
-from killick.store.base import ENDED, RunQuery
+from killick.store.protocol import ENDED, RunQuery
 from simulation.random_agents import FarSide, Program
 from simulation.travelling import HANG_SECONDS, Dead, Journey, Leap, Life, _advanced
 

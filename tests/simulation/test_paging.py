@@ -11,7 +11,7 @@ import pytest
 import killick
 from killick.check.crashes import Saved, living, world
 from killick.testing import Scenario, Story, World, differences, simulate
-from runtime.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
+from llm.paged_session import BUDGET, SCRIPT, THERE, TOOLS, Far, answer, as_bytes
 
 SEED = 7
 

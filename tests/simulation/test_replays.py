@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from killick.history.export import Export, export
-from killick.history.redacting import Redaction
-from killick.history.replaying import Replay
+from killick.archive.export import Export, export
+from killick.archive.redact import Redaction
+from killick.definitions.registry import AGENTS
 from killick.log import Log
 from killick.model.state import State
-from killick.runtime.registry import AGENTS
-from killick.store.base import RunQuery
+from killick.replay.replay import Replay
+from killick.store.protocol import RunQuery
 from killick.testing import Story, simulate
 from simulation.agents import SCENARIOS
 

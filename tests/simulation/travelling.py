@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import msgspec
 
 import killick
+from killick.engine.signals import Signal
 from killick.errors import (
     AlreadyAnswered,
     AnswerRefused,
@@ -27,9 +28,8 @@ from killick.ids import SeededIds
 from killick.model import events as e
 from killick.model.fold import Fold, fold_timeline
 from killick.model.ledger import Ledger, fold_ledger
-from killick.runtime.signals import Signal
 from killick.store import Store
-from killick.store.base import ENDED, RunQuery
+from killick.store.protocol import ENDED, RunQuery
 from killick.testing import replay
 from simulation.random_agents import ACTING, AGENTS, ONCE, FarSide, Program, action_of, input_of
 

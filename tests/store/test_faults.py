@@ -9,16 +9,16 @@ import pytest
 
 from killick.clock import Clock
 from killick.errors import RunUnknown, StoreFull, StoreUnavailable
-from killick.model.chain import genesis, link
-from killick.store.base import Append, Birth, Delivery, Head, Row, Store
+from killick.model.hashing import genesis, link
 from killick.store.memory import MemoryStore
+from killick.store.protocol import Append, CreateRun, Delivery, Head, Row, Store
 from killick.testing import StoreContract, faulty
 
 
 def started(store: Store, run: str) -> Append:
     before, body = genesis(store.id, run), b"{}"
     rows = (Row(1, body, None, link(before, body)),)
-    return Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=Birth(holder="w1"))
+    return Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=CreateRun(holder="w1"))
 
 
 def following(head: Head) -> Append:

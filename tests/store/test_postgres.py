@@ -12,8 +12,8 @@ import pytest
 
 import servers
 from killick.clock import Clock
-from killick.store.base import Store
-from killick.store.postgres import PostgresStore
+from killick.store.postgres.store import PostgresStore
+from killick.store.protocol import Store
 from killick.testing import StoreContract
 
 pytestmark = pytest.mark.slow

@@ -17,11 +17,11 @@ import servers
 from killick.errors import (
     StoreUnavailable,
 )
-from killick.store.base import Append, Delivered, Head, Telling
-from killick.store.postgres import PostgresStore
+from killick.store.postgres.store import PostgresStore
+from killick.store.protocol import Append, Delivered, Head, OutboxRow
 from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.asking import born, chained, commit, deliver, found
-from killick.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
+from killick.testing.contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
+from killick.testing.contract.probes import born, chained, commit, deliver, found
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_whatever_a_batch_brings_is_one_round_trip(
         before = proxy.round_trips
         brings = {"index": indexed(), "pieces": (blob(f"{first}{turn}"),), "snapshot": cached(head.seq)}
         sends = (letter(other.run, f"m{turn}"),)
-        tells = (Telling(head.seq + 1, "x"),)
+        tells = (OutboxRow(head.seq + 1, "x"),)
         child = birth(store, f"{first} child {turn}", "one", holder="w1", index=indexed())
         item = following(head, "more", sends=sends, tells=tells, also=(child,), **brings)
         results = store.append([item, following(other, "bare"), birth(store, f"{first} new {turn}", "one")])

@@ -20,14 +20,15 @@ from killick.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from killick.store import open_store, postgres_server
-from killick.store.base import ASKS, Head, RunQuery
-from killick.store.postgres import PostgresStore
+from killick.store import open_store
+from killick.store.postgres import server as postgres_server
+from killick.store.postgres.store import PostgresStore
+from killick.store.protocol import ASKS, Head, RunQuery
 from killick.store.sql import schema as schema_of
 from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.asking import born, commit, deliver, event, found
-from killick.testing.contract.making import TOKEN, birth, blob, cached, following, indexed, letter
-from killick.testing.contract.together import in_threads
+from killick.testing.contract.builders import TOKEN, birth, blob, cached, following, indexed, letter
+from killick.testing.contract.concurrency import in_threads
+from killick.testing.contract.probes import born, commit, deliver, event, found
 
 pytestmark = pytest.mark.slow
 
@@ -226,7 +227,7 @@ def test_a_password_is_in_no_message() -> None:
 
 
 def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "killick.store.postgres", None)
+    monkeypatch.setitem(sys.modules, "killick.store.postgres.store", None)
     with pytest.raises(StoreUnavailable, match=r"pip install 'killick\[postgres\]'"):
         open_store("postgresql://host/db")
 

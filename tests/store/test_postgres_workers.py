@@ -16,12 +16,12 @@ import servers
 from killick.errors import (
     StoreBusy,
 )
-from killick.store.base import Telling
-from killick.store.postgres import PostgresStore
+from killick.store.postgres.store import PostgresStore
+from killick.store.protocol import OutboxRow
 from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.asking import born, chained, found
-from killick.testing.contract.making import birth, blob, following, indexed, letter
-from killick.testing.contract.together import in_threads
+from killick.testing.contract.builders import birth, blob, following, indexed, letter
+from killick.testing.contract.concurrency import in_threads
+from killick.testing.contract.probes import born, chained, found
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_a_feed_that_many_write_to_loses_nothing(request: pytest.FixtureRequest,
         mine = stores[thread % 2]
         for turn in range(25):
             run = name(request, f"{thread}-{turn}")
-            mine.append([birth(mine, run, "one", tells=(Telling(1, "x"),))])
+            mine.append([birth(mine, run, "one", tells=(OutboxRow(1, "x"),))])
 
     in_threads(write)
     writing.set()

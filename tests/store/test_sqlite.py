@@ -6,8 +6,8 @@ import sqlite3
 from pathlib import Path
 
 from killick.clock import Clock
-from killick.store.base import Store
-from killick.store.sqlite import SqliteStore
+from killick.store.protocol import Store
+from killick.store.sqlite.store import SqliteStore
 from killick.testing import StoreContract
 
 

@@ -26,10 +26,11 @@ from killick.errors import (
 )
 from killick.log import Entry, Log, RunLog, verify
 from killick.model import events as e
-from killick.store import SqliteStore, open_store, sqlite_file
-from killick.store.base import STORE_FORMAT
+from killick.store import SqliteStore, open_store
+from killick.store.protocol import STORE_FORMAT
 from killick.store.sql import schema
-from killick.testing.contract.making import birth, indexed
+from killick.store.sqlite import file
+from killick.testing.contract.builders import birth, indexed
 
 TESTS = Path(__file__).parent.parent
 
@@ -195,7 +196,7 @@ def test_a_write_that_the_system_refuses_is_a_clear_error_and_loses_nothing(tmp_
 
 READ_ONLY = """
 import os, sys
-import killick, killick.log, killick.store.sqlite, encodings.idna
+import killick, killick.log, killick.store.sqlite.store, encodings.idna
 from killick.errors import StoreReadOnly
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
@@ -272,7 +273,7 @@ def test_a_dead_holders_run_is_taken_over_at_once_and_a_live_ones_is_not(tmp_pat
 CLAIM = """
 import sys
 from killick.store import SqliteStore
-from killick.testing.contract.making import following, indexed
+from killick.testing.contract.builders import following, indexed
 
 path, holder, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 store = SqliteStore(path)
@@ -398,8 +399,8 @@ def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
         STORE_FORMAT + 1: "CREATE TABLE later (x INTEGER) STRICT;\nINSERT INTO later VALUES (1);",
         newer: "ALTER TABLE later ADD COLUMN y TEXT;",
     }
-    monkeypatch.setattr(sqlite_file, "STORE_FORMAT", newer)
-    monkeypatch.setattr(sqlite_file, "migration", lambda dialect, step: scripts[step])
+    monkeypatch.setattr(file, "STORE_FORMAT", newer)
+    monkeypatch.setattr(file, "migration", lambda dialect, step: scripts[step])
     store = SqliteStore(path)
     assert store._file._writer.execute("PRAGMA user_version").fetchone()[0] == newer
     assert store._file._writer.execute("SELECT x, y FROM later").fetchall() == [(1, None)]
@@ -410,8 +411,8 @@ def test_an_older_format_is_migrated_step_by_step_and_keeps_what_it_has(
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "killick.db"
     SqliteStore(path).close()
-    monkeypatch.setattr(sqlite_file, "STORE_FORMAT", STORE_FORMAT + 1)
-    monkeypatch.setattr(sqlite_file, "migration", lambda dialect, step: "CREATE TABLE later (x);\nNONSENSE;")
+    monkeypatch.setattr(file, "STORE_FORMAT", STORE_FORMAT + 1)
+    monkeypatch.setattr(file, "migration", lambda dialect, step: "CREATE TABLE later (x);\nNONSENSE;")
     with pytest.raises(StoreUnavailable, match="NONSENSE"):
         SqliteStore(path)
     monkeypatch.undo()

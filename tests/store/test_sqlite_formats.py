@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from stories import Story, started
 
-from killick.history.find import Finder
+from killick.history.search.query import Finder
 from killick.log import Entry, Log, verify
 from killick.model import events as e
-from killick.model.chain import genesis
+from killick.model.hashing import genesis
 from killick.store import SqliteStore
-from killick.store.base import ASKS, RunQuery, Told, row_check
+from killick.store.protocol import ASKS, OutboxItem, RunQuery, row_check
 from killick.store.sql import schema
-from killick.testing.contract.asking import born
-from killick.testing.contract.feeding import tells
+from killick.testing.contract.outbox import tells
+from killick.testing.contract.probes import born
 
 HERE = Path(__file__).parent
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
@@ -79,7 +79,7 @@ def test_in_a_store_of_format_2_runs_that_are_over_lose_their_holders_and_others
     [taken] = store.claim("w2", now_us=store.now_us(), seconds=30, limit=9)
     assert (taken.head.run, taken.left) == ("at work", "w1")
     born(store, "new", tells=tells("run.started"))
-    assert store.feed() == [Told(position=1, run="new", seq=1, kind="run.started")]
+    assert store.feed() == [OutboxItem(position=1, run="new", seq=1, kind="run.started")]
     store.close()
 
 

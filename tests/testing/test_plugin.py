@@ -112,7 +112,7 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
         def test_finds_only_what_was_imported():
             from app import greet, look_up
             from killick.errors import AgentUnknown
-            from killick.runtime.registry import AGENTS, TOOLS
+            from killick.definitions.registry import AGENTS, TOOLS
 
             for name in ("mine", "old_mine"):
                 with pytest.raises(AgentUnknown):
@@ -129,7 +129,7 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
 
         def test_finds_what_was_there():
             from app import greet
-            from killick.runtime.registry import AGENTS
+            from killick.definitions.registry import AGENTS
 
             assert AGENTS.get("greet") is greet
         """,
@@ -145,7 +145,7 @@ def test_it_costs_nothing_before_a_fixture_is_used(tmp_path: Path) -> None:
         import sys
 
         def test_nothing():
-            late = {"pydantic", "click", "rich", "killick.testing.playing", "killick.check.checker"}
+            late = {"pydantic", "click", "rich", "killick.testing.player", "killick.check.checker"}
             assert not late & set(sys.modules)
         """,
     )

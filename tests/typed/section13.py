@@ -254,7 +254,7 @@ def main(claim: Claim) -> Iterator[str]:
         kd.pause("claim_review_001", because="lunch")
         kd.set("claim_review_001", route="auto", by="ann")
         kd.cancel("claim_review_001", compensate=True)
-        assert_type(kd.advance("claim_review_001"), killick.Advanced)
+        assert_type(kd.advance("claim_review_001"), killick.RunOutcome)
 
 
 async def serve(claim: Claim) -> Verdict:

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 import killick
 from killick import rules
+from killick.client.client import Client
 from killick.clock import ManualClock
-from killick.runtime.client import Client
 from killick.web.access import Identified
 from killick.web.app import asgi
 

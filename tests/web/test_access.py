@@ -20,13 +20,13 @@ from starlette.testclient import TestClient
 import killick
 from killick.errors import AccessRefused
 from killick.model.events import to_text
-from killick.runtime.tokens import Person, issue, revoke
 from killick.store import MemoryStore
 from killick.web import server_keys
 from killick.web.access import CSRF, SESSION, SESSION_SECONDS, Identified, OwnerAccess, TokenAccess
 from killick.web.app import ROUTES, asgi
-from killick.web.guard import CSP, Guard
-from killick.web.routing import Route
+from killick.web.middleware import CSP, Guard
+from killick.web.routes import Route
+from killick.workers.tokens import Person, issue, revoke
 
 SCOPES: Final = ("viewer", "operator", "admin")
 NOBODY: Final = ("none", "wrong", "revoked", "expired")

@@ -17,15 +17,15 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
+from killick.client.client import Client
 from killick.log import Entry
 from killick.model import events as e
-from killick.runtime import tokens
-from killick.runtime.client import Client
-from killick.web import once
+from killick.web import idempotency
 from killick.web.access import OwnerAccess
 from killick.web.app import asgi
 from killick.web.hub import FOLLOWERS_MAX
 from killick.web.server import CONNECTIONS_MAX
+from killick.workers import tokens
 from web import desk
 from web.desk import Desk
 
@@ -47,7 +47,7 @@ def veiled(tmp_path: Path) -> Iterator[Desk]:
 
 def own_logs(kd: Client) -> list[str]:
     """The logs in which answers are kept for keys."""
-    days = [once.DAY + day for day in ("2026-11-15", "2026-11-16")]
+    days = [idempotency.DAY + day for day in ("2026-11-15", "2026-11-16")]
     return [day for day in days if kd.store.head(day) is not None]
 
 

@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 
 import killick
 from families import Family
-from killick.history.parting import parting
+from killick.history.compare_runs import parting
 from killick.log import Log
 from killick.store import MemoryStore
 from killick.web.access import Identified
 from killick.web.app import asgi
-from killick.web.compare import PAGE, apart
+from killick.web.handlers.compare import PAGE, apart
 
 
 @killick.tool(effect="reads")

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
-from killick.runtime.meters import MEDIA
+from killick.workers.metrics import MEDIA
 
 
 @killick.agent

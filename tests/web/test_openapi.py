@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 import killick
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
-from killick.web.routing import API, Nothing, Route
+from killick.web.routes import API, Nothing, Route
 
 DOCUMENT: dict[str, Any] = openapi(ROUTES)
 

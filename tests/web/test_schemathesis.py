@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 import killick
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
-from killick.web.routing import API
+from killick.web.routes import API
 
 pytestmark = pytest.mark.slow
 

@@ -25,11 +25,11 @@ import uvicorn
 
 import killick
 from killick.errors import AccessRefused
-from killick.runtime.tokens import issue, revoke
 from killick.store import MemoryStore
 from killick.web import server
 from killick.web.access import OwnerAccess, TokenAccess
-from killick.web.guard import Guard, Limits
+from killick.web.middleware import Guard, Limits
+from killick.workers.tokens import issue, revoke
 
 SECONDS_MAX: Final = 300.0
 APP: Final = """

@@ -13,9 +13,9 @@ import killick
 from killick.errors import AccessRefused, ValueRefused
 from killick.ids import SeededIds
 from killick.model import events as e
-from killick.runtime.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
 from killick.store import MemoryStore
 from killick.web.app import asgi
+from killick.workers.tokens import AGENT, TOKENS, Person, Tokens, issue, revoke, tokens
 
 SECOND = 1_000_000
 

@@ -12,10 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import killick
-from killick.history.windows import windows
+from killick.history.window_report import windows
 from killick.testing import call, scripted
 from killick.web.app import asgi
-from killick.web.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
+from killick.web.handlers.window import LISTED_MAX, MESSAGES_MAX, POINTS_MAX, READ_MAX
 from sessions import coder, without_models
 
 XSS = "<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>{{7*7}}"

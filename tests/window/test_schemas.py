@@ -13,8 +13,8 @@ from openai.types.chat import ChatCompletionToolUnionParam
 from openai.types.responses import ToolParam
 from pydantic import ConfigDict, TypeAdapter
 
+from killick.window.messages import Shape, size_of
 from killick.window.schemas import Schemas
-from killick.window.shapes import Shape, size_of
 
 SHAPES: list[Shape] = ["openai", "openai-responses", "anthropic"]
 PUBLISHED: dict[Shape, TypeAdapter[Any]] = {

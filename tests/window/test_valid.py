@@ -13,7 +13,7 @@ import pytest
 
 from killick.model.events import PageEvicted, PagePinned
 from killick.window import Answer, Decision, Sent, estimate
-from killick.window.shapes import as_json, size_of
+from killick.window.messages import as_json, size_of
 from window import published
 from window.histories import Session, name_of
 from window.looping import Known, Loop, Moment, Place, handles_in, leaves, places, played, said_at

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from killick.workspace import Workspace, tree
-from killick.workspace.restoring import PREFIX
+from killick.workspace.restore import PREFIX
 from killick.workspace.tree import Id
 from workspace.folders import Told, differing, held, told
 

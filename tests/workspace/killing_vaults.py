@@ -18,10 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from killick.workspace import appending, writing
-from killick.workspace import vault as module
 from killick.workspace.tree import Id
-from killick.workspace.vault import Vault
+from killick.workspace.vault import pack_writer
+from killick.workspace.vault import snapshot_writer as writing
+from killick.workspace.vault import vault as module
+from killick.workspace.vault.vault import Vault
 from workspace.vaults import Files, add, packed_bytes, publish, read, some_files
 
 WATCHED = (str(Path(module.__file__).parent), "sqlite_file.py")
@@ -267,7 +268,7 @@ def main() -> None:
     mode, folder, *numbers = sys.argv[1:]
     # Little is much here.
     writing._COMPRESSED_BYTES_MAX = 15_000
-    appending._BUFFER_BYTES = 3_000
+    pack_writer._BUFFER_BYTES = 3_000
     if mode in SCENES:
         found = at_every_point(Path(folder), mode, *map(int, numbers))
     else:

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from killick.workspace import Workspace
-from killick.workspace.planning import shown
+from killick.workspace.inotify import Watch
+from killick.workspace.restore_plan import shown
 from killick.workspace.tree import FILE, Id
-from killick.workspace.watching import Watch
 from killick.workspace.workspace import content
 from seeds import draw_seed
 from workspace.changing import IGNORES

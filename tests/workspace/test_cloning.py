@@ -10,8 +10,8 @@ from shutil import which
 
 import pytest
 
-from killick.workspace import Workspace, reading
-from killick.workspace.reading import Cloning
+from killick.workspace import Workspace, file_reader
+from killick.workspace.file_reader import Cloning
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +45,14 @@ def test_a_long_file_may_change_as_soon_as_its_copy_is_made(sharing: Path, monke
     (folder / "short").write_bytes(b"short")
     with Workspace(folder, vault=sharing / "vault") as workspace:
         read_from_copy: list[int] = []
-        read = reading.Cloned.read
+        read = file_reader.Cloned.read
 
-        def changed_first(self: reading.Cloned, name: str, add: object) -> object:
+        def changed_first(self: file_reader.Cloned, name: str, add: object) -> object:
             read_from_copy.append(self.copy)
             (folder / "long").write_bytes(b"changed while the copy is read")
             return read(self, name, add)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(reading.Cloned, "read", changed_first)
+        monkeypatch.setattr(file_reader.Cloned, "read", changed_first)
         taken = workspace.capture()
         assert len(read_from_copy) == 1
         monkeypatch.undo()

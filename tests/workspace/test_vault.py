@@ -16,9 +16,10 @@ import pytest
 
 from killick.clock import ManualClock
 from killick.errors import SnapshotBroken, StoreClosed, StoreUnavailable
-from killick.workspace import tree, writing
-from killick.workspace.compressing import compressed, decompressed
-from killick.workspace.vault import Reference, Restoring, Swept, Vault
+from killick.workspace import tree
+from killick.workspace.vault import snapshot_writer
+from killick.workspace.vault.compression import compressed, decompressed
+from killick.workspace.vault.vault import Reference, Restoring, Swept, Vault
 from seeds import draw_seed
 from workspace.vaults import add, packed_bytes, packs, publish, read, some_files
 
@@ -59,7 +60,7 @@ def test_a_published_snapshot_is_read_back_as_it_was(vault: Vault) -> None:
 def test_another_process_reads_what_was_published(vault: Vault) -> None:
     root = publish(vault, {b"a": b"one" * 1000})
     program = (
-        "import sys; from killick.workspace.vault import Vault; from workspace.vaults import read\n"
+        "import sys; from killick.workspace.vault.vault import Vault; from workspace.vaults import read\n"
         "print(read(Vault(sys.argv[1]), bytes.fromhex(sys.argv[2])) == {b'a': b'one' * 1000})"
     )
     assert in_another_process(program, vault, root.hex()) == "True\n"
@@ -154,8 +155,8 @@ def test_what_is_there_is_found_whichever_way_it_is_looked_for(vault: Vault, mon
     root = publish(vault, files)
     before = packed_bytes(vault)
     for asked, known in ((0, 10**6), (100, 10**6), (10**6, 0), (0, 0)):
-        monkeypatch.setattr(writing, "_ASKED_MAX", asked)
-        monkeypatch.setattr(writing, "_KNOWN_MAX", known)
+        monkeypatch.setattr(snapshot_writer, "_ASKED_MAX", asked)
+        monkeypatch.setattr(snapshot_writer, "_KNOWN_MAX", known)
         assert publish(vault, files) == root
     assert packed_bytes(vault) == before
 
@@ -369,7 +370,7 @@ def test_folders_are_locked_apart(vault: Vault) -> None:
 
 def test_a_lock_of_a_killed_process_is_free(vault: Vault) -> None:
     program = (
-        "import os, signal, sys; from killick.workspace.vault import Vault\n"
+        "import os, signal, sys; from killick.workspace.vault.vault import Vault\n"
         "with Vault(sys.argv[1]).lock('/w'), Vault(sys.argv[1]).writing() as w:\n"
         "    w.add(b'x' * 100); print('in', flush=True); sys.stdin.read()"
     )

@@ -16,10 +16,11 @@ import pytest
 
 from killick import permissions
 from killick.errors import KillickError, StoreBroken, StoreBusy, StoreError, StoreFormat, StoreUnavailable
-from killick.workspace import appending, locking, moving, writing
-from killick.workspace import packs as packs_module
-from killick.workspace.index import Index
-from killick.workspace.vault import Vault
+from killick.workspace.vault import locks, pack_writer, repack
+from killick.workspace.vault import packs as packs_module
+from killick.workspace.vault import snapshot_writer as writing
+from killick.workspace.vault.index import Index
+from killick.workspace.vault.vault import Vault
 from workspace.vaults import add, packed_bytes, packs, publish, read
 
 TESTS = Path(__file__).parent.parent
@@ -47,7 +48,7 @@ def told_by(program: str, *arguments: object, prefix: tuple[str, ...] = ()) -> s
 FILL = """
 import os, pathlib, sys
 from killick.errors import StoreFull
-from killick.workspace.vault import Vault
+from killick.workspace.vault.vault import Vault
 from workspace.vaults import add, packed_bytes, publish, read
 
 folder = pathlib.Path(sys.argv[1])
@@ -110,7 +111,7 @@ NOT_WRITABLE = """
 import os, sys
 import killick, encodings.idna
 from killick.errors import StoreReadOnly
-from killick.workspace.vault import Vault
+from killick.workspace.vault.vault import Vault
 from workspace.vaults import publish
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
@@ -290,7 +291,7 @@ def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
 ) -> None:
     failures = 0
     monkeypatch.setattr(writing, "_COMPRESSED_BYTES_MAX", 20_000)
-    monkeypatch.setattr(appending, "_BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(pack_writer, "_BUFFER_BYTES", 10_000)
     for count in range(1, 200):
         vault = Vault(tmp_path / f"files {count}")
         vault._packs.pack_bytes_max = 60_000
@@ -303,9 +304,9 @@ def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
         system = Failing(count, number)
         failed: BaseException | None = None
         with monkeypatch.context() as failing:
-            for module in (packs_module, appending, moving, locking, permissions):
+            for module in (packs_module, pack_writer, repack, locks, permissions):
                 failing.setattr(module, "os", system)
-            failing.setattr(appending, "_fdatasync", system.fdatasync)
+            failing.setattr(pack_writer, "_fdatasync", system.fdatasync)
             try:
                 do(vault)
             except KillickError as error:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from killick.workspace.index import Index
-from killick.workspace.vault import Vault
+from killick.workspace.vault.index import Index
+from killick.workspace.vault.vault import Vault
 from seeds import draw_seed
 from workspace.vaults import add, publish, read
 
@@ -66,7 +66,7 @@ def ghost(vault: Vault, files: dict[bytes, bytes]) -> None:
     before = shared.read_bytes()
     # Not by a fork, before which this process would close its connections.
     program = (
-        "import os, signal, sys; from pathlib import Path; from killick.workspace.vault import Vault; "
+        "import os, signal, sys; from pathlib import Path; from killick.workspace.vault.vault import Vault; "
         "from workspace.vaults import publish; "
         "publish(Vault(Path(sys.argv[1])), {bytes.fromhex(sys.argv[2]): bytes.fromhex(sys.argv[3])}, 'ghost'); "
         "os.kill(os.getpid(), signal.SIGKILL)"

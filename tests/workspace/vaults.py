@@ -8,7 +8,7 @@ from pathlib import Path
 
 from killick.workspace import tree
 from killick.workspace.tree import BLOCK_BYTES, FILE, FOLDER, Block, Entry, Id
-from killick.workspace.vault import Vault, Writing
+from killick.workspace.vault.vault import Vault, Writing
 
 Files = Mapping[bytes, bytes]
 

@@ -32,13 +32,13 @@ from agent_framework import _tools as framework_tools
 from agent_framework._workflows._checkpoint_encoding import decode_checkpoint_value, encode_checkpoint_value
 from agent_framework.exceptions import ToolException, UserInputRequiredException, WorkflowCheckpointException
 
-from killick.adapters.gated import Declared, ToolOptions, asked, hosted, streamed
-from killick.adapters.shelf import Kept, Shelf
+from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
+from killick.client.client import Client
 from killick.errors import KillickError, Rejected, RunWaiting, StepFailed
 from killick.ids import RandomIds
+from killick.llm.external import Host
 from killick.model.codec import digest
-from killick.runtime.client import Client
-from killick.runtime.hosting import Host
 
 Place: TypeAlias = Client | str | os.PathLike[str]
 """A client that is open, or where a store is."""
@@ -55,7 +55,7 @@ class KillickCheckpointStorage:
     """
 
     def __init__(self, store: Place, *, space: str = SPACE, allowed_checkpoint_types: Iterable[str] = ()) -> None:
-        self._shelf = Shelf(store, space)
+        self._shelf = FrameworkState(store, space)
         self._allowed = frozenset(allowed_checkpoint_types)
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
@@ -64,7 +64,7 @@ class KillickCheckpointStorage:
         written = encode_checkpoint_value(checkpoint.to_dict())
         self._read(written)
         labels = {"timestamp": checkpoint.timestamp}
-        kept = Kept(name=checkpoint.checkpoint_id, value=written, labels=labels)
+        kept = StateEntry(name=checkpoint.checkpoint_id, value=written, labels=labels)
         await asyncio.to_thread(self._shelf.put, checkpoint.workflow_name, kept)
         return checkpoint.checkpoint_id
 
@@ -102,10 +102,10 @@ class KillickCheckpointStorage:
         """Close the store, if this opened it."""
         self._shelf.close()
 
-    async def _entries(self, workflow: str) -> Sequence[Kept]:
+    async def _entries(self, workflow: str) -> Sequence[StateEntry]:
         return await asyncio.to_thread(self._shelf.entries, workflow)
 
-    def _find(self, checkpoint_id: str) -> tuple[str, Kept | None]:
+    def _find(self, checkpoint_id: str) -> tuple[str, StateEntry | None]:
         # The framework asks by the checkpoint's id alone, and there are few workflows: each is a name in its code.
         for workflow in self._shelf.ids():
             if (kept := self._shelf.get(workflow, checkpoint_id)) is not None:
@@ -120,7 +120,7 @@ class KillickSessions:
     """A `SessionStore`: sessions of agents under ids that callers choose, as `AgentSession.to_dict` writes them."""
 
     def __init__(self, store: Place, *, space: str = f"{SPACE}-sessions") -> None:
-        self._shelf = Shelf(store, space)
+        self._shelf = FrameworkState(store, space)
 
     async def get(self, session_id: str) -> AgentSession | None:
         """A copy of the session as it was last set."""
@@ -129,7 +129,7 @@ class KillickSessions:
 
     async def set(self, session_id: str, session: AgentSession) -> None:
         """Keep the session in the place of the one before."""
-        kept = Kept(name="session", value=session.to_dict())
+        kept = StateEntry(name="session", value=session.to_dict())
         await asyncio.to_thread(self._shelf.put, _session(session_id), kept)
 
     async def delete(self, session_id: str) -> None:
@@ -151,7 +151,7 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
     ) -> None:
         """`flags` are those of `HistoryProvider`: what is loaded, and what is stored."""
         super().__init__(source_id, **flags)
-        self._shelf = Shelf(store, space)
+        self._shelf = FrameworkState(store, space)
 
     async def get_messages(
         self, session_id: str | None, *, state: dict[str, Any] | None = None, **kwargs: Any
@@ -178,7 +178,7 @@ class KillickHistory(HistoryProvider):  # type: ignore[misc,unused-ignore]
     def _save(self, session: str, messages: Sequence[dict[str, Any]]) -> None:
         there = {kept.name for kept in self._shelf.entries(session)}
         named = {self._name(message): message for message in messages}
-        fresh = [Kept(name=name, value=message) for name, message in named.items() if name not in there]
+        fresh = [StateEntry(name=name, value=message) for name, message in named.items() if name not in there]
         if fresh:
             self._shelf.put(session, *fresh)
 

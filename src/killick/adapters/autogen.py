@@ -18,11 +18,11 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, 
 from autogen_core.tools import BaseTool, FunctionTool, TextResultContent, ToolResult, ToolSchema, Workbench
 from pydantic import ValidationError
 
-from killick.adapters.gated import Declared, ToolOptions, asked, hosted, streamed
-from killick.adapters.shelf import Kept, Shelf
+from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.tool_gate import Declared, ToolOptions, asked, hosted, streamed
+from killick.client.client import Client
 from killick.errors import KillickError, Rejected, StepFailed
-from killick.runtime.client import Client
-from killick.runtime.hosting import Host, here
+from killick.llm.external import Host, here
 
 Place: TypeAlias = Client | str | os.PathLike[str]
 """A client that is open, or where a store is."""
@@ -51,14 +51,14 @@ class KillickStates:
     """The states of agents and teams, one log for each id: what it is now, and in the log all that it was."""
 
     def __init__(self, store: Place, *, space: str = SPACE) -> None:
-        self._shelf = Shelf(store, space)
+        self._shelf = FrameworkState(store, space)
 
     async def save(self, id: str, of: Stateful) -> None:  # noqa: A002
         """Keep the state of an agent or a team that is not running, whole or not at all. That of one whose tools wait
         for a person is not kept: it goes on from the state before."""
         if (host := here()) is not None:
             _open(host, "KillickStates")
-        kept = Kept(_STATE, dict(await of.save_state()))
+        kept = StateEntry(_STATE, dict(await of.save_state()))
         await asyncio.to_thread(self._shelf.put, id, kept)
 
     async def load(self, id: str, into: Stateful) -> bool:  # noqa: A002

@@ -24,15 +24,15 @@ from claude_agent_sdk import (
     fold_session_summary,
 )
 
-from killick.adapters.gated import hosted
-from killick.adapters.shelf import Kept, Shelf
+from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.tool_gate import hosted
+from killick.client.client import Client
+from killick.client.client import open as open_client
+from killick.definitions.open_tools import open_tool
+from killick.definitions.registry import AnyTool, Tool
 from killick.errors import HeadMoved, Rejected, RunWaiting, StepFailed
 from killick.ids import RandomIds
-from killick.runtime.client import Client
-from killick.runtime.client import open as open_client
-from killick.runtime.hosting import Host, attempt
-from killick.runtime.open_tools import open_tool
-from killick.runtime.registry import AnyTool, Tool
+from killick.llm.external import Host, attempt
 
 __all__ = ["KillickSessionStore", "attempt", "gated"]
 
@@ -55,7 +55,7 @@ class KillickSessionStore(SessionStore):
         self._client = store if isinstance(store, Client) else open_client(os.fspath(store))
         self._is_owner = not isinstance(store, Client)
         self._space = space
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, FrameworkState] = {}
         self._mutex = threading.Lock()
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
@@ -90,11 +90,11 @@ class KillickSessionStore(SessionStore):
 
     # the blocking side ------------------------------------------------------------------------
 
-    def _shelf(self, project: str) -> Shelf:
+    def _shelf(self, project: str) -> FrameworkState:
         """The transcripts of one project: so that it is listed without the others."""
         with self._mutex:
             if project not in self._shelves:
-                self._shelves[project] = Shelf(self._client, f"{self._space}.{quote(project, safe='')}")
+                self._shelves[project] = FrameworkState(self._client, f"{self._space}.{quote(project, safe='')}")
             return self._shelves[project]
 
     def _append(self, key: SessionKey, entries: Sequence[SessionStoreEntry]) -> None:
@@ -109,11 +109,11 @@ class KillickSessionStore(SessionStore):
                     fresh.setdefault(name, entry)
             if not fresh:
                 return
-            kept = [Kept(name, entry) for name, entry in fresh.items()]
+            kept = [StateEntry(name, entry) for name, entry in fresh.items()]
             if not key.get("subpath"):
                 before = known.get(_SUMMARY)
                 summary = fold_session_summary(_summary(key, before), key, list(fresh.values()))
-                kept.append(Kept(_SUMMARY, summary["data"]))
+                kept.append(StateEntry(_SUMMARY, summary["data"]))
             try:
                 shelf.put(id, *kept, expect=head)
             except HeadMoved:
@@ -133,7 +133,7 @@ class KillickSessionStore(SessionStore):
             for session, kept in self._mains(project)
         ]
 
-    def _mains(self, project: str) -> Iterator[tuple[str, Kept]]:
+    def _mains(self, project: str) -> Iterator[tuple[str, StateEntry]]:
         """The sessions of a project with their summaries, which are as new as what was last added."""
         shelf = self._shelf(project)
         for id in shelf.ids():  # noqa: A001
@@ -158,7 +158,7 @@ def _id(key: SessionKey) -> str:
     return f"{session}/{key['subpath']}" if key.get("subpath") else session
 
 
-def _summary(key: SessionKey, kept: Kept | None) -> SessionSummaryEntry | None:
+def _summary(key: SessionKey, kept: StateEntry | None) -> SessionSummaryEntry | None:
     if kept is None:
         return None
     data: dict[str, Any] = kept.value

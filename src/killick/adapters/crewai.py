@@ -19,12 +19,12 @@ from crewai.utilities.agent_utils import extract_tool_call_info
 from crewai.utilities.string_utils import sanitize_tool_name
 from pydantic import BaseModel, PrivateAttr
 
-from killick.adapters.gated import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
-from killick.adapters.shelf import Kept, Shelf
+from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.adapters.tool_gate import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
+from killick.client.client import Client
+from killick.definitions.registry import AnyTool
 from killick.errors import KillickError, Rejected
-from killick.runtime.client import Client
-from killick.runtime.hosting import Host
-from killick.runtime.registry import AnyTool
+from killick.llm.external import Host
 
 __all__ = ["KillickFlowPersistence", "KillickTool", "ToolFailed", "Waiting", "gated", "recorded"]
 
@@ -52,11 +52,11 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
     store: str = ""
     """Where the store is, for a flow that is made anew from its definition."""
 
-    _shelf: Shelf = PrivateAttr()
+    _shelf: FrameworkState = PrivateAttr()
 
     def __init__(self, store: Place | None = None, /, *, space: str = SPACE, **fields: Any) -> None:
         place = store if store is not None else fields.get("store") or "killick.db"
-        shelf = Shelf(place, space)
+        shelf = FrameworkState(place, space)
         super().__init__(**{**fields, "store": shelf.client.store.place})
         self._shelf = shelf
 
@@ -76,7 +76,7 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
         self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
     ) -> None:
         """Keep the state together with what a person is asked."""
-        asked_for = Kept(_PENDING, context.to_dict(), {"method": context.method_name})
+        asked_for = StateEntry(_PENDING, context.to_dict(), {"method": context.method_name})
         self._shelf.put(flow_uuid, _kept(context.method_name, state_data), asked_for)
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
@@ -95,9 +95,9 @@ class KillickFlowPersistence(FlowPersistence):  # type: ignore[misc,unused-ignor
         self._shelf.close()
 
 
-def _kept(method: str, state: dict[str, Any] | BaseModel) -> Kept:
+def _kept(method: str, state: dict[str, Any] | BaseModel) -> StateEntry:
     value = state.model_dump(mode="json") if isinstance(state, BaseModel) else state
-    return Kept(_STATE, value, {"method": method})
+    return StateEntry(_STATE, value, {"method": method})
 
 
 # At the gate ---------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from killick.agents.run import Run
+from killick.client.client import Client
+from killick.engine.steps.waits import Answer, Verb
+from killick.engine.views import Wait
 from killick.errors import AnswerRefused
-from killick.runtime.client import Client
-from killick.runtime.hosting import Host
-from killick.runtime.run import Run
-from killick.runtime.views import Wait
-from killick.runtime.waits import Answer, Verb
+from killick.llm.external import Host
 
 Shape: TypeAlias = Mapping[str, Any] | Sequence[Any]
 """A question or an answer in one of the two shapes."""

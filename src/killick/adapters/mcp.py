@@ -30,11 +30,11 @@ from mcp.types import (
 )
 from mcp.types import Tool as Offered
 
+from killick.definitions.open_tools import open_tool
+from killick.definitions.registry import AnyTool, tool
 from killick.errors import DeclarationRefused, KillickError, NotDone
-from killick.runtime.hosting import attempt
-from killick.runtime.open_tools import open_tool
-from killick.runtime.registry import AnyTool, tool
-from killick.runtime.toolset import AnyRun, driven, settled
+from killick.llm.external import attempt
+from killick.llm.toolset import AnyRun, driven, settled
 
 T = TypeVar("T")
 

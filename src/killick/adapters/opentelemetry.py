@@ -19,10 +19,10 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from killick.adapters.genai import asked_by, asked_with, called_with, maker_of, replied, said_by
+from killick.adapters.otel_conventions import asked_by, asked_with, called_with, maker_of, replied, said_by
+from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.model import events as e
 from killick.model.failure import Failure
-from killick.runtime.observing import Attempt, Observer, Stretch, Waited, observe
 
 CONTENT: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The variable by which people let all their instrumentations show what was said."""
@@ -70,7 +70,7 @@ class Telemetry(Observer):
         """The span that is current where a run is started, if there is one."""
         return _written(contexts.get_current())
 
-    def began(self, stretch: Stretch) -> str | None:
+    def began(self, stretch: RunSpan) -> str | None:
         """A stretch is part of the trace of whoever started the run, in whichever process it is."""
         here = contexts.get_current()
         now = trace.get_current_span(here).get_span_context()
@@ -101,7 +101,7 @@ class Telemetry(Observer):
         stretch.kept[self] = _Spanned(span, within, contexts.attach(within))
         return _written(within)
 
-    def ended(self, stretch: Stretch) -> None:
+    def ended(self, stretch: RunSpan) -> None:
         """What the stretch came to: a run that waits is no error, one that failed is."""
         spanned: _Spanned | None = stretch.kept.pop(self, None)
         self._meters.stretch(stretch)
@@ -225,7 +225,7 @@ class Telemetry(Observer):
         )
         span.end(end_time=wait.closed_us * 1_000)
 
-    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: Stretch | None) -> None:
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
         """What a contract rejects is never attempted: the stretch says so."""
         told = _given({"gen_ai.tool.name": name, "killick.rule": verdict.rule, "killick.code": verdict.code})
         self._meters.rejections.add(1, told | {"gen_ai.agent.name": agent})
@@ -233,7 +233,7 @@ class Telemetry(Observer):
         if spanned is not None:
             spanned.span.add_event("killick.rejected", told)
 
-    def _within(self, stretch: Stretch | None) -> Context:
+    def _within(self, stretch: RunSpan | None) -> Context:
         """Under the span that is current, if it is of this stretch: code that waited may still be in an older one, and
         code of a framework in none of ours, though in the same trace."""
         here = contexts.get_current()
@@ -304,7 +304,7 @@ class _Meters:
         self._cost = meter.create_counter("killick.cost", "USD", "What model calls cost, by the prices that are known.")
         self.rejections = meter.create_counter("killick.rejections", "{intention}", "Intentions that were rejected.")
 
-    def stretch(self, stretch: Stretch) -> None:
+    def stretch(self, stretch: RunSpan) -> None:
         agent = {"gen_ai.agent.name": stretch.agent}
         failed = {"error.type": _kind(stretch.failure, stretch.status)} if stretch.status in _FAILED else {}
         self._stretches.record((stretch.ended_us - stretch.began_us) / 1e6, agent | failed)

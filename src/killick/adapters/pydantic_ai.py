@@ -39,13 +39,13 @@ from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, DeferredToolResu
 from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
 from pydantic_core import to_jsonable_python
 
-from killick.adapters.gated import asked, hosted
+from killick.adapters.tool_gate import asked, hosted
+from killick.contracts.facts import Approval
+from killick.definitions.current import in_agent
+from killick.definitions.open_tools import open_tool
+from killick.definitions.registry import Approve
 from killick.errors import Rejected, StepFailed
-from killick.model.intention import Approval
-from killick.runtime.here import in_agent
-from killick.runtime.hosting import Host, attempt, here
-from killick.runtime.open_tools import open_tool
-from killick.runtime.registry import Approve
+from killick.llm.external import Host, attempt, here
 
 Options: TypeAlias = Mapping[str, Any]
 """The options of `killick.tool`, for one tool."""

@@ -15,20 +15,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from killick.check.comparison import Alike, Judge, place_of, relative
 from killick.check.crashes import WRITES, Ended, Saved, Scenario, Story, simulate
 from killick.check.findings import ALONE, Faulty, Finding, Report
-from killick.check.judging import Alike, Judge, place_of, relative
-from killick.check.reading import read_agent
 from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
+from killick.check.static_analysis import read_agent
+from killick.definitions.current import refuse_io
+from killick.definitions.registry import AGENTS, TOOLS, Agent, AnyAgent
+from killick.definitions.triggers import TRIGGERS
+from killick.engine.views import Wait
 from killick.errors import DeclarationRefused
 from killick.model.events import FactDrawn, decode
-from killick.runtime.here import refuse_io
-from killick.runtime.hooks import HOOKS
-from killick.runtime.registry import AGENTS, TOOLS, Agent, AnyAgent
-from killick.runtime.triggers import TRIGGERS
-from killick.runtime.views import Wait
-from killick.store.base import RunQuery
+from killick.store.protocol import RunQuery
+from killick.workers.hooks import HOOKS
 
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12

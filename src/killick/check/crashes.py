@@ -20,19 +20,19 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
+from killick.client.client import Client
 from killick.clock import LeapingClock
+from killick.definitions.registry import AnyAgent
+from killick.engine.steps.attempt import ToolInterceptor
+from killick.engine.views import Wait
 from killick.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting
 from killick.ids import SeededIds
 from killick.log import Log
 from killick.model.codec import plain
 from killick.model.events import Build, decode
 from killick.model.failure import Failure
-from killick.runtime.applying import StandIn
-from killick.runtime.client import Client
-from killick.runtime.registry import AnyAgent
-from killick.runtime.views import Wait
-from killick.store.base import Append, RunQuery, Store
 from killick.store.memory import MemoryStore
+from killick.store.protocol import Append, RunQuery, Store
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class World:
         self.visits: Counter[str] = Counter()
         self.results: dict[str, Any] = {}
         self._keys: dict[str, Any] = {}
-        self.stand_in: StandIn | None = None
+        self.stand_in: ToolInterceptor | None = None
         """What stands between steps and this world; without one, tools act on it themselves."""
         self.client: Client | None = None
         """The client of the process that lives now."""
@@ -184,7 +184,7 @@ class World:
             if isinstance(value, Counter | dict | list | set):
                 setattr(twin, name, value.copy())
         if self.stand_in is not None:
-            twin.stand_in = cast("StandIn", twin)
+            twin.stand_in = cast("ToolInterceptor", twin)
         return twin
 
 

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from killick.check.samples import misfit, shown, spelled
+from killick.definitions.current import HERE
+from killick.definitions.registry import KEY, STEP, TOOLS, TX, Effect, Tool, ToolStep, Unknown
+from killick.engine.steps.attempt import Applied
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.model_reply import without_sdk_retries
 from killick.errors import FakeRefused
-from killick.runtime.applying import Applied
-from killick.runtime.here import HERE
-from killick.runtime.intent import Intent
-from killick.runtime.models import without_sdk_retries
-from killick.runtime.registry import KEY, STEP, TOOLS, TX, Effect, Tool, ToolStep, Unknown
 
 
 class Always(NamedTuple):

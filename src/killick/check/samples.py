@@ -22,9 +22,9 @@ from uuid import UUID
 import msgspec
 import typing_extensions
 
+from killick.engine.context import through_codec
 from killick.errors import FakeRefused, ValueRefused
 from killick.model.typed import convert
-from killick.runtime.context import through_codec
 
 _SHOWN_CHARS: Final = 80
 _MOMENT: Final = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)

@@ -14,18 +14,18 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import msgspec
 
 from killick.check.crashes import World, living
+from killick.check.default_replies import sample_answer, sample_reply
 from killick.check.fakes import Fakes
-from killick.check.replies import sample_answer, sample_reply
 from killick.check.samples import sample
+from killick.client.client import Client
 from killick.clock import LeapingClock
+from killick.definitions.registry import KEY, STEP, DidNotHappen, Effect, Happened, Policy, Tool, ToolStep
+from killick.engine.replay import short
+from killick.engine.steps.attempt import Applied
+from killick.engine.steps.intention import Intent
+from killick.engine.views import Wait
 from killick.errors import KillickError, RateLimited
 from killick.model.events import EffectClass, Sort
-from killick.runtime.applying import Applied
-from killick.runtime.client import Client
-from killick.runtime.intent import Intent
-from killick.runtime.registry import KEY, STEP, DidNotHappen, Effect, Happened, Policy, Tool, ToolStep
-from killick.runtime.replay import short
-from killick.runtime.views import Wait
 
 CallTrouble = Literal["timeout", "unheard", "lost", "limited", "broken", "paused"]
 WaitTrouble = Literal["twice", "late", "expired", "otherwise"]

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from killick.cli.exits import Told
+from killick.cli.exit_codes import CommandFailed
+from killick.definitions.registry import AGENTS, Agent, AnyAgent
 from killick.errors import AgentUnknown
-from killick.runtime.registry import AGENTS, Agent, AnyAgent
 
 SETTINGS: Final = {
     "app": "the module that declares the agents, by its dotted name or its file",
@@ -42,7 +42,7 @@ def settings(start: Path | None = None) -> dict[str, Any]:
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("killick")
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Told(f"{_near(file)}: is not valid TOML ({error}); mend it") from None
+            raise CommandFailed(f"{_near(file)}: is not valid TOML ({error}); mend it") from None
         if found is not None:
             _check(file, found)
             return {**found, "folder": folder}
@@ -51,16 +51,16 @@ def settings(start: Path | None = None) -> dict[str, Any]:
 
 def _check(file: Path, found: Any) -> None:
     if not isinstance(found, dict):
-        raise Told(f"{_near(file)}: tool.killick is no table; write [tool.killick]")
+        raise CommandFailed(f"{_near(file)}: tool.killick is no table; write [tool.killick]")
     for name, value in found.items():  # pyright: ignore[reportUnknownVariableType]
         if name not in SETTINGS:
             close = get_close_matches(str(name), SETTINGS, 1)  # pyright: ignore[reportUnknownArgumentType]
             hint = f"did you mean {close[0]}?" if close else f"it knows {', '.join(SETTINGS)}"
-            raise Told(f"{_near(file)}: [tool.killick] has no entry {name!r}; {hint}")
+            raise CommandFailed(f"{_near(file)}: [tool.killick] has no entry {name!r}; {hint}")
         given: Any = value  # pyright: ignore[reportUnknownVariableType]
         texts: list[Any] = given if name == "redact" and isinstance(given, list) else [given]  # pyright: ignore[reportUnknownVariableType]
         if (name == "redact") != isinstance(given, list) or not all(isinstance(each, str) and each for each in texts):
-            raise Told(f"{_near(file)}: [tool.killick] {name} is {value!r}; give {SETTINGS[name]}")
+            raise CommandFailed(f"{_near(file)}: [tool.killick] {name} is {value!r}; give {SETTINGS[name]}")
 
 
 # modules ------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise Told(f"{name}: no such module; name it as app.py or package.module") from None
+            raise CommandFailed(f"{name}: no such module; name it as app.py or package.module") from None
         raise _broken(name, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
@@ -85,7 +85,7 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         close = get_close_matches(str(path), map(str, path.parent.glob("*.py")), 1)
         hint = f"did you mean {close[0]}?" if close else "name the file that declares the agent, as app.py:agent"
-        raise Told(f"{path}: no such file; {hint}")
+        raise CommandFailed(f"{path}: no such file; {hint}")
     file = path.resolve()
     folder, name = _dotted(file)
     _look_in(folder)
@@ -99,7 +99,7 @@ def _from_file(path: Path) -> ModuleType:
         name = f"app_{name}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise Told(f"{path}: is no Python file; name the file that declares the agent, as app.py:agent")
+        raise CommandFailed(f"{path}: is no Python file; name the file that declares the agent, as app.py:agent")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -124,7 +124,7 @@ def _look_in(folder: Path) -> None:
         sys.path.insert(0, place)
 
 
-def _broken(name: str, error: BaseException) -> Told:
+def _broken(name: str, error: BaseException) -> CommandFailed:
     """Somebody's module does not import: say where, in one line."""
     if isinstance(error, SyntaxError):
         place, told = f"{_near(Path(error.filename or name))}:{error.lineno}", f"SyntaxError: {error.msg}"
@@ -134,7 +134,7 @@ def _broken(name: str, error: BaseException) -> Told:
         told = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SystemExit):
         told = "it ends the process; guard that with if __name__ == '__main__'"
-    return Told(f"{name}: cannot be imported; {place}: {told}")
+    return CommandFailed(f"{name}: cannot be imported; {place}: {told}")
 
 
 def _is_theirs(file: str) -> bool:
@@ -156,7 +156,7 @@ def load_agent(target: str, app: str | None = None) -> AnyAgent:
     """An agent by its target."""
     found = load(target, app)
     if not isinstance(found, Agent):
-        raise Told(f"{target}: is no agent but a {type(found).__name__}; declare it with @killick.agent")
+        raise CommandFailed(f"{target}: is no agent but a {type(found).__name__}; declare it with @killick.agent")
     return found  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -166,14 +166,14 @@ def load(target: str, app: str | None = None) -> Any:
     if not colon and target.endswith(".py"):
         module_name, name = target, ""
     if not (module_name or app):
-        raise Told(f"{target}: where is it? {_elsewhere(name)}")
+        raise CommandFailed(f"{target}: where is it? {_elsewhere(name)}")
     module = load_module(module_name or str(app))
     found = _named(module, name) if name else _only(module, target)
     if found is None:
         names = [agent.__name__ for agent in agents(module)]
         close = get_close_matches(name, names, 1)
         hint = f"did you mean {close[0]}?" if close else f"its agents: {', '.join(names) or 'none'}"
-        raise Told(f"{module_name or app}: has no agent {name!r}; {hint}")
+        raise CommandFailed(f"{module_name or app}: has no agent {name!r}; {hint}")
     return found
 
 
@@ -193,8 +193,10 @@ def _only(module: ModuleType, target: str) -> AnyAgent:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise Told(f"{target}: declares no agent; declare one with @killick.agent")
-    raise Told(f"{target}: declares several agents; name one: {', '.join(f'{target}:{one.__name__}' for one in found)}")
+        raise CommandFailed(f"{target}: declares no agent; declare one with @killick.agent")
+    raise CommandFailed(
+        f"{target}: declares several agents; name one: {', '.join(f'{target}:{one.__name__}' for one in found)}"
+    )
 
 
 def agents(module: ModuleType) -> list[AnyAgent]:

@@ -13,7 +13,7 @@ from typing import Final, cast
 import click
 from click.shell_completion import BashComplete, ShellComplete, get_completion_class, split_arg_string
 
-from killick.cli.exits import Told
+from killick.cli.exit_codes import CommandFailed
 from killick.cli.main import COMPLETING, killick
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -88,7 +88,7 @@ def completion_command(shell: str | None) -> None:
     """
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        raise Told(f"{name or 'your shell'}: nothing is known of it; name one of {', '.join(SHELLS)}")
+        raise CommandFailed(f"{name or 'your shell'}: nothing is known of it; name one of {', '.join(SHELLS)}")
     sys.stdout.write(_speaking(name, killick).source())
     if sys.stdout.isatty():
         click.echo(f"put this into {_PLACES[name]}", err=True)

@@ -17,7 +17,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-from killick.cli.exits import Exit, Told, code_of, drop_output
+from killick.cli.exit_codes import CommandFailed, Exit, code_of, drop_output
 from killick.errors import KillickError
 
 GROUPS: Final[dict[str, dict[str, str]]] = {
@@ -78,26 +78,26 @@ MODULES: Final = {
     name: module
     for module, names in {
         "killick.cli.demo": "demo",
-        "killick.cli.check": "check",
-        "killick.cli.running": "run start",
-        "killick.cli.worker": "worker",
-        "killick.cli.serve": "serve",
-        "killick.cli.proxy": "proxy",
-        "killick.cli.trigger": "trigger",
-        "killick.cli.ps": "ps",
-        "killick.cli.show": "show",
-        "killick.cli.diff": "diff",
-        "killick.cli.find": "find",
-        "killick.cli.people": "inbox answer say",
-        "killick.cli.acting": "pause resume cancel send",
-        "killick.cli.intervening": "set override skip retry note prioritize",
-        "killick.cli.times": "fork rewind undo",
-        "killick.cli.files": "restore",
-        "killick.cli.replay": "replay",
-        "killick.cli.exporting": "export",
-        "killick.cli.keeping": "verify store",
-        "killick.cli.contract": "contract",
-        "killick.cli.token": "token",
+        "killick.cli.commands.check": "check",
+        "killick.cli.commands.run": "run start",
+        "killick.cli.commands.worker": "worker",
+        "killick.cli.commands.serve": "serve",
+        "killick.cli.commands.proxy": "proxy",
+        "killick.cli.commands.trigger": "trigger",
+        "killick.cli.commands.ps": "ps",
+        "killick.cli.commands.show": "show",
+        "killick.cli.commands.diff": "diff",
+        "killick.cli.commands.find": "find",
+        "killick.cli.commands.inbox": "inbox answer say",
+        "killick.cli.commands.control": "pause resume cancel send",
+        "killick.cli.commands.overrides": "set override skip retry note prioritize",
+        "killick.cli.commands.time_travel": "fork rewind undo",
+        "killick.cli.commands.files": "restore",
+        "killick.cli.commands.replay": "replay",
+        "killick.cli.commands.export": "export",
+        "killick.cli.commands.verify": "verify store",
+        "killick.cli.commands.contract": "contract",
+        "killick.cli.commands.token": "token",
         "killick.cli.completion": "completion",
     }.items()
     for name in names.split()
@@ -134,7 +134,9 @@ class Killick(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in MODULES and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise Told(f"{args[0]}: no such command; {_nearest(args[0], MODULES, '`killick --help` lists them')}")
+            raise CommandFailed(
+                f"{args[0]}: no such command; {_nearest(args[0], MODULES, '`killick --help` lists them')}"
+            )
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -185,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(Exit.DONE)
     except (KeyboardInterrupt, click.Abort):
         return _tell("interrupted", Exit.INTERRUPTED)
-    except Told as told:
+    except CommandFailed as told:
         return _tell(str(told), told.code)
     except click.exceptions.Exit as left:
         return left.exit_code

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from killick.cli import paint
-from killick.history.parts import Moment
-from killick.history.prose import counted, entries_of, filed, lapse_told, paged, snapshot
+from killick.cli import style
+from killick.engine.steps.waits import SAID
+from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, snapshot
+from killick.history.timeline_parts import Moment
 from killick.model import events as e
-from killick.runtime.waits import SAID
 
 if TYPE_CHECKING:
-    from killick.cli.showing import Page
+    from killick.cli.run_view import Page
 
 
 def told(page: Page, moment: Moment) -> Text:
@@ -88,7 +88,7 @@ def told(page: Page, moment: Moment) -> Text:
             )
         case _:
             words = {"cancel.requested": "asked to end"}.get(moment.kind, moment.kind.partition(".")[2])
-            return Text(f"{words}{by}{because}", style=paint.STYLES.get(words, "magenta"))
+            return Text(f"{words}{by}{because}", style=style.STYLES.get(words, "magenta"))
 
 
 def _refused(page: Page, moment: Moment, event: e.ContextRefused) -> Text:

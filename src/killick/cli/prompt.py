@@ -9,14 +9,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from killick.engine.approval import argument_edits
+from killick.engine.steps.waits import may_answer
 from killick.errors import AlreadyAnswered, AnswerRefused, RunWaiting
-from killick.runtime import editing
-from killick.runtime.waits import may_answer
 from killick.sanitizer import visible
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
-    from killick.runtime.views import Wait
+    from killick.client.client import Client
+    from killick.engine.views import Wait
 
 _MEANING: Final = {
     "reject": "reject, perhaps with why",
@@ -51,10 +51,10 @@ def can_answer(client: Client, wait: Wait, by: str | None) -> bool:
 
 def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     """Put one question, until there is an answer that fits. False: later."""
-    asked = editing.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
+    asked = argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt or wait.name
     _tell(f"\n{_shade(visible(asked), _BOLD)}\n")
     if wait.rule is not None and wait.reason:
-        _tell(f"  {editing.visible(wait.reason)}\n")
+        _tell(f"  {argument_edits.visible(wait.reason)}\n")
     about = f"{wait.run}, step {wait.step}" + (f", asked of {', '.join(wait.to)}" if wait.to else "")
     if wait.need > 1:
         agreed = f" ({', '.join(wait.votes)})" if wait.votes else ""
@@ -63,10 +63,10 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
     intention = cast("dict[str, Any] | None", wait.intention)
     # What is in doubt is asked about by the call itself, which need not be said twice.
     if wait.rule is None and intention and not (wait.prompt or "").startswith(f"{intention.get('tool')}("):
-        _tell(f"  {editing.call(intention)}\n")
+        _tell(f"  {argument_edits.call(intention)}\n")
     if wait.options:
         _tell(visible(f"  options: {', '.join(map(str, wait.options))}\n"))
-    means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {editing.example(wait)}"}
+    means = _MEANING if wait.rule is None else {**_MEANING, "edit": f"edit {argument_edits.example(wait)}"}
     _tell(_shade(f"  {'; '.join(means.get(verb, verb) for verb in wait.verbs)}; Enter: later\n", _DIM))
     while True:
         _tell("> ")
@@ -84,7 +84,7 @@ def ask_one(client: Client, wait: Wait, *, by: str | None) -> bool:
             comment = rest or None if found[0] in ("approve", "reject") else None
             value = None if comment else _value(rest, wait)
             if found[0] == "edit" and wait.rule is not None:
-                value = editing.written(wait, rest)
+                value = argument_edits.written(wait, rest)
             client.answer(wait, found[0], value=value, by=by, comment=comment)  # type: ignore[arg-type]  # pyright: ignore
         except AlreadyAnswered as first:
             _tell(visible(f"  {first}\n"))

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from killick.cli.apps import SETTINGS
-from killick.cli.exits import Exit
+from killick.cli.exit_codes import Exit
 from killick.cli.main import GROUPS, VARIABLES, killick
 
 PAGE: Final = Path("docs/command-line.md")

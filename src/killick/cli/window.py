@@ -9,12 +9,12 @@ from typing import Final, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from killick.cli import paint
-from killick.cli.exits import Told
-from killick.cli.shell import Shell
-from killick.history.boundaries import Place
-from killick.history.prose import counted, listed
-from killick.history.windows import Sent, Windows, grouped, windows
+from killick.cli import style as paint
+from killick.cli.context import Shell
+from killick.cli.exit_codes import CommandFailed
+from killick.history.phrasing import counted, listed
+from killick.history.window_report import Sent, Windows, grouped, windows
+from killick.log.boundaries import RunMoment
 
 READ_MAX: Final = 1_000
 """Of a run of more calls some are read, unless all of them are asked for."""
@@ -39,11 +39,13 @@ _WASTES: Final = {
 }
 
 
-def show(shell: Shell, run: str, place: Place | None, *, everything: bool, full: bool) -> None:
+def show(shell: Shell, run: str, place: RunMoment | None, *, everything: bool, full: bool) -> None:
     """Print what the model calls of a run were sent."""
     found = windows(shell.client.log, run, place, read_max=None if everything or shell.json else READ_MAX)
     if found is None:
-        raise Told(f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did")
+        raise CommandFailed(
+            f"{run}: called no model, so there is no window; {shell.typed('show', run)} tells what it did"
+        )
     if shell.json:
         shell.emit(found)
         return

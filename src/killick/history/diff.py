@@ -16,11 +16,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
-from killick.history.boundaries import Place, narrowed
-from killick.history.boundaries import at as place_at
-from killick.history.files import FilesDiff
-from killick.history.files import between as files_between
-from killick.history.items import Item, as_written, items
+from killick.history.state_items import Item, as_written, items
+from killick.history.workspace_files import FilesDiff
+from killick.history.workspace_files import between as files_between
+from killick.log.boundaries import RunMoment, narrowed
+from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model.events import StepIntended
 from killick.model.fold import Fold, goes_back
@@ -140,7 +140,7 @@ def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: boo
     return _with_files(log, found) if files else found
 
 
-def passed(log: Log, run: str, before: Place, after: Place, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
+def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
     """What happened from one place of a timeline to a later one, and the state there.
 
     Reads the events between them and the steps that these name, however long the run is; so the changes are right, and
@@ -178,7 +178,7 @@ def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_
 
 
 def _with_files(log: Log, found: Diff) -> Diff:
-    one, two = ((side.run, Place(side.seq, side.label, side.keep)) for side in (found.before, found.after))
+    one, two = ((side.run, RunMoment(side.seq, side.label, side.keep)) for side in (found.before, found.after))
     files = files_between(log, one, two)
     name = "no_files" if isinstance(files, str) else "files"
     return found if files is None else msgspec.structs.replace(found, **{name: files})
@@ -190,7 +190,7 @@ def diff(before: State, after: State) -> Diff:
     return Diff(one, two, tuple(_changes(before, after, shared=0)))
 
 
-def _side(run: str, place: Place) -> Side:
+def _side(run: str, place: RunMoment) -> Side:
     return Side(run, place.seq, place.label, place.keep)
 
 

@@ -20,7 +20,7 @@ from killick.history import vaults
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.fold import Facts
-from killick.store.base import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow, Store
+from killick.store.protocol import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow, Store
 
 COUNTED_MAX: Final = 100_000
 """Of more runs than this only the newest are counted."""

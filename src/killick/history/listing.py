@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.errors import KillickError, ValueErased
-from killick.history.prose import crash_told, entries_of
+from killick.history.phrasing import crash_told, entries_of
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain
@@ -26,7 +26,7 @@ from killick.model.failure import Failure
 from killick.model.fold import Fold, Wait
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.store.base import CRASHING, Head, RunQuery, RunRow, Standing, Store, shown_tags
+from killick.store.protocol import CRASHING, Head, RunQuery, RunRow, RunStanding, Store, shown_tags
 
 STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
 """What runs are asked for by; one that is set apart is broken besides."""
@@ -123,7 +123,7 @@ class Listing:
         is_left = _Left(store.now_us(), cache(store.lives))
         return [self._line(row, standings[row.run], is_left, now_us) for row in rows if row.run in standings]
 
-    def _line(self, row: RunRow, standing: Standing, is_left: _Left, now_us: int) -> Line:
+    def _line(self, row: RunRow, standing: RunStanding, is_left: _Left, now_us: int) -> Line:
         is_read = self._whole or row.status not in _STILL or CRASHING in row.tags
         seq, status = standing.head.seq if is_read else 0, row.status
         if standing.quarantined is not None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.history.parts import Entry, Failed, Moment, Part, Said, Step, Values, Wait, walked
-from killick.history.section import STEPS_MAX, Making, Veil, bounds
+from killick.history.page import STEPS_MAX, Making, RedactData, bounds
+from killick.history.timeline_parts import Entry, Failed, Moment, Part, Said, Step, Values, Wait, walked
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.codec import plain
@@ -130,7 +130,7 @@ def _built(part: msgspec.Struct) -> Any:
 
 
 def timeline(
-    log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: Veil | None = None
+    log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: RedactData | None = None
 ) -> Timeline:
     """The timeline of a run at its head, or as it was after an event and those of `keep`, as a place has them."""
     making = Making(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
@@ -143,7 +143,7 @@ def part_of(
     *,
     before: int | None = None,
     limit: int = STEPS_MAX,
-    through: Veil | None = None,
+    through: RedactData | None = None,
     fold: Fold | None = None,
     known: bool = True,
 ) -> Timeline:

@@ -11,18 +11,18 @@ from types import TracebackType
 
 import msgspec
 
+from killick.engine.steps import workspace_hook
+from killick.engine.steps.workspace_hook import owner_of, vault_place
 from killick.errors import KillickError, WorkspaceRefused
-from killick.history.prose import counted, sized
+from killick.history.phrasing import counted, sized
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model.ledger import Ledger
-from killick.runtime import files
-from killick.runtime.files import owner_of, vault_place
-from killick.store.base import Condition
+from killick.store.protocol import Condition
+from killick.workspace.inotify import is_trusted
 from killick.workspace.tree import Id
-from killick.workspace.vault import Vault
-from killick.workspace.verifying import Progress
-from killick.workspace.watching import is_trusted
+from killick.workspace.vault.vault import Vault
+from killick.workspace.vault.verify import Progress
 
 
 def on_record(log: Log, run: str) -> Iterator[Id]:
@@ -41,7 +41,7 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
         raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
-    path = files.vault_of(facts, log.store)
+    path = workspace_hook.vault_of(facts, log.store)
     if path.is_dir():
         return Vault(path)
     raise WorkspaceRefused(run, f"the vault of its files, {facts.vault}, is not here; bring it back, or look there")

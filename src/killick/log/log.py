@@ -22,9 +22,10 @@ from killick.errors import (
     ValueBroken,
     ValueErased,
 )
-from killick.log.committer import Committer
-from killick.log.handle import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
-from killick.model import chain
+from killick.log.group_commit import Committer
+from killick.log.writer import SNAPSHOT_EVERY, Entry, RunLog, SnapshotRoot
+from killick.model import hashing
+from killick.model.chunks import Blob, children, references, unpack
 from killick.model.events import (
     Event,
     RunForked,
@@ -39,9 +40,8 @@ from killick.model.fold import FOLD, Fold, goes_back
 from killick.model.ledger import Ledger
 from killick.model.state import State
 from killick.model.typed import convert
-from killick.model.values import Blob, children, references, unpack
-from killick.once import ready
-from killick.store.base import READ_LIMIT, Birth, Head, Opening, Row, Snapshot, Store
+from killick.store.protocol import READ_LIMIT, CreateRun, Head, Opening, Row, Snapshot, Store
+from killick.type_init import ready
 
 T = TypeVar("T")
 
@@ -65,11 +65,11 @@ class Log:
         self.store = store
         self.committer = Committer(store, clock or SystemClock(), behind=behind)
         self._snapshot_every = snapshot_every
-        self._folds: Kept | None = None
+        self._folds: FoldCache | None = None
 
     def keep_folds(self, count: int) -> None:
         """Keep what the runs that were looked at last add up to, for a process that is asked for them over and over."""
-        self._folds = self._folds or Kept(count)
+        self._folds = self._folds or FoldCache(count)
 
     def close(self) -> None:
         """Commit what waits; the store stays open."""
@@ -92,8 +92,8 @@ class Log:
 
     def begin(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
         """A new run of which nothing is written yet: the first append creates it."""
-        head = Head(run=run, seq=0, hash=chain.genesis(self.store.id, run), epoch=0)
-        return self._handle(head, Fold(), Ledger(), birth=Birth(holder=holder, lease_seconds=seconds))
+        head = Head(run=run, seq=0, hash=hashing.genesis(self.store.id, run), epoch=0)
+        return self._handle(head, Fold(), Ledger(), birth=CreateRun(holder=holder, lease_seconds=seconds))
 
     def fork(
         self,
@@ -121,7 +121,7 @@ class Log:
         """The same, for whoever knows what its parent adds up to there."""
         parent, base = forked.parent, forked.base
         head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
-        birth = Birth(parent=parent, holder=holder, lease_seconds=seconds)
+        birth = CreateRun(parent=parent, holder=holder, lease_seconds=seconds)
         return self._handle(head, fold, ledger, birth=birth, snapshot_at=base)
 
     def open(
@@ -172,7 +172,7 @@ class Log:
         return fold, ledger, rows if snapshot is None else None
 
     def _handle(
-        self, head: Head, fold: Fold, ledger: Ledger, *, birth: Birth | None = None, snapshot_at: int = 0
+        self, head: Head, fold: Fold, ledger: Ledger, *, birth: CreateRun | None = None, snapshot_at: int = 0
     ) -> RunLog:
         return RunLog(
             head,
@@ -264,7 +264,7 @@ class Log:
 
     def hash_at(self, run: str, seq: int) -> bytes:
         """The chain's hash at an event, or the genesis at 0."""
-        return self._row(run, seq).hash if seq else chain.genesis(self.store.id, self._root(run))
+        return self._row(run, seq).hash if seq else hashing.genesis(self.store.id, self._root(run))
 
     def _root(self, run: str) -> str:
         head = self.head(run)
@@ -413,7 +413,7 @@ class Log:
         """A snapshot's folds; None when it cannot be read, for then the log itself is folded."""
         fetch = self.store.pieces
         piece = fetch([root]).get(root)
-        if piece is None or piece.body is None or chain.value_hash(piece.codec, piece.body) != root:
+        if piece is None or piece.body is None or hashing.value_hash(piece.codec, piece.body) != root:
             return None
         try:
             saved = msgspec.json.decode(piece.body, type=ready(SnapshotRoot))
@@ -474,7 +474,7 @@ class Log:
         return found
 
 
-class Kept:
+class FoldCache:
     """What runs add up to at their heads, for those that were asked for last. Whoever gets it only reads it."""
 
     def __init__(self, count: int) -> None:
@@ -520,7 +520,7 @@ def _follows(snapshot: Snapshot, opening: Opening) -> bool:
     if not opening.rows:
         return snapshot.seq == opening.head.seq and snapshot.hash == opening.head.hash
     first = opening.rows[0]
-    return first.seq == snapshot.seq + 1 and chain.link(snapshot.hash, first.body) == first.hash
+    return first.seq == snapshot.seq + 1 and hashing.link(snapshot.hash, first.body) == first.hash
 
 
 class _Reader(NamedTuple):

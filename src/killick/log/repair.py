@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from killick.errors import EventBroken, EventUnknown, LogError
-from killick.log.handle import index_of
 from killick.log.log import Log
 from killick.log.verify import last_good
-from killick.model import chain
+from killick.log.writer import index_of
 from killick.model import events as e
-from killick.model.values import pack
-from killick.store.base import Head, Row
+from killick.model import hashing
+from killick.model.chunks import pack
+from killick.store.protocol import Head, Row
 
 
 def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -> e.RunRepaired:
@@ -41,8 +41,8 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
         by=by,
     )
     data = pack({"because": reason, "found": what}).raw
-    body = e.encode(event, chain.data_hash(data))
-    row = Row(last + 1, body, data, chain.link(head.hash, body))
+    body = e.encode(event, hashing.data_hash(data))
+    row = Row(last + 1, body, data, hashing.link(head.hash, body))
     # The epoch rises, so that whoever still holds the run appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
     log.store.repair(moved, keep=kept, rows=[row])

@@ -15,14 +15,14 @@ import msgspec
 from msgspec import structs
 
 from killick.errors import EventBroken, EventUnknown
-from killick.log.handle import index_of, snapshot_of
 from killick.log.log import Log
-from killick.model import chain
+from killick.log.writer import index_of, snapshot_of
 from killick.model import events as e
+from killick.model import hashing
+from killick.model.chunks import Blob, children, references
 from killick.model.fold import FOLD, Fold
 from killick.model.ledger import Ledger
-from killick.model.values import Blob, children, references
-from killick.store.base import Head, Problem, Row
+from killick.store.protocol import Head, Problem, Row
 
 _ROUND: Final = 2_000
 _TRIES: Final = 20
@@ -165,7 +165,7 @@ class _RunCheck:
     def _start(self) -> None:
         head = self.head
         if head.parent is None:
-            self.hash = chain.genesis(self.store.id, head.run)
+            self.hash = hashing.genesis(self.store.id, head.run)
         elif self.store.head(head.parent) is None:
             self.say("heads", f"its parent {head.parent} is not there", head.base)
             return
@@ -190,7 +190,7 @@ class _RunCheck:
         if row.seq != self.seq + 1:
             self.say("events", f"events {self.seq + 1} to {row.seq - 1} are missing", self.seq + 1)
             return
-        self.hash = chain.link(self.hash, row.body)
+        self.hash = hashing.link(self.hash, row.body)
         self.seq = row.seq
         if self.hash != row.hash:
             self.say("events", "body and hash do not fit the chain", row.seq)
@@ -226,7 +226,7 @@ class _RunCheck:
         if row.data is None:
             self.without_data.append((row.seq, event.data))
             return
-        if e.to_text(chain.data_hash(row.data)) != event.data:
+        if e.to_text(hashing.data_hash(row.data)) != event.data:
             self.say("events", "the data does not match its hash", row.seq)
             return
         self._pieces(row.seq, references(row.data))
@@ -245,7 +245,7 @@ class _RunCheck:
                     self.say("pieces", f"value {digest.hex()[:12]} is missing", seq)
                 elif piece.body is None:
                     self.gone.append((seq, digest))
-                elif chain.value_hash(piece.codec, piece.body) != digest:
+                elif hashing.value_hash(piece.codec, piece.body) != digest:
                     self.say("pieces", f"value {digest.hex()[:12]} does not match its hash", seq)
                 else:
                     below.update(dict.fromkeys(children(piece)))

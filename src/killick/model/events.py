@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from killick.errors import EventBroken, EventUnknown
-from killick.once import ready
+from killick.type_init import ready
 
 StepId = str
 Digest = str

@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from killick.model import events as e
+from killick.model.chunks import Blob, Fetch
 from killick.model.crash_loop import Crashes, counted
-from killick.model.values import Blob, Fetch
 from killick.model.vector import Saved, Vector
 
 FOLD: Final = 6
@@ -32,7 +32,7 @@ _OVER: Final = frozenset({"done", "failed", "cancelled"})
 OWN_TAGS: Final = ("input:", "renews:")
 """How tags begin that Killick gives by itself."""
 
-BESIDE: Final = "0."
+OUT_OF_BAND: Final = "0."
 """How steps are numbered that are not the agent's own: somebody had an effect undone while it went its way."""
 
 
@@ -90,7 +90,7 @@ class Wait(msgspec.Struct, array_like=True, frozen=True):
     round: int = 0
 
 
-class Bound(msgspec.Struct, array_like=True, frozen=True):
+class ContractInForce(msgspec.Struct, array_like=True, frozen=True):
     """A contract that is in force: its hash, the seq that says so, and whose it is where it is not the agent's own."""
 
     digest: e.Digest
@@ -98,7 +98,7 @@ class Bound(msgspec.Struct, array_like=True, frozen=True):
     of: str | None = None
 
 
-class Kept(msgspec.Struct, array_like=True, frozen=True):
+class KeptEvents(msgspec.Struct, array_like=True, frozen=True):
     """Events that stand although the timeline went back to before them: after a cut, and before the event at `seq`."""
 
     seq: int
@@ -188,8 +188,8 @@ class Facts(msgspec.Struct, omit_defaults=True):
     waits: dict[e.StepId, Wait] = {}
     context_version: int = 0
     context_parts: list[int] = []
-    kept: tuple[Kept, ...] = ()
-    contracts: tuple[Bound, ...] = ()
+    kept: tuple[KeptEvents, ...] = ()
+    contracts: tuple[ContractInForce, ...] = ()
     """What intentions are judged by: the agent's own contract, and those of the runs above it."""
     rejected: int = 0
     """How many intentions in a row were rejected by a contract."""
@@ -210,7 +210,7 @@ class _Root(msgspec.Struct):
     vectors: dict[str, Saved]
 
 
-# Made here, in one thread: see killick.once.
+# Made here, in one thread: see killick.type_init.
 _read_root: Final = msgspec.json.Decoder(_Root).decode
 
 
@@ -339,7 +339,7 @@ class Fold:
         if index is not None:
             return index
         top, _, inner = step.partition(".")
-        if step.startswith(BESIDE):
+        if step.startswith(OUT_OF_BAND):
             return next((at for at in self.facts.beside if self.steps[at].id == step), None)
         if not top.isdigit() or not 1 <= int(top) <= len(self.tops):
             return None
@@ -378,7 +378,7 @@ class Fold:
         index = self.steps.append(step)
         facts = self.facts
         facts.pending[event.step] = index
-        if event.step.startswith(BESIDE):
+        if event.step.startswith(OUT_OF_BAND):
             facts.beside.append(index)
             return step
         if "." not in event.step:
@@ -398,7 +398,7 @@ class Fold:
     def move(self, step: Step, status: StepStatus, event: e.Event, seq: int) -> None:
         """Give a step its next status, and close it if that ends it."""
         facts = self.facts
-        if step.sort != "scope" and not step.id.startswith(BESIDE):
+        if step.sort != "scope" and not step.id.startswith(OUT_OF_BAND):
             facts.live += (status in _LIVE) - (step.status in _LIVE)
             facts.idle += (status in _IDLE) - (step.status in _IDLE)
         step.status = status
@@ -447,7 +447,7 @@ def _run_started(fold: Fold, seq: int, event: e.RunStarted) -> None:
 
 def _kept(fold: Fold, seq: int, event: e.RunForked | e.RunRewound) -> None:
     if event.keep:
-        fold.facts.kept += (Kept(seq, event.cut, event.keep),)
+        fold.facts.kept += (KeptEvents(seq, event.cut, event.keep),)
 
 
 def _go_on(fold: Fold, seq: int, event: e.Event) -> None:
@@ -731,7 +731,7 @@ def _context_refused(fold: Fold, seq: int, event: e.ContextRefused) -> None:
 def _contract_bound(fold: Fold, seq: int, event: e.ContractBound) -> None:
     facts = fold.facts
     others = tuple(bound for bound in facts.contracts if bound.of != event.of)
-    facts.contracts = (*others, Bound(event.digest, seq, event.of)) if event.digest else others
+    facts.contracts = (*others, ContractInForce(event.digest, seq, event.of)) if event.digest else others
 
 
 def _plan_made(fold: Fold, seq: int, event: e.PlanMade) -> None:

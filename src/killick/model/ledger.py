@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from killick.model import events as e
+from killick.model.chunks import Blob, Fetch
 from killick.model.fold import intended_name
-from killick.model.values import Blob, Fetch
 from killick.model.vector import Saved, Vector
-from killick.once import ready
+from killick.type_init import ready
 
 EffectStatus = Literal["open", "happened", "did_not_happen", "in_doubt", "undone"]
 
@@ -139,7 +139,7 @@ class _Root(msgspec.Struct):
     captures: Saved
 
 
-# Made here, in one thread: see killick.once.
+# Made here, in one thread: see killick.type_init.
 _read_root: Final = msgspec.json.Decoder(_Root).decode
 
 

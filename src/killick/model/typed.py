@@ -14,7 +14,7 @@ import msgspec
 
 from killick.errors import ValueErased, ValueRefused
 from killick.model.codec import TYPES_MAX, Erased, shortened, step_of
-from killick.once import ready
+from killick.type_init import ready
 
 
 def convert(value: Any, kind: Any, *, at: str = "value") -> Any:

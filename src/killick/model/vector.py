@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeVar, overload
 import msgspec
 
 from killick.errors import ValueBroken
-from killick.model.chain import value_hash
+from killick.model.chunks import Blob, Fetch
 from killick.model.events import from_text, to_text
-from killick.model.values import Blob, Fetch
+from killick.model.hashing import value_hash
 
 T = TypeVar("T")
 

@@ -15,18 +15,18 @@ import msgspec
 
 from killick.errors import AccessRefused, KillickError, ValueRefused
 from killick.logger import get_logger
-from killick.proxy.calling import Caller, Calling, Send, relay
-from killick.proxy.chat import Chat
-from killick.proxy.conversations import Conversations
-from killick.proxy.finding import course_of
-from killick.proxy.messages import Messages
-from killick.proxy.responses import Responses
-from killick.proxy.secrecy import whose
+from killick.proxy.anthropic_messages import Messages
+from killick.proxy.conversation_match import course_of
+from killick.proxy.conversation_registry import Conversations
+from killick.proxy.credentials import whose
+from killick.proxy.exchange import Caller, Calling, Send, relay
+from killick.proxy.openai_chat import Chat
+from killick.proxy.openai_responses import Responses
 from killick.proxy.upstream import RUN_HEADER, Headers, Upstream
 from killick.proxy.wire import Asked, Wire, is_map
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 logger: Final = get_logger("killick.proxy")
 

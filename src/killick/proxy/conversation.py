@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from killick.contracts.prices import Prices
+from killick.engine.leases import Lease
+from killick.engine.steps.model_reply import reasoning_of, text_of, usage_of
 from killick.errors import LeaseLost, LogError
-from killick.log.handle import Entry, RunLog
+from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.model.failure import Failure
 from killick.model.keys import action_key, arguments_digest
-from killick.model.prices import Prices
-from killick.once import ready
-from killick.proxy.finding import ROOT_TAG, TIP_TAG, shown_of
+from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, shown_of
 from killick.proxy.wire import Wire, is_map
-from killick.runtime.leases import Lease
-from killick.runtime.models import reasoning_of, text_of, usage_of
-from killick.store.base import READ_LIMIT
+from killick.store.protocol import READ_LIMIT
+from killick.type_init import ready
 from killick.window import Decision, Window
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 logger: Final = get_logger("killick.proxy")
 

@@ -16,7 +16,7 @@ from killick.errors import AccessRefused
 from killick.proxy.app import Proxy
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 DRAIN_SECONDS: Final = 10
 """How long calls may take to finish when the proxy is told to stop."""

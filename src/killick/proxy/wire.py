@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
-from killick.proxy.frames import Frame
-from killick.window.shapes import Shape
+from killick.proxy.sse_frames import Frame
+from killick.window.messages import Shape
 
 
 class Asked(msgspec.Struct, frozen=True):

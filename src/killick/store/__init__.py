@@ -6,9 +6,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from killick.errors import StoreUnavailable
-from killick.store.base import Store
 from killick.store.memory import MemoryStore
-from killick.store.sqlite import SqliteStore
+from killick.store.protocol import Store
+from killick.store.sqlite.store import SqliteStore
 
 __all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
 
@@ -25,14 +25,14 @@ def open_store(url: str, **options: Any) -> Store:
         return SqliteStore(path.removeprefix("/"), **options)
     if parts.scheme in ("postgresql", "postgres"):
         try:
-            from killick.store.postgres import PostgresStore
+            from killick.store.postgres.store import PostgresStore
         except ImportError as error:
             reason = f"a store in PostgreSQL needs psycopg ({error}); pip install 'killick[postgres]'"
             raise StoreUnavailable("postgresql:", reason) from None
         return PostgresStore(url, **options)
     if parts.scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
         try:
-            from killick.store.redis import RedisStore
+            from killick.store.redis.store import RedisStore
         except ImportError as error:
             reason = f"a store on Redis or Valkey needs the redis package ({error}); pip install 'killick[redis]'"
             raise StoreUnavailable("redis:", reason) from None

@@ -15,38 +15,38 @@ from msgspec.structs import replace
 from killick import errors
 from killick.clock import Clock, SystemClock
 from killick.ids import Ids, RandomIds
-from killick.model.values import Blob
-from killick.store.base import (
+from killick.model.chunks import Blob
+from killick.store.memory_runs import Runs, StoredRun, lease_end_us, marked, part
+from killick.store.protocol import (
     ENDED,
     OWN_AGENTS,
     READ_LIMIT,
     Append,
     Behind,
-    Claim,
     Claimed,
     Condition,
     Delivered,
     Delivery,
     Head,
     Holder,
-    Marking,
     Message,
     Opening,
+    OutboxItem,
     Owner,
-    Place,
     Problem,
     References,
     Row,
     RunIndex,
     RunQuery,
     RunRow,
+    RunStanding,
     Snapshot,
-    Standing,
-    Told,
+    TermBatch,
+    TermPosition,
     Transaction,
+    UniqueRight,
     lease_clock_us,
 )
-from killick.store.memory_runs import Kept, Runs, lease_end_us, marked, part
 
 
 class MemoryStore(Runs):
@@ -72,7 +72,7 @@ class MemoryStore(Runs):
             part(self, twin, vars(self))
             twin._lock, twin._clock, twin._numbers = Lock(), clock, count(len(self._runs) + 1)
             twin._watchers = []
-            twin._runs = defaultdict(Kept, {name: run.copied() for name, run in self._runs.items()})
+            twin._runs = defaultdict(StoredRun, {name: run.copied() for name, run in self._runs.items()})
         return twin
 
     # the log ----------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class MemoryStore(Runs):
         behind = [(run, head, seq) for run, head, seq in found if seq < head.seq]
         return [Behind(number=r.number, run=head.run, base=head.base, marked=seq) for r, head, seq in behind][:limit]
 
-    def mark(self, items: Sequence[Marking]) -> None:
+    def mark(self, items: Sequence[TermBatch]) -> None:
         with self._open():
             for item in items:
                 run = self._runs[item.run]
@@ -181,14 +181,14 @@ class MemoryStore(Runs):
         *,
         since_us: int | None = None,
         until_us: int | None = None,
-        before: Place | None = None,
+        before: TermPosition | None = None,
         limit: int = READ_LIMIT,
-    ) -> list[Place]:
+    ) -> list[TermPosition]:
         with self._open():
-            bearing: defaultdict[Place, set[int]] = defaultdict(set)
+            bearing: defaultdict[TermPosition, set[int]] = defaultdict(set)
             for run, head in self._present():
                 for mark in run.marks:
-                    bearing[Place(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
+                    bearing[TermPosition(mark.at_us, run.number, mark.seq, head.run)].add(mark.term)
         found = [place for place, terms in bearing.items() if all(terms & set(group) for group in all_of)]
         found = [place for place in found if since_us is None or place.at_us >= since_us]
         found = [place for place in found if until_us is None or place.at_us < until_us]
@@ -284,11 +284,11 @@ class MemoryStore(Runs):
             return list(self._runs[run].inbox.values())
 
     # finding ----------------------------------------------------------------------------------
-    def owner(self, claim: Claim) -> Owner | None:
+    def owner(self, claim: UniqueRight) -> Owner | None:
         with self._open():
             return self._claims.get(claim)
 
-    def claimed(self, run: str) -> dict[Claim, int]:
+    def claimed(self, run: str) -> dict[UniqueRight, int]:
         with self._open():
             if self._runs[run].head is None:
                 return {}
@@ -316,11 +316,11 @@ class MemoryStore(Runs):
         lines = [line for line in lines if before is None or line.number < before]
         return [line for line in lines if not query.status or line.status in query.status][:limit]
 
-    def standings(self, runs: Collection[str]) -> dict[str, Standing]:
+    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
         with self._open():
             kept = [self._runs[run] for run in runs]
             return {
-                run.head.run: Standing(run.head, None if run.index is None else run.index.status, run.quarantined)
+                run.head.run: RunStanding(run.head, None if run.index is None else run.index.status, run.quarantined)
                 for run in kept
                 if run.head is not None
             }
@@ -372,7 +372,7 @@ class MemoryStore(Runs):
             ]
         return min((at for at in free if at is not None), default=None)
 
-    def _going(self) -> Iterator[tuple[Kept, Head, RunRow]]:
+    def _going(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
         """Runs that may be due at some time, with their index."""
         for run, head in self._present():
             if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
@@ -390,7 +390,9 @@ class MemoryStore(Runs):
         return stop
 
     # the feed ---------------------------------------------------------------------------------
-    def feed(self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT) -> list[Told]:
+    def feed(
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
+    ) -> list[OutboxItem]:
         with self._open():
             told = [one for one in self._feed if one.position > after]
         return [one for one in told if kinds is None or one.kind in kinds][: min(limit, READ_LIMIT)]
@@ -438,7 +440,7 @@ class MemoryStore(Runs):
                 if head.parent == run:
                     raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
             # Its claims stay: a right that was used does not come back when the user of it is forgotten.
-            self._runs[run] = Kept(removed=True)
+            self._runs[run] = StoredRun(removed=True)
             self._feed = [one for one in self._feed if one.run != run]
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:

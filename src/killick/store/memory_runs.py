@@ -14,25 +14,25 @@ from msgspec.structs import asdict, replace
 
 from killick import errors
 from killick.clock import Clock
-from killick.model.values import Blob
-from killick.store.base import (
+from killick.model.chunks import Blob
+from killick.store.protocol import (
     ENDED,
     FEED_RANG,
     Append,
-    Birth,
-    Claim,
+    CreateRun,
     Delivered,
     Delivery,
     Head,
-    Mark,
     Message,
+    OutboxItem,
     Owner,
     References,
     Row,
     RunIndex,
     RunRow,
     Snapshot,
-    Told,
+    TermRow,
+    UniqueRight,
     lease_clock_us,
 )
 
@@ -40,7 +40,7 @@ NEVER_US: Final = 1 << 63
 
 
 @dataclass(slots=True)
-class Kept:
+class StoredRun:
     """All that is kept under one id. Without a head there is no such run: somebody only asked."""
 
     head: Head | None = None
@@ -52,12 +52,12 @@ class Kept:
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     snapshots: dict[tuple[int, int], Snapshot] = field(default_factory=dict[tuple[int, int], Snapshot])
     references: References = field(default_factory=lambda: References(set(), set()))
-    marks: set[Mark] = field(default_factory=set[Mark])
+    marks: set[TermRow] = field(default_factory=set[TermRow])
     marked: int | None = None
     quarantined: str | None = None
     removed: bool = False
 
-    def copied(self) -> Kept:
+    def copied(self) -> StoredRun:
         """The same, from here on on its own."""
         twin = copy(self)
         part(self, twin, [each.name for each in fields(self)])
@@ -73,12 +73,12 @@ class Runs:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._runs: defaultdict[str, Kept] = defaultdict(Kept)
+        self._runs: defaultdict[str, StoredRun] = defaultdict(StoredRun)
         self._gone: set[str | None] = set()
         self._numbers = count(1)
         self._pieces: dict[bytes, Blob] = {}
-        self._claims: dict[Claim, Owner] = {}
-        self._feed: list[Told] = []
+        self._claims: dict[UniqueRight, Owner] = {}
+        self._feed: list[OutboxItem] = []
         self._told = 0
         self._rung: list[str] = []
 
@@ -87,7 +87,7 @@ class Runs:
         head = self._runs[item.run].head
         if head is not None and is_there(item, head):
             return head
-        group, heads, wanted = item.group, list[Head](), dict[Claim, Owner]()
+        group, heads, wanted = item.group, list[Head](), dict[UniqueRight, Owner]()
         try:
             for one in group:
                 heads.append(self._standing(one, self._runs[one.run].head))
@@ -113,7 +113,7 @@ class Runs:
             raise errors.HeadMoved(item.run, expected=item.after, actual=head.seq)
         return head
 
-    def _born(self, item: Append, birth: Birth) -> Head:
+    def _born(self, item: Append, birth: CreateRun) -> Head:
         if birth.parent is None and item.after != 0:
             raise errors.HeadMoved(item.run, expected=item.after, actual=0)
         parent = None if birth.parent is None else self._known(birth.parent)
@@ -129,7 +129,7 @@ class Runs:
         row = self._runs[head.run].rows.get(seq)
         return None if row is None else row.hash
 
-    def _check_rights(self, item: Append, wanted: dict[Claim, Owner]) -> None:
+    def _check_rights(self, item: Append, wanted: dict[UniqueRight, Owner]) -> None:
         """Refuse claims and messages that are gone. What this append itself gives back it may have again."""
         for claim in item.claims:
             owner = wanted.get(claim) or self._claims.get(claim)
@@ -167,7 +167,7 @@ class Runs:
             self._pieces[digest] = replace(self._pieces[digest], body=None)
         for each in item.tells:
             self._told += 1
-            self._feed.append(Told(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
+            self._feed.append(OutboxItem(position=self._told, run=item.run, seq=each.seq, kind=each.kind))
             self._rung.append(FEED_RANG)
         if item.index is not None:
             before = None if run.index is None else run.index.wake_at_us
@@ -233,7 +233,7 @@ class Runs:
             raise errors.RunUnknown(name)
         return head
 
-    def _present(self) -> list[tuple[Kept, Head]]:
+    def _present(self) -> list[tuple[StoredRun, Head]]:
         """Every run there is, in order of creation."""
         found = [(run, run.head) for run in self._runs.values() if run.head is not None]
         return sorted(found, key=lambda one: one[0].number)
@@ -260,7 +260,7 @@ def lease_end_us(head: Head) -> int:
     return 0 if head.holder is None else end
 
 
-def marked(run: Kept, head: Head) -> int:
+def marked(run: StoredRun, head: Head) -> int:
     """The seq up to which a run is marked."""
     return head.base if run.marked is None else run.marked
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from killick.check.samples import sample
     from killick.testing.contract import StoreContract
     from killick.testing.faults import FaultyStore, faulty
-    from killick.testing.playing import BlockingPlay, Play, play
-    from killick.testing.replaying import Replayed, replay
-    from killick.testing.scripting import ScriptedModel, call, refusal, scripted, turn
+    from killick.testing.player import BlockingPlay, Play, play
+    from killick.testing.recorded_run import Replayed, replay
+    from killick.testing.scripted_model import ScriptedModel, call, refusal, scripted, turn
 
 __all__ = [
     "BlockingPlay",
@@ -66,9 +66,9 @@ _HOMES: Final = {
     "killick.check.samples": ("sample",),
     "killick.testing.contract": ("StoreContract",),
     "killick.testing.faults": ("FaultyStore", "faulty"),
-    "killick.testing.playing": ("BlockingPlay", "Play", "play"),
-    "killick.testing.replaying": ("Replayed", "replay"),
-    "killick.testing.scripting": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
+    "killick.testing.player": ("BlockingPlay", "Play", "play"),
+    "killick.testing.recorded_run": ("Replayed", "replay"),
+    "killick.testing.scripted_model": ("ScriptedModel", "call", "refusal", "scripted", "turn"),
 }  # fmt: skip
 
 

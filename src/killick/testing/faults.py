@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Protocol, cast
 
 from killick.errors import StoreUnavailable
-from killick.store.base import Store
+from killick.store.protocol import Store
 
 UNCOUNTED: Final = frozenset({"close"})
 """What is passed on without being counted or failed: a test must always be able to let go of its store."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
+    from killick.client.client import Client
     from killick.clock import LeapingClock
-    from killick.runtime.client import Client
-    from killick.testing.playing import BlockingPlay
+    from killick.testing.player import BlockingPlay
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def killick_clock() -> LeapingClock:
 @pytest.fixture
 def killick_client(killick_clock: LeapingClock) -> Generator[Client]:
     """A client with a store in memory, by `killick_clock`; closed when the test ends."""
+    from killick.client.client import Client
     from killick.ids import SeededIds
-    from killick.runtime.client import Client
     from killick.store.memory import MemoryStore
 
     with Client(MemoryStore(clock=killick_clock, ids=SeededIds(7)), clock=killick_clock, ids=SeededIds(8)) as client:
@@ -40,7 +40,7 @@ def killick_client(killick_clock: LeapingClock) -> Generator[Client]:
 @pytest.fixture
 def killick_play() -> Generator[Callable[..., BlockingPlay[Any]]]:
     """`killick_play(agent, input, fakes=…)` is what `with play(…) as t` gives, without the block."""
-    from killick.testing.playing import play
+    from killick.testing.player import play
 
     with ExitStack() as plays:
         yield lambda *args, **options: plays.enter_context(play(*args, **options))
@@ -76,8 +76,11 @@ def _declared() -> _Declared:
     )
 
 
+REGISTRIES = ("definitions.registry", "workers.hooks", "definitions.triggers")
+
+
 def _registries() -> list[Any]:
-    return [sys.modules.get(f"killick.runtime.{name}") for name in ("registry", "hooks", "triggers")]
+    return [sys.modules.get(f"killick.{name}") for name in REGISTRIES]
 
 
 def _forget(before: _Declared) -> None:

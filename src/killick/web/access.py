@@ -22,13 +22,13 @@ from starlette.responses import Response
 
 from killick.errors import AccessRefused
 from killick.model.events import to_text
-from killick.runtime.tokens import Person, Tokens
-from killick.web.guard import VISIT
+from killick.web.middleware import VISIT
 from killick.web.problems import Problem
 from killick.web.server_keys import owner_key, session_key
+from killick.workers.tokens import Person, Tokens
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 SESSION: Final = "killick_session"
 CSRF: Final = "killick_csrf"

@@ -17,63 +17,60 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from killick.web import (
-    acting,
+from killick.web import events, openapi, sessions, streams
+from killick.web import webhooks as receiving
+from killick.web.access import Identify, access_for
+from killick.web.app_context import Access, AppContext
+from killick.web.documents import words_of
+from killick.web.handlers import (
+    boundary,
     compare,
-    drawn,
-    finding,
-    following,
-    house,
+    graph,
     inbox,
     metrics,
-    moments,
-    openapi,
-    published,
-    receiving,
+    operations,
     record,
-    run,
-    runs,
-    sessions,
-    starting,
-    step,
-    steps,
+    run_detail,
+    run_list,
+    search,
+    start,
+    status,
+    step_detail,
+    step_list,
     tokens,
     trace,
     triggers,
     window,
-    workspace,
 )
-from killick.web.access import Identify, access_for
-from killick.web.bridge import Access, Bridge
-from killick.web.documents import words_of
-from killick.web.guard import Guard, Limits
-from killick.web.once import Once
+from killick.web.handlers import files as workspace
+from killick.web.idempotency import Once
+from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
-from killick.web.routing import API, Paths, Route, starlette_routes
-from killick.web.veil import Veil
+from killick.web.redaction import Redaction
+from killick.web.routes import API, Paths, Route, starlette_routes
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    acting,
+    operations,
     compare,
-    drawn,
-    finding,
-    following,
-    house,
+    graph,
+    search,
+    streams,
+    status,
     inbox,
     metrics,
-    moments,
+    boundary,
     openapi,
-    published,
+    events,
     receiving,
     record,
-    run,
-    runs,
-    starting,
-    step,
-    steps,
+    run_detail,
+    run_list,
+    start,
+    step_detail,
+    step_list,
     tokens,
     trace,
     triggers,
@@ -103,8 +100,8 @@ def asgi(
 ) -> Guard:
     """The dashboard and the API over a client, to be served or mounted."""
     known = access or access_for(client, identify)
-    bridge = Bridge(
-        client, access=known, veil=Veil(client, redact, spared=_WORDS), once=Once(client), webhooks=webhooks
+    bridge = AppContext(
+        client, access=known, veil=Redaction(client, redact, spared=_WORDS), once=Once(client), webhooks=webhooks
     )
     receiving.check(bridge.webhooks, at_us=client.clock.now_us())
     bridge.routes = ROUTES

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
+from killick.llm.toolset import spoken
 from killick.model.codec import plain
-from killick.runtime.toolset import spoken
 from killick.web.problems import Problem
-from killick.web.veil import HIDDEN
+from killick.web.redaction import HIDDEN
 
 if TYPE_CHECKING:
     JsonSchema = Mapping[str, Any]

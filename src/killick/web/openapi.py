@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from killick.web.problems import TITLES, ProblemDocument
-from killick.web.routing import API, Call, Nothing, Route, get
+from killick.web.routes import API, Call, Nothing, Route, get
 
 _MODULE: Final = re.compile(r"killick\.web\.(\w+)\.(\w+)")
 _REF: Final = "#/components/schemas/{name}"

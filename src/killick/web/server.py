@@ -20,13 +20,13 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from killick.errors import AccessRefused
-from killick.runtime.tokens import Tokens
 from killick.web.access import OwnerAccess, TokenAccess
 from killick.web.app import asgi
-from killick.web.guard import Guard, Limits
+from killick.web.middleware import Guard, Limits
+from killick.workers.tokens import Tokens
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8300

@@ -17,7 +17,7 @@ from killick.permissions import keep, make_folder
 from killick.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from killick.runtime.client import Client
+    from killick.client.client import Client
 
 VARIABLE: Final = "KILLICK_SECRET_KEY"
 """The environment variable that gives several servers of one store the same session key."""

@@ -16,13 +16,13 @@ from starlette.routing import Route as StarletteRoute
 
 from killick.logger import get_logger
 from killick.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
-from killick.web.guard import VISIT, Buckets
+from killick.web.middleware import VISIT, Buckets
 from killick.web.problems import Problem
-from killick.web.rendering import render
-from killick.web.routing import address
+from killick.web.render import render
+from killick.web.routes import address
 
 if TYPE_CHECKING:
-    from killick.web.bridge import Bridge
+    from killick.web.app_context import AppContext
 
 logger: Final = get_logger("killick.web")
 
@@ -31,7 +31,7 @@ FAILURES_PER_MINUTE: Final = 10
 """How often an address may give a wrong token."""
 
 
-def routes(bridge: Bridge) -> list[StarletteRoute]:
+def routes(bridge: AppContext) -> list[StarletteRoute]:
     """Where people sign in and out; nothing where they are known otherwise."""
     if not isinstance(bridge.access, TokenAccess):
         return []
@@ -44,7 +44,7 @@ def routes(bridge: Bridge) -> list[StarletteRoute]:
 
 
 class _SigningIn:
-    def __init__(self, bridge: Bridge, access: TokenAccess) -> None:
+    def __init__(self, bridge: AppContext, access: TokenAccess) -> None:
         self.bridge = bridge
         self.access = access
         self._failures = Buckets(bridge.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)

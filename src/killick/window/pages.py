@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from killick.window import tombstones
-from killick.window.shapes import (
+from killick.window.messages import (
     Call,
     Message,
     Part,

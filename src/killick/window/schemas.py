@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from math import log
 from typing import Any, Final, NamedTuple
 
-from killick.window.shapes import Shape, as_json, is_list, is_map, plain, size_of
+from killick.window.messages import Shape, as_json, is_list, is_map, plain, size_of
 
 LINE_CHARS_MAX: Final = 80
 """How much of its description a stub keeps."""

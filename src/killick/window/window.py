@@ -15,13 +15,13 @@ import msgspec
 from killick.errors import WindowRefused
 from killick.model.events import FaultedHow, PageEvent, PageEvicted, PageFaulted, PagePinned
 from killick.window import tombstones
-from killick.window.decided import Decided, places
+from killick.window.messages import Shape, as_json, of, shape_of
 from killick.window.pages import History, Page, Reads, Tokens, estimate, identify
-from killick.window.planning import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
+from killick.window.planner import PIN_TURNS, RECENT_TURNS, Decision, View, faulted, planned
 from killick.window.policy import Policy, Rates, WorkingSet
-from killick.window.rendering import Rendering
+from killick.window.renderer import Rendering
 from killick.window.schemas import Schemas
-from killick.window.shapes import Shape, as_json, of, shape_of
+from killick.window.state import Decided, places
 
 PAGE_CHARS_MIN: Final = 400
 """What is shorter is no page: its tombstone would be as long."""

@@ -22,13 +22,14 @@ from killick.clock import Clock, SystemClock
 from killick.errors import KillickError, SnapshotBroken, WorkspaceRefused
 from killick.logger import get_logger
 from killick.permissions import make_folder
-from killick.workspace import criu, processes, restoring, tree
-from killick.workspace.ignoring import Rules, Scope
+from killick.workspace import criu, processes, tree
+from killick.workspace import restore as restoring
+from killick.workspace.ignore import Rules, Scope
 from killick.workspace.processes import MARK, Process
-from killick.workspace.restoring import Restored
-from killick.workspace.scanning import Scanner
+from killick.workspace.restore import Restored
+from killick.workspace.scan import Scanner
 from killick.workspace.tree import Change, Entry, Id
-from killick.workspace.vault import Vault
+from killick.workspace.vault.vault import Vault
 
 logger: Final = get_logger("killick")
 

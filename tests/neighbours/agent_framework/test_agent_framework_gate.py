@@ -25,7 +25,7 @@ from pydantic import BaseModel
 import killick
 from killick.adapters.agent_framework import KillickChat, KillickTools
 from killick.errors import DeclarationRefused
-from killick.runtime.hosting import attempt
+from killick.llm.external import attempt
 from neighbours.agent_framework.scripted_chat import ScriptedChat, call
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 import killick
 from killick.adapters.autogen import KillickModelClient, KillickStates, KillickWorkbench, run
 from killick.errors import DeclarationRefused
-from killick.runtime.hosting import attempt, here
+from killick.llm.external import attempt, here
 from neighbours.autogen.scripted_client import ScriptedClient, call
 
 

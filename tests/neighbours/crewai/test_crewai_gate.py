@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 import killick
 from killick.adapters.crewai import Waiting, gated, recorded
-from killick.runtime.hosting import attempt
+from killick.llm.external import attempt
 
 
 class ScriptedLLM(BaseLLM):

@@ -21,7 +21,7 @@ from langgraph.types import Send
 
 import killick
 from killick.adapters.langgraph import KillickSaver
-from killick.adapters.langgraph.packing import Packer, Unpacker, digest_of, inflated, items_of, renumbered
+from killick.adapters.langgraph.serialization import Packer, Unpacker, digest_of, inflated, items_of, renumbered
 from pages import ROOT
 
 SERDE = JsonPlusSerializer()

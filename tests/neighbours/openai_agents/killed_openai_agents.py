@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import agents
-from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool
 from agents.memory import SQLiteSession
 from agents.testing import assistant_message, function_call
 
+import agents
 import killick
+from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool
 from killick.adapters.openai_agents import KillickRunner, attempt
 
 

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import agents
 import pytest
-from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, function_tool
 from openai import AsyncOpenAI
 
+import agents
 import killick
+from agents import Agent, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, function_tool
 from killick.adapters.openai_agents import KillickRunner
 
 agents.set_tracing_disabled(True)

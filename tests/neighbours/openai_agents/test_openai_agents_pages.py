@@ -5,9 +5,9 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import agents
 import pytest
 
+import agents
 from pages import ROOT, script, split
 
 agents.set_tracing_disabled(True)

@@ -8,8 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
 import pytest
+from agents.mcp import MCPServerStdio
+from agents.memory import SQLiteSession
+from agents.models.interface import ModelProvider
+from agents.retry import ModelRetrySettings
+from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
+from agents.usage import Usage
+from openai.types.responses.response_usage import InputTokensDetails
+from pydantic import BaseModel
+
+import agents
+import killick
 from agents import (
     Agent,
     CustomTool,
@@ -21,16 +31,6 @@ from agents import (
     function_tool,
     handoff,
 )
-from agents.mcp import MCPServerStdio
-from agents.memory import SQLiteSession
-from agents.models.interface import ModelProvider
-from agents.retry import ModelRetrySettings
-from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
-from agents.usage import Usage
-from openai.types.responses.response_usage import InputTokensDetails
-from pydantic import BaseModel
-
-import killick
 from killick.adapters.openai_agents import KillickRunner, KillickSession, attempt
 from killick.errors import DeclarationRefused
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import agents
 import pytest
-from agents import Agent, Runner, Session, SessionSettings, function_tool
 from agents.memory import SQLiteSession
 from agents.testing import ScriptedModel, assistant_message, function_call
 
+import agents
 import killick
+from agents import Agent, Runner, Session, SessionSettings, function_tool
 from killick.adapters.openai_agents import KillickRunStates, KillickSession
 
 agents.set_tracing_disabled(True)

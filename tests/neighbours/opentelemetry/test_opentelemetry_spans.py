@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import killick
 from killick.adapters.opentelemetry import instrument
-from killick.runtime import observing
+from killick.engine import observers
 
 
 class Seen:
@@ -395,14 +395,14 @@ def test_a_sampler_that_takes_nothing_costs_nothing_else(kd: killick.Client) -> 
 
 
 def test_an_observer_that_fails_costs_the_run_nothing(seen: Seen, kd: killick.Client) -> None:
-    class Broken(observing.Observer):
-        def attempted(self, attempt: observing.Attempt) -> None:
+    class Broken(observers.Observer):
+        def attempted(self, attempt: observers.Attempt) -> None:
             raise RuntimeError("broken")
 
-        def applying(self, attempt: observing.Attempt) -> Any:
+        def applying(self, attempt: observers.Attempt) -> Any:
             raise RuntimeError("broken")
 
-    stop = observing.observe(Broken())
+    stop = observers.observe(Broken())
     try:
         assert kd.run(morning, "ann", id="r1") == "Good morning."
     finally:

@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import killick
-from killick.runtime.meters import MEDIA, Meters, exposed
-from killick.runtime.observing import observe
+from killick.engine.observers import observe
+from killick.workers.metrics import MEDIA, Metrics, exposed
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -65,14 +65,14 @@ def kd(tmp_path: Path) -> Iterator[killick.Client]:
 
 
 @pytest.fixture
-def meters() -> Iterator[Meters]:
-    made = Meters()
+def meters() -> Iterator[Metrics]:
+    made = Metrics()
     stop = observe(made)
     yield made
     stop()
 
 
-def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: killick.Client, meters: Meters) -> None:
+def test_meters_count_attempts_waits_and_runs_as_they_come_to_their_ends(kd: killick.Client, meters: Metrics) -> None:
     with pytest.raises(killick.RunWaiting):
         kd.run(visitor, "front", id="v1")
     with pytest.raises(killick.RunFailed):

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from killick.errors import StoreBroken, StoreError, StoreFormat, StoreFull, StoreReadOnly, StoreUnavailable
 from killick.store import open_store
-from killick.store.base import Append, Delivered, Head
-from killick.store.redis import RedisStore
-from killick.store.redis_rows import check, packed
+from killick.store.protocol import Append, Delivered, Head
+from killick.store.redis.rows import check, packed
+from killick.store.redis.store import RedisStore
 from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.asking import born, chained, commit, deliver, found
-from killick.testing.contract.making import TOKEN, birth, blob, following, indexed, letter
+from killick.testing.contract.builders import TOKEN, birth, blob, following, indexed, letter
+from killick.testing.contract.probes import born, chained, commit, deliver, found
 from neighbours.redis import valkeys
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from killick.clock import Clock
-from killick.store.base import Store
-from killick.store.redis import RedisStore
+from killick.store.protocol import Store
+from killick.store.redis.store import RedisStore
 from killick.testing import StoreContract
 from neighbours.redis import valkeys
 

@@ -18,9 +18,9 @@ import pytest
 
 import killick
 from killick.store import open_store
-from killick.store.redis import RedisStore
+from killick.store.redis.store import RedisStore
 from killick.testing import StoreContract  # noqa: F401  before its parts, whose assertions then say what was wrong
-from killick.testing.contract.making import birth, indexed
+from killick.testing.contract.builders import birth, indexed
 from neighbours.redis import valkeys
 
 ROOT: Final = Path(__file__).parents[3]

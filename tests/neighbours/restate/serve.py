@@ -13,7 +13,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 import killick
-from killick.engines.restate import Restate
+from killick.adapters.restate import Restate
 from neighbours import engine_agents as engine_agents
 
 

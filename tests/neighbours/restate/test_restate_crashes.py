@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 import killick
-from killick.engines.restate import Restate
+from killick.adapters.restate import Restate
 from killick.model.events import AttemptStarted
 from neighbours import engine_agents as agents
 from neighbours.restate import plain

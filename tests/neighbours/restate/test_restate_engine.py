@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import killick
-from killick.engines.restate import Restate
+from killick.adapters.restate import Restate
 from neighbours import engine_agents as agents
 from neighbours.restate.restate_server import RestateServer
 from neighbours.restate.serve import served

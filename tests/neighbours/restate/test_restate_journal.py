@@ -7,7 +7,7 @@ import asyncio
 import httpx
 
 import killick
-from killick.engines.restate import Restate
+from killick.adapters.restate import Restate
 from neighbours import engine_agents as agents
 from neighbours.restate import plain
 from neighbours.restate.restate_server import RestateServer, free_port

@@ -9,7 +9,7 @@ import sys
 from temporalio.client import Client
 
 import killick
-from killick.engines.temporal import Temporal
+from killick.adapters.temporal import Temporal
 from neighbours import engine_agents as engine_agents
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import killick
-from killick.engines.temporal import Temporal
+from killick.adapters.temporal import Temporal
 from killick.model.events import AttemptStarted
 from neighbours import engine_agents as agents
 from neighbours.temporal import plain

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 
 import killick
-from killick.engines.temporal import Standing, Temporal
+from killick.adapters.temporal import Standing, Temporal
 from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import DevServer
 

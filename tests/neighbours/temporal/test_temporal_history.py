@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 import killick
-from killick.engines.temporal import Temporal
+from killick.adapters.temporal import Temporal
 from neighbours import engine_agents as agents
 from neighbours.temporal import plain
 from neighbours.temporal.dev_server import DevServer

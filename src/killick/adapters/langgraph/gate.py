@@ -30,16 +30,16 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Command, interrupt
 
 from killick.adapters import langchain_approvals
-from killick.adapters.gated import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
+from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
+from killick.client.client import Client
+from killick.contracts.contract import Contract
+from killick.definitions.current import in_agent
+from killick.definitions.open_tools import open_tool
+from killick.definitions.registry import AnyTool
+from killick.engine.views import Wait
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
-from killick.model.contract import Contract
-from killick.runtime.client import Client
-from killick.runtime.desks import Block
-from killick.runtime.here import in_agent
-from killick.runtime.hosting import Host, here
-from killick.runtime.open_tools import open_tool
-from killick.runtime.registry import AnyTool
-from killick.runtime.views import Wait
+from killick.llm.external import Host, here
+from killick.llm.external_runs import ExternalSession
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,7 +178,7 @@ class Gate:
 
     # calling ----------------------------------------------------------------------------------
 
-    def host_of(self, config: RunnableConfig) -> Block | nullcontext[Host]:
+    def host_of(self, config: RunnableConfig) -> ExternalSession | nullcontext[Host]:
         """Where calls go on record: the host in whose code we are, or the run of the thread."""
         if self._client is None or here() is not None:
             return nullcontext(hosted(None, "the gate for LangGraph's tools"))
@@ -243,7 +243,7 @@ class Call:
         tool: AnyTool | None,
         arguments: dict[str, Any],
         key: str,
-        host: Block | nullcontext[Host],
+        host: ExternalSession | nullcontext[Host],
         who: str = "model",
     ) -> None:
         self.tool = tool

@@ -14,10 +14,10 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.config import get_config
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
-from killick.adapters.gated import ToolOptions
 from killick.adapters.langgraph.gate import Call, Gate, place_of, short
-from killick.model.contract import Contract
-from killick.runtime.client import Client
+from killick.adapters.tool_gate import ToolOptions
+from killick.client.client import Client
+from killick.contracts.contract import Contract
 
 _SERDE: Final = JsonPlusSerializer()
 

@@ -28,10 +28,10 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.langgraph.packing import Packer, Unpacker, inflated, items_of, renumbered
+from killick.adapters.langgraph.serialization import Packer, Unpacker, inflated, items_of, renumbered
 from killick.adapters.langgraph.threads import At, Draft, Thread, Threads
+from killick.client.client import Client
 from killick.errors import DeclarationRefused, RunUnknown
-from killick.runtime.client import Client
 
 Writes: TypeAlias = list[PendingWrite]  # in the class, `list` is a method
 

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from killick.adapters.langgraph.packing import Packer, digest_of, inflated
-from killick.adapters.shelf import Shelf, ShelfLog
+from killick.adapters.framework_state import FrameworkState, ShelfLog
+from killick.adapters.langgraph.serialization import Packer, digest_of, inflated
+from killick.client.client import Client
 from killick.errors import HeadMoved, ValueErased
-from killick.log.handle import Entry
+from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.values import Erased
-from killick.runtime.client import Client
+from killick.model.chunks import Erased
 
 SPACE: Final = "langgraph"
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -240,7 +240,7 @@ def _labels(at: At, **more: str | None) -> dict[str, str]:
     return {name: value for name, value in labels.items() if value is not None}
 
 
-class Threads(Shelf):
+class Threads(FrameworkState):
     """The threads of one store."""
 
     def __init__(self, store: Client | str | os.PathLike[str]) -> None:

@@ -7,6 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, Final
 
+from agents.items import TResponseOutputItem, TResponseStreamEvent
+from agents.usage import Usage, deserialize_usage, serialize_usage
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
+from pydantic import TypeAdapter
+
 from agents import (
     AgentOutputSchemaBase,
     FunctionTool,
@@ -21,14 +26,9 @@ from agents import (
     Tool,
     TResponseInputItem,
 )
-from agents.items import TResponseOutputItem, TResponseStreamEvent
-from agents.usage import Usage, deserialize_usage, serialize_usage
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
-from pydantic import TypeAdapter
-
 from killick.adapters.openai_agents.turns import turn_here
+from killick.definitions.registry import ONCE, AsyncTool, Policy
 from killick.errors import StepFailed
-from killick.runtime.registry import ONCE, AsyncTool, Policy
 
 _ITEM: Final[TypeAdapter[Any]] = TypeAdapter(TResponseOutputItem)
 _LAST: Final = ("response.completed", "response.incomplete", "response.failed")

@@ -23,17 +23,16 @@ from agents import (
     ToolApprovalItem,
     TResponseInputItem,
 )
-
 from killick.adapters.openai_agents.models import RecordedModel, recorded
 from killick.adapters.openai_agents.sessions import KillickSession, Turns
 from killick.adapters.openai_agents.tools import Gate, Said
 from killick.adapters.openai_agents.turns import Turn
+from killick.client.client import Client
+from killick.client.client import open as open_client
+from killick.definitions.current import in_agent
 from killick.errors import DeclarationRefused, RunWaiting
+from killick.llm.external import Host, attempt, here
 from killick.model.codec import digest
-from killick.runtime.client import Client
-from killick.runtime.client import open as open_client
-from killick.runtime.here import in_agent
-from killick.runtime.hosting import Host, attempt, here
 
 A = TypeVar("A", bound=Agent[Any])
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, Final
 
-from agents import SessionSettings, TResponseInputItem
 from agents.models.fake_id import FAKE_RESPONSES_ID
 
-from killick.adapters.shelf import Kept, Shelf
+from agents import SessionSettings, TResponseInputItem
+from killick.adapters.framework_state import FrameworkState, StateEntry
+from killick.client.client import Client
 from killick.ids import RandomIds
 from killick.model.codec import digest
-from killick.runtime.client import Client
 
 SPACE: Final = "openai-agents"
 """What the logs of this adapter are called by in a store."""
@@ -44,7 +44,7 @@ class KillickSession:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = session_settings
         self.turn = turn
-        self._shelf = Shelf(store, SPACE)
+        self._shelf = FrameworkState(store, SPACE)
         self._said: Counter[str] = Counter()
         self._added: set[str] = set()
 
@@ -78,7 +78,7 @@ class KillickSession:
 
     # the blocking side ------------------------------------------------------------------------
 
-    def _seen(self) -> Sequence[Kept]:
+    def _seen(self) -> Sequence[StateEntry]:
         """All items; in a turn those from before it began, and those that it has added here."""
         entries = self._shelf.entries(self.session_id)
         if self.turn is None:
@@ -92,13 +92,13 @@ class KillickSession:
 
     def _add(self, items: Iterable[TResponseInputItem]) -> None:
         there = {kept.name: kept.labels["digest"] for kept in self._shelf.entries(self.session_id)}
-        fresh: dict[str, Kept] = {}
+        fresh: dict[str, StateEntry] = {}
         for item in items:
             said = digest(item).hex()
             name = self._name(dict(item), said)
             self._added.add(name)
             if there.get(name) != said:
-                fresh[name] = Kept(name, item, {"turn": self.turn or "", "digest": said})
+                fresh[name] = StateEntry(name, item, {"turn": self.turn or "", "digest": said})
         if fresh:
             self._shelf.put(self.session_id, *fresh.values())
 
@@ -137,7 +137,7 @@ class Turns:
 
     def __init__(self, session: KillickSession, said: Any) -> None:
         self._id = session.session_id
-        self._shelf = Shelf(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
+        self._shelf = FrameworkState(session._shelf.client, _TURNS)  # pyright: ignore[reportPrivateUsage]
         self._said = digest(said).hex()[:16]
         self._ended = 0
 
@@ -149,4 +149,4 @@ class Turns:
 
     async def end(self) -> None:
         """The turn has its answer: the same words are another turn from now on."""
-        await asyncio.to_thread(self._shelf.put, self._id, Kept(self._said, self._ended + 1))
+        await asyncio.to_thread(self._shelf.put, self._id, StateEntry(self._said, self._ended + 1))

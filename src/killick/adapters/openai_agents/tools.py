@@ -8,21 +8,21 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
 from agents.tool import (
     maybe_invoke_function_tool_failure_error_function,
     set_function_tool_failure_error_function,
 )
 from agents.tool_context import ToolContext
 
-from killick.adapters.gated import ToolFailed
+from agents import CustomTool, FunctionTool, ModelBehaviorError, Tool
 from killick.adapters.openai_agents.turns import Turn, turn_here
+from killick.adapters.tool_gate import ToolFailed
+from killick.contracts.facts import Approval
+from killick.definitions.open_tools import open_tool
+from killick.definitions.registry import AnyTool, resolved_hints
+from killick.definitions.registry import Tool as KillickTool
 from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefused
 from killick.model.codec import plain
-from killick.model.intention import Approval
-from killick.runtime.open_tools import open_tool
-from killick.runtime.registry import AnyTool, resolved_hints
-from killick.runtime.registry import Tool as KillickTool
 
 Said: TypeAlias = AnyTool | Mapping[str, Any] | str | None
 """What people say of a tool: the options of `killick.tool`, its effect alone, a `killick.Tool`; None leaves it

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Final
 
 from killick.errors import DeclarationRefused, RunWaiting
-from killick.runtime.hosting import Host
+from killick.llm.external import Host
 
 _TURN: Final[ContextVar[Turn | None]] = ContextVar("killick_openai_turn", default=None)
 

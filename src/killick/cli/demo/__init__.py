@@ -24,14 +24,14 @@ from typing import Any, Final
 
 import click
 
+from killick.cli.context import console
 from killick.cli.demo import calendar_api
-from killick.cli.demo.telling import Teller
-from killick.cli.exits import Exit, Told
-from killick.cli.shell import console
+from killick.cli.demo.story import Teller
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.client.client import Client
+from killick.client.client import open as open_client
 from killick.history.diff import between
 from killick.permissions import make_folder, open_output
-from killick.runtime.client import Client
-from killick.runtime.client import open as open_client
 
 FOLDER: Final = "killick-demo"
 RUN: Final = "launch_meeting"
@@ -78,7 +78,9 @@ def prepare(folder: Path) -> bool:
     try:
         make_folder(folder)
         if not is_again and any(folder.iterdir()):
-            raise Told(f"{folder}: is there and not empty, and no demo made it; name another: killick demo FOLDER")
+            raise CommandFailed(
+                f"{folder}: is there and not empty, and no demo made it; name another: killick demo FOLDER"
+            )
         for old in folder.glob("killick.db*"):
             old.unlink()
         for name, source in FILES.items():
@@ -87,7 +89,7 @@ def prepare(folder: Path) -> bool:
         _write(folder / "pyproject.toml", SETTINGS.encode())
         _write(mark, f"{MARK}*\n".encode())
     except OSError as error:
-        raise Told(f"{folder}: cannot be made ({error.strerror}); name another: killick demo FOLDER") from None
+        raise CommandFailed(f"{folder}: cannot be made ({error.strerror}); name another: killick demo FOLDER") from None
     return is_again
 
 
@@ -108,7 +110,7 @@ def _keep_changed(file: Path, source: Path) -> None:
 def hold(claim: bool, otherwise: str) -> None:
     """Go on only if that is so."""
     if not claim:
-        raise Told(f"the demo does not hold: {otherwise}", Exit.BAD)
+        raise CommandFailed(f"the demo does not hold: {otherwise}", Exit.BAD)
 
 
 @contextlib.contextmanager

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 from killick.clock import Clock, ManualClock
-from killick.store.base import Store
-from killick.testing.contract.appending import Appending
-from killick.testing.contract.asking import Again
-from killick.testing.contract.births import Births
-from killick.testing.contract.claiming import Claiming
-from killick.testing.contract.counting import Counting
-from killick.testing.contract.feeding import Feeding
-from killick.testing.contract.finding import Finding
+from killick.store.protocol import Store
+from killick.testing.contract.appends import Appending
+from killick.testing.contract.claims import Claiming
+from killick.testing.contract.concurrency import Together
+from killick.testing.contract.counts import Counting
+from killick.testing.contract.creation import Births
 from killick.testing.contract.inbox import Inbox
-from killick.testing.contract.keeping import Keeping
-from killick.testing.contract.marking import Marks
-from killick.testing.contract.opening import Opening
-from killick.testing.contract.rights import Rights
-from killick.testing.contract.together import Together
-from killick.testing.contract.transacting import Transacting
+from killick.testing.contract.leases import Rights
+from killick.testing.contract.lifecycle import Opening
+from killick.testing.contract.listing import Finding
+from killick.testing.contract.maintenance import Keeping
+from killick.testing.contract.notifications import Watching
+from killick.testing.contract.outbox import Feeding
+from killick.testing.contract.probes import Again
+from killick.testing.contract.search_terms import Marks
+from killick.testing.contract.transactions import Transacting
 from killick.testing.contract.values import Values
-from killick.testing.contract.watching import Watching
 
 
 class StoreContract(

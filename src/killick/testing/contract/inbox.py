@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from killick.errors import MessageGone, RunUnknown
-from killick.store.base import Delivered, Message, Store
-from killick.testing.contract.asking import born, commit, deliver, refused
-from killick.testing.contract.making import birth, blob, following, letter
+from killick.store.protocol import Delivered, Message, Store
+from killick.testing.contract.builders import birth, blob, following, letter
+from killick.testing.contract.probes import born, commit, deliver, refused
 
 
 class Inbox:

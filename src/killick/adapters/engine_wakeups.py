@@ -1,0 +1,168 @@
+"""Tells an engine which runs want it: those that were started, and those for which something came.
+
+Listens to the store's bell and looks by itself now and then, so that whoever starts a run, answers a person's question
+or sends a message, from any process and by any way, has to know nothing of engines. Timers are the engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from types import TracebackType
+from typing import Final
+
+from killick.client.client import Client
+from killick.definitions.registry import AGENTS
+from killick.logger import get_logger
+from killick.store.protocol import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow, is_held
+
+logger: Final = get_logger("killick.adapters")
+
+POLL_SECONDS: Final = 2.0
+"""How often it looks by itself, for bells that were not heard."""
+
+GRACE_SECONDS: Final = 15.0
+"""How long a run is due before its engine is reminded: its timers, and its failover, are quicker than that."""
+
+_AT_ONCE: Final = 32
+_HELD_SECONDS: Final = 0.02
+
+Stir = Callable[[RunRow, str], Awaitable[None]]
+"""Has an engine go on with a run. The text is the same for whoever says it for the same reason: it counts once."""
+
+
+class Waking:
+    """Stirs runs that want their engine, for as long as the `async with` block lasts. Any number may do so at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        stir: Stir,
+        *,
+        agents: Collection[str] | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._client = client
+        self._stir = stir
+        self._agents = agents
+        self._poll_seconds = poll_seconds
+        self._grace_seconds = grace_seconds
+        self._rung: set[str] = set()
+        self._held: dict[str, float] = {}
+        self._bell = asyncio.Event()
+        self._stirred: dict[str, tuple[str, float]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Waking:
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="killick-waking")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watching is not None
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+
+    async def _watch(self) -> None:
+        loop, clock = asyncio.get_running_loop(), self._client.clock
+
+        def rang(run: str) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hear, run)
+
+        stop = self._client.store.watch(rang)
+        looked: float | None = None
+        try:
+            while True:
+                self._bell.clear()
+                rung, self._rung = self._rung, set()
+                try:
+                    wanted, held = await asyncio.to_thread(self._wanted, rung)
+                    self._look_again(rung, held)
+                    await self._tell(wanted)
+                    if looked is None or "" in rung or clock.monotonic() - looked >= self._poll_seconds:
+                        await self._tell(await asyncio.to_thread(self._overdue, first=looked is None))
+                        looked = clock.monotonic()
+                except Exception as error:  # whatever one look meets, the next one comes all the same
+                    logger.warning("store error=%s", error)
+                    await asyncio.sleep(self._poll_seconds)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_seconds):
+                        await self._bell.wait()
+        finally:
+            stop()
+
+    def _hear(self, run: str) -> None:
+        if run != FEED_RANG:
+            self._rung.add(run)
+            self._bell.set()
+
+    # what wants it ------------------------------------------------------------------------------
+
+    def _known(self) -> Collection[str]:
+        return AGENTS.names() if self._agents is None else self._agents
+
+    def _wanted(self, rung: Collection[str]) -> tuple[list[tuple[RunRow, str]], list[str]]:
+        """Those that rang and are due, and that nobody is at; and those that somebody is at, who may take what came."""
+        client, known = self._client, self._known()
+        found, held = list[tuple[RunRow, str]](), list[str]()
+        for run in rung:
+            row = client.store.index(run)
+            if row is None or row.agent not in known or row.status in ENDED:
+                continue
+            head = client.store.head(run)
+            is_due = row.wake_at_us is not None and row.wake_at_us <= client.clock.now_us()
+            if is_due and head is not None and not is_held(client.store, head):
+                found.append((row, reason_of(row, head)))
+            elif is_due:
+                held.append(run)
+        return found, held
+
+    def _look_again(self, rung: Collection[str], held: Collection[str]) -> None:
+        """Look again, soon and then ever more seldom, at what is due and held: a command holds a run for a moment."""
+        loop = asyncio.get_running_loop()
+        self._held = {run: seconds for run, seconds in self._held.items() if run not in rung or run in held}
+        for run in held:
+            self._held[run] = min(self._held.get(run, _HELD_SECONDS / 2) * 2, self._poll_seconds)
+            loop.call_later(self._held[run], self._hear, run)
+
+    def _overdue(self, *, first: bool) -> list[tuple[RunRow, str]]:
+        """Those that nobody was heard to ring for: new ones, and ones that have been due for too long."""
+        client = self._client
+        now_us = client.clock.now_us()
+        grace_us = round(self._grace_seconds * 1_000_000)
+        found = list[tuple[RunRow, str]]()
+        for row in client.store.due(now_us, limit=READ_LIMIT, agents=self._known()):
+            since = row.changed_at_us if row.wake_at_us is None else max(row.wake_at_us, row.changed_at_us)
+            if first or row.status == "queued" or now_us - since > grace_us:
+                head = client.store.head(row.run)
+                reason = reason_of(row, head)
+                # One that stays due although its engine was told is told of again, as something new, ever more seldom.
+                late = (max(now_us - since, 0) // grace_us).bit_length()
+                found.append((row, f"{reason}+{late}" if late else reason))
+        return found
+
+    async def _tell(self, wanted: list[tuple[RunRow, str]]) -> None:
+        now = self._client.clock.monotonic()
+        fresh = [(row, reason) for row, reason in wanted if self._stirred.get(row.run, ("", 0.0))[0] != reason]
+        for start in range(0, len(fresh), _AT_ONCE):
+            some = fresh[start : start + _AT_ONCE]
+            outcomes = await asyncio.gather(*(self._stir(*each) for each in some), return_exceptions=True)
+            for (row, reason), outcome in zip(some, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    # Its engine is away: the next look finds the run again.
+                    logger.warning("not stirred run=%s error=%s", row.run, outcome)
+                    self._rung.add(row.run)
+                else:
+                    self._stirred[row.run] = (reason, now)
+        if len(self._stirred) > READ_LIMIT:
+            horizon = now - 4 * self._grace_seconds
+            self._stirred = {run: told for run, told in self._stirred.items() if told[1] > horizon}
+
+
+def reason_of(row: RunRow, head: Head | None) -> str:
+    """Why a run is to go on: the same for everybody who sees it where it is, with what came for it so far."""
+    return f"{row.run}@{0 if head is None else head.seq}.{row.delivered}"

@@ -1,0 +1,187 @@
+"""What an attempt is in the words of OpenTelemetry's conventions for generative AI. Pure; knows no SDK.
+
+The conventions are in development: the names here are those of the registry of 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from killick.engine.observers import Attempt
+from killick.engine.steps.model_reply import reasoning_of, text_of, tool_calls_of
+
+_MAKERS: Final = ("anthropic", "openai")
+
+_SETTINGS: Final = {
+    "max_tokens": "max_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "seed": "seed",
+    "frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty", "stream": "stream",
+}  # fmt: skip
+"""The settings of a request, and what the conventions call them."""
+
+_STOPS: Final = ("stop", "stop_sequences")
+
+
+# what was asked, and how it was answered -----------------------------------------------------------
+
+
+def maker_of(fn: Callable[..., Any] | None) -> str | None:
+    """Whose client a method is of, where it is one of the official ones."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    if isinstance(told := getattr(fn, "maker", None), str):
+        return told  # of a client that was made durable, of which only the sending is called
+    owner: Any = getattr(fn, "__self__", None)
+    homes = {cls.__module__.partition(".")[0] for cls in owner.__class__.__mro__}
+    return next((maker for maker in _MAKERS if maker in homes), None)
+
+
+def asked_by(attempt: Attempt) -> dict[str, Any]:
+    """A model call before it is made: the operation, the model, and the settings."""
+    arguments = attempt.arguments
+    told: dict[str, Any] = {
+        "gen_ai.operation.name": "embeddings" if "Embeddings." in attempt.name else "chat",
+        "gen_ai.provider.name": maker_of(attempt.fn) or "unknown",
+    }
+    model = arguments.get("model")
+    if isinstance(model, str):
+        told["gen_ai.request.model"] = model
+    for name, ours in _SETTINGS.items():
+        if isinstance(value := arguments.get(name), int | float):
+            told[f"gen_ai.request.{ours}"] = value
+    for name in _STOPS:
+        if (found := arguments.get(name)) is not None:
+            told["gen_ai.request.stop_sequences"] = [found] if isinstance(found, str) else [*map(str, found)]
+    return told
+
+
+def replied(attempt: Attempt) -> dict[str, Any]:
+    """A model call after it was made: who answered, why it ended there, and what it used."""
+    told: dict[str, Any] = {}
+    maker = (attempt.reply or "").partition(".")[0] or maker_of(attempt.fn)
+    if maker:
+        told["gen_ai.provider.name"] = maker
+    reply = _last(attempt.output)
+    if isinstance(found := reply.get("id"), str):
+        told["gen_ai.response.id"] = found
+    if reasons := list(_reasons(reply)):
+        told["gen_ai.response.finish_reasons"] = reasons
+    usage = attempt.usage
+    if usage is not None:
+        told |= {
+            "gen_ai.response.model": usage.model,
+            "gen_ai.usage.input_tokens": usage.tokens_in,
+            "gen_ai.usage.output_tokens": usage.tokens_out,
+            "gen_ai.usage.cache_read.input_tokens": usage.tokens_cached or None,
+            "killick.cost.usd": usage.cost_micros / 1e6 if usage.cost_micros else None,
+        }
+    return told
+
+
+def _last(output: Any) -> Mapping[str, Any]:
+    """A reply as it was sent; of a stream that was joined, the whole."""
+    if isinstance(output, Mapping):
+        chunks: Any = output.get("chunks")
+        if isinstance(chunks, list) and len(chunks) == 1:
+            return _last(chunks[0].get("chunk"))
+        return output
+    return {}
+
+
+def _reasons(reply: Mapping[str, Any]) -> Iterable[str]:
+    for choice in reply.get("choices") or ():
+        if isinstance(choice, Mapping) and isinstance(choice.get("finish_reason"), str):
+            yield choice["finish_reason"]
+    for name in ("stop_reason", "status"):
+        if isinstance(found := reply.get(name), str):
+            yield found
+
+
+# content: only where it is wanted ------------------------------------------------------------------
+
+
+def called_with(attempt: Attempt) -> dict[str, Any]:
+    """The arguments of a tool call."""
+    return {"gen_ai.tool.call.arguments": _text(attempt.arguments)}
+
+
+def asked_with(attempt: Attempt) -> dict[str, Any]:
+    """What a model was sent."""
+    arguments = attempt.arguments
+    sent = arguments.get("messages", arguments.get("input"))
+    if sent is None:
+        sent = arguments.get("args")
+    messages = [{"role": "user", "content": sent}] if isinstance(sent, str) else sent
+    told: dict[str, Any] = {}
+    if isinstance(messages, list):
+        told["gen_ai.input.messages"] = _text([_message(each) for each in messages])
+    system = arguments.get("system", arguments.get("instructions"))
+    if system:
+        told["gen_ai.system_instructions"] = _text(_parts(system))
+    if tools := arguments.get("tools"):
+        told["gen_ai.tool.definitions"] = _text(tools)
+    return told
+
+
+def said_by(attempt: Attempt) -> dict[str, Any]:
+    """What a tool returned, or a model said."""
+    if attempt.outcome != "returned":
+        return {}
+    if attempt.sort != "model":
+        return {"gen_ai.tool.call.result": _text(attempt.output)}
+    reply: Any = attempt.output if isinstance(attempt.output, str) else _last(attempt.output)
+    parts: list[dict[str, Any]] = []
+    if thought := reasoning_of(reply):
+        parts.append({"type": "reasoning", "content": thought})
+    if said := text_of(reply):
+        parts.append({"type": "text", "content": said})
+    parts += [
+        {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments}
+        for call in tool_calls_of(reply)
+    ]
+    ended = next(iter(_reasons(reply)), "") if isinstance(reply, Mapping) else ""
+    return {"gen_ai.output.messages": _text([{"role": "assistant", "parts": parts, "finish_reason": ended}])}
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        return {"role": "user", "parts": _parts(message)}
+    parts = _parts(message.get("content"))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        told = {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+        parts.append({"type": "tool_call", **told})
+    if message.get("role") == "tool":
+        parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "result": message.get("content")}]
+    return {"role": message.get("role", "user"), "parts": parts}
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "content": content}]
+    return [_part(each) for each in content] if isinstance(content, list) else [{"type": "other", "content": content}]
+
+
+def _part(part: Any) -> dict[str, Any]:
+    match part:
+        case str():
+            return {"type": "text", "content": part}
+        case {"type": "text" | "input_text" | "output_text", "text": text}:
+            return {"type": "text", "content": text}
+        case {"type": "tool_use", "id": id, "name": name, "input": given}:
+            return {"type": "tool_call", "id": id, "name": name, "arguments": given}
+        case {"type": "tool_result", "tool_use_id": id}:
+            return {"type": "tool_call_response", "id": id, "result": part.get("content")}
+        case _:
+            return {"type": "other", "content": part}
+
+
+def _text(value: Any) -> str:
+    """As JSON. A `killick.Secret` shows nothing of itself, here as anywhere."""
+    return msgspec.json.encode(value, enc_hook=repr).decode()

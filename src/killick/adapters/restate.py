@@ -1,0 +1,246 @@
+"""Restate owns when and where runs go on: scheduling, timers, messages, failover. Killick's log owns what is true.
+
+Each run is a virtual object under the run's id, which Restate lets be at work once at a time. A turn of the run is one
+invocation of it, a wait is a delayed invocation, and whatever comes for the run is one more. So no journal holds more
+than a turn's outcome, however long the run lives and however much was said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import quote
+
+import restate
+from restate.client import create_client
+from restate.exceptions import RetryableError, TerminalError
+
+from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters.engine_wakeups import Waking, reason_of
+from killick.client.client import Client
+from killick.client.start import Handle
+from killick.definitions.registry import AnyAgent
+from killick.engine.leases import LEASE_SECONDS
+from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
+from killick.store.protocol import RunRow
+
+STIR: Final = "stir"
+
+_STEP_LONGEST: Final = timedelta(days=1)
+"""How long a turn that should end may take for the step it is at, before Restate cuts it off."""
+
+_ONCE_FOR: Final = timedelta(hours=1)
+"""For how long the same reason counts once."""
+
+_BUSY_SECONDS: Final = 0.5
+_LEAVE_SECONDS: Final = 0.2
+_CLOSE_SECONDS: Final = 2.0
+_AGAIN: Final = restate.InvocationRetryPolicy(
+    initial_interval=timedelta(milliseconds=200),
+    exponentiation_factor=2.0,
+    max_interval=timedelta(seconds=10),
+    max_attempts=1_000_000,
+    on_max_attempts="pause",
+)
+
+
+class Restate:
+    """Killick's runs on a Restate server: `app` is what Restate calls, and in an `async with` block it hears of runs.
+
+    ingress         where Restate's own address for requests is
+    name            what the virtual object is called, under which runs are found there
+    agents          whose runs are Restate's, by name; all that are declared in this process, unless it says so
+    concurrency     how many runs this process has in hand at once
+    lease_seconds   how long a run stays with a process that froze before another may take it
+    slice_seconds   how long a run goes on before it is given back at its next step
+    duties          whether this process also attends to triggers and hooks, as a worker of Killick's own does
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        ingress: str = "http://localhost:8080",
+        *,
+        name: str = "killick",
+        agents: Collection[str] | None = None,
+        concurrency: int = 100,
+        lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+        duties: bool = True,
+    ) -> None:
+        self._client = client
+        self._ingress = ingress
+        self._agents = agents
+        self._room = asyncio.Semaphore(concurrency)
+        self._lease_seconds = lease_seconds
+        self._slice_seconds = slice_seconds
+        self._duties = duties
+        self._turns: dict[asyncio.Task[TurnOutcome], Turn] = {}
+        self._open = 0
+        self._draining = False
+        self._gone = asyncio.Event()
+        self._requests: Any = None
+        self._serving = AsyncExitStack()
+        self._object = self._made(name)
+
+    @property
+    def objects(self) -> Sequence[restate.VirtualObject]:
+        """What an endpoint needs where people make their own: `restate.app([…, *engine.objects])`."""
+        return (self._object,)
+
+    @property
+    def app(self) -> Any:
+        """The endpoint, as an ASGI app for a server that speaks HTTP/2, on the loop of the `async with` block."""
+        endpoint: Any = restate.app(self.objects)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self._open += 1
+            try:
+                await endpoint(scope, partial(self._received, receive), send)
+            finally:
+                self._open -= 1
+
+        return app
+
+    async def _received(self, receive: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What comes next of a request. When we are gone, as if Restate had hung up: it may never do so by itself."""
+        loop = asyncio.get_running_loop()
+        coming, gone = loop.create_task(receive()), loop.create_task(self._gone.wait())
+        try:
+            await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
+        finally:
+            coming.cancel()
+            gone.cancel()
+
+    async def __aenter__(self) -> Restate:
+        try:
+            self._requests = await self._serving.enter_async_context(create_client(self._ingress))
+            if self._duties:
+                await self._serving.enter_async_context(self._client.worker(agents=()))
+            self._serving.push_async_callback(self.drain)
+            await self._serving.enter_async_context(Waking(self._client, self.stir, agents=self._agents))
+        except BaseException:
+            await self._serving.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._serving.aclose()
+
+    async def drain(self) -> None:
+        """Take no more turns, and let every run that is at work here leave at its next step.
+
+        Call it before the server that serves `app` is stopped, so that Restate hears what came of each turn.
+        """
+        self._draining = True
+        while self._turns:
+            for turn in self._turns.values():
+                turn.leave()
+            await asyncio.wait(set(self._turns), timeout=_LEAVE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                while self._open:
+                    await asyncio.sleep(_LEAVE_SECONDS / 10)
+        self._gone.set()
+
+    # starting ---------------------------------------------------------------------------------
+
+    async def start(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any  # noqa: A002
+    ) -> Handle[Any]:  # fmt: skip
+        """Create a run, as `kd.start` does, and have Restate go on with it.
+
+        `kd.start` alone is enough, from anywhere: whoever serves hears of it.
+        """
+        handle: Handle[Any] = await self._client.start.soon(agent, input, id=id, **options)
+        row = self._client.store.index(handle.id)
+        if row is not None and row.status == "queued":
+            await self.stir(row, reason_of(row, self._client.store.head(handle.id)))
+        return handle
+
+    async def stir(self, row: RunRow, reason: str) -> None:
+        """Have Restate take a turn of a run. The same reason again does nothing."""
+        if self._requests is None:
+            raise KillickError("this engine is not open; use it in an `async with` block")
+        key, once = quote(name_of(row), safe=""), quote(reason, safe="@+:")
+        await self._requests.generic_send(self._object.name, STIR, b"", key=key, idempotency_key=once)
+
+    # what Restate calls -----------------------------------------------------------------------
+
+    def _made(self, name: str) -> restate.VirtualObject:
+        made = restate.VirtualObject(
+            name,
+            description="Runs of Killick's, each under its id",
+            # No turn is asked to end before its slice is over, and none is cut off in a step.
+            inactivity_timeout=timedelta(seconds=self._slice_seconds + 60),
+            abort_timeout=_STEP_LONGEST,
+            idempotency_retention=_ONCE_FOR,
+            invocation_retry_policy=_AGAIN,
+        )
+
+        @made.handler(STIR)
+        async def stir(ctx: restate.ObjectContext) -> dict[str, Any]:
+            """Take a turn, and come back when its time has come."""
+            standing: dict[str, Any] = await ctx.run_typed("turn", self._turn, run=ctx.key())
+            timer = await ctx.get("timer", type_hint=str)
+            if timer is not None and timer != ctx.request().id:
+                ctx.cancel_invocation(timer)
+            ctx.clear("timer")
+            seconds = standing["wait_seconds"]
+            if seconds is not None:
+                sent = ctx.generic_send(made.name, STIR, b"", key=ctx.key(), send_delay=timedelta(seconds=seconds))
+                ctx.set("timer", await sent.invocation_id())
+            ctx.set("standing", standing)
+            return standing
+
+        @made.handler("standing", kind="shared")
+        async def standing(ctx: restate.ObjectSharedContext) -> dict[str, Any] | None:
+            """How the run stood after its last turn."""
+            return await ctx.get("standing", type_hint=dict)
+
+        @made.handler("cancel", kind="shared")
+        async def cancel(ctx: restate.ObjectSharedContext) -> None:
+            """Cancel the run, which then ends in its own way."""
+            await ctx.run_typed("cancel", self._cancel, run=ctx.key())
+
+        return made
+
+    async def _turn(self, run: str) -> dict[str, Any]:
+        """One turn. When Restate gives it up, the step that the run is at is finished all the same, and no more."""
+        async with self._room:
+            if self._draining:
+                raise RetryableError("this endpoint stops", retry_after=timedelta(seconds=_BUSY_SECONDS))
+            try:
+                turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
+                work = asyncio.get_running_loop().create_task(turn.take())
+                self._turns[work] = turn
+                work.add_done_callback(self._over)
+                standing = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                turn.leave()
+                raise
+            except RunBusy:
+                # Whoever has it finishes a step, or is dead and about to be noticed.
+                standing = TurnOutcome(run, "running", _BUSY_SECONDS)
+            except RunUnknown as unknown:
+                raise TerminalError(str(unknown), status_code=404) from None
+        return dataclasses.asdict(standing)
+
+    def _over(self, work: asyncio.Task[TurnOutcome]) -> None:
+        self._turns.pop(work, None)
+        if not work.cancelled():
+            work.exception()  # told to Restate, or nobody waits for it any more
+
+    async def _cancel(self, run: str) -> None:
+        with contextlib.suppress(AnswerRefused):  # it is over
+            await self._client.cancel.soon(run, because="it was cancelled in Restate")

@@ -1,0 +1,308 @@
+"""Temporal owns when and where runs go on: scheduling, timers, signals, failover. Killick's log owns what is true.
+
+Each run has one workflow, which knows its id and how it stands, and nothing else: a turn of the run is an activity, a
+wait is a timer of Temporal's, and whatever comes for the run is a signal without content. So a workflow's history grows
+with the number of waits, and not with what was said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+from temporalio import activity, workflow
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import SignalWorkflowExecutionRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import WorkflowHandle
+from temporalio.common import Priority, RetryPolicy, WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import Worker
+
+from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
+from killick.adapters.engine_wakeups import Waking
+from killick.client.client import Client
+from killick.definitions.registry import AnyAgent
+from killick.engine.leases import LEASE_SECONDS
+from killick.errors import AnswerRefused, RunBusy, RunUnknown
+from killick.store.protocol import RunRow
+
+ADVANCE: Final = "killick.advance"
+CANCEL: Final = "killick.cancel"
+STIR: Final = "stir"
+
+_LONGEST: Final = timedelta(days=365)
+"""What a turn may take at the most. One that is lost is noticed by its missing heartbeat, long before."""
+
+_AGAIN: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
+_LEAVE_SECONDS: Final = 0.5
+_BUSY_SECONDS: Final = (0.1, 2.0)
+"""How soon a turn that met somebody else at the run is tried again, at first and at the most."""
+
+_STICKY: Final = timedelta(seconds=1)
+"""How long a workflow waits for the worker that had it: its history is short, and read by another as soon."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a workflow has to know about how its turns are taken."""
+
+    heartbeat_seconds: float
+
+
+# the workflow ---------------------------------------------------------------------------------------
+
+
+# Ours, and without anything to guard against: the sandbox would import all of Killick for each workflow.
+@workflow.defn(name="killick.run", sandboxed=False)
+class RunWorkflow:
+    """A run as Temporal sees it."""
+
+    def __init__(self) -> None:
+        self._stirred = 0
+        self._standing: TurnOutcome | None = None
+
+    @workflow.run
+    async def run(self, run: str, terms: Terms) -> TurnOutcome:
+        """Until the run has ended. A workflow that somebody cancels cancels its run, which then ends in its own way."""
+        cancelled = False
+        work = asyncio.create_task(self._to_its_end(run, terms))
+        while True:
+            try:
+                ended = await asyncio.shield(work)
+                break
+            except asyncio.CancelledError:
+                cancelled = True
+                await workflow.execute_activity(
+                    CANCEL, run, start_to_close_timeout=timedelta(seconds=60), retry_policy=_AGAIN
+                )
+                self._stirred += 1
+        if ended.status == "cancelled" and cancelled:
+            raise asyncio.CancelledError
+        if ended.status != "completed":
+            told = f"{ended.run}: {ended.failure or ended.status}"
+            raise ApplicationError(told, type=f"Run{ended.status.capitalize()}", non_retryable=True)
+        return ended
+
+    @workflow.signal(name=STIR)
+    def stir(self) -> None:
+        """Something came for the run. What it is, the run finds in its inbox."""
+        self._stirred += 1
+
+    @workflow.query(name="standing")
+    def standing(self) -> TurnOutcome | None:
+        """How the run stood after its last turn."""
+        return self._standing
+
+    def _is_stirred(self, seen: int) -> bool:
+        return self._stirred != seen
+
+    async def _to_its_end(self, run: str, terms: Terms) -> TurnOutcome:
+        while True:
+            seen = self._stirred
+            standing: TurnOutcome = await workflow.execute_activity(
+                ADVANCE,
+                run,
+                result_type=TurnOutcome,
+                start_to_close_timeout=_LONGEST,
+                heartbeat_timeout=timedelta(seconds=terms.heartbeat_seconds),
+                retry_policy=_AGAIN,
+            )
+            self._standing = standing
+            if standing.has_ended:
+                return standing
+            if standing.wait_seconds != 0.0:
+                workflow.set_current_details(f"{standing.run} is {standing.status}")
+                seconds = standing.wait_seconds
+                with contextlib.suppress(TimeoutError):
+                    await workflow.wait_condition(
+                        partial(self._is_stirred, seen),
+                        timeout=None if seconds is None else timedelta(seconds=seconds),
+                    )
+            if workflow.info().is_continue_as_new_suggested():
+                workflow.continue_as_new(args=[run, terms])
+
+
+# the engine -----------------------------------------------------------------------------------------
+
+
+class Temporal:
+    """Killick's runs on a Temporal server. In an `async with` block it serves them; without one it only starts them.
+
+    task_queue          where turns are queued. Every worker of a queue is to know the same agents
+    agents              whose runs are Temporal's, by name; all that are declared in this process, unless it says so
+    concurrency         how many runs a worker has in hand at once
+    heartbeat_seconds   how long a worker may be silent before Temporal gives what it had to another
+    lease_seconds       how long a run stays with a worker that froze before another may take it
+    slice_seconds       how long a run goes on before it is given back to the queue at its next step
+    duties              whether this process also attends to triggers and hooks, as a worker of Killick's own does
+    options             what else Temporal's own `Worker` is to be given: `build_id`, `interceptors` …
+    """
+
+    workflows: Sequence[type] = (RunWorkflow,)
+
+    def __init__(
+        self,
+        client: Client,
+        temporal: TemporalClient,
+        *,
+        task_queue: str = "killick",
+        agents: Collection[str] | None = None,
+        concurrency: int = 10,
+        heartbeat_seconds: float = 10.0,
+        lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+        duties: bool = True,
+        **options: Any,
+    ) -> None:
+        self._client = client
+        self._temporal = temporal
+        self._queue = task_queue
+        self._agents = agents
+        self._concurrency = concurrency
+        self._terms = Terms(heartbeat_seconds)
+        self._lease_seconds = lease_seconds
+        self._slice_seconds = slice_seconds
+        self._duties = duties
+        self._options = options
+        self._serving = AsyncExitStack()
+
+    @property
+    def activities(self) -> Sequence[Callable[..., Any]]:
+        """What a worker of Temporal's needs beside `workflows`, where people make their own; then use `waking()`."""
+        return (self._advance, self._cancel)
+
+    def waking(self) -> Waking:
+        """Has workflows hear of what comes for their runs, and starts those of new ones: an `async with` block."""
+        return Waking(self._client, self.stir, agents=self._agents)
+
+    async def __aenter__(self) -> Temporal:
+        worker = Worker(
+            self._temporal,
+            task_queue=self._queue,
+            workflows=self.workflows,
+            activities=self.activities,
+            max_concurrent_activities=self._concurrency,
+            **{"sticky_queue_schedule_to_start_timeout": _STICKY, **self._options},
+        )
+        try:
+            if self._duties:
+                await self._serving.enter_async_context(self._client.worker(agents=()))
+            await self._serving.enter_async_context(worker)
+            await self._serving.enter_async_context(self.waking())
+        except BaseException:
+            await self._serving.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._serving.aclose()
+
+    # starting ---------------------------------------------------------------------------------
+
+    async def start(self, agent: AnyAgent, input: Any = None, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002
+        """Create a run, as `kd.start` does, and its workflow; returns the workflow's handle.
+
+        `kd.start` alone is enough, from anywhere: whoever serves hears of it.
+        """
+        handle = await self._client.start.soon(agent, input, id=id, **options)
+        return await self.workflow_of(handle.id)
+
+    async def workflow_of(self, run: str) -> WorkflowHandle[Any, TurnOutcome]:
+        """The workflow of a run, started where it is not there."""
+        row = self._client.store.index(run)
+        if row is None:
+            raise RunUnknown(run)
+        return await self._started(row)
+
+    async def stir(self, row: RunRow, reason: str) -> None:
+        """Have the workflow of a run look at it. The same reason again does nothing."""
+        if row.status == "queued":
+            await self._started(row)
+            return
+        signal = SignalWorkflowExecutionRequest(
+            namespace=self._temporal.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=workflow_id(row)),
+            signal_name=STIR,
+            identity=self._temporal.identity,
+            request_id=reason,
+        )
+        try:
+            await self._temporal.workflow_service.signal_workflow_execution(signal)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            await self._started(row)
+
+    async def _started(self, row: RunRow) -> WorkflowHandle[Any, TurnOutcome]:
+        return await self._temporal.start_workflow(
+            RunWorkflow.run,
+            args=[name_of(row), self._terms],
+            id=workflow_id(row),
+            task_queue=self._queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            priority=Priority(priority_key=min(max(3 - row.priority, 1), 5)),
+            static_summary=row.agent,
+            task_timeout=timedelta(seconds=self._terms.heartbeat_seconds),
+        )
+
+    # activities -------------------------------------------------------------------------------
+
+    @activity.defn(name=ADVANCE)
+    async def _advance(self, run: str) -> TurnOutcome:
+        """One turn. A worker that stops, or that Temporal has given up, finishes the step it is at, and no more."""
+        try:
+            turn = Turn(self._client, run, lease_seconds=self._lease_seconds, slice_seconds=self._slice_seconds)
+            return await self._alive(turn)
+        except RunBusy as busy:
+            # Whoever has it finishes a step, or is dead and about to be noticed.
+            least, most = _BUSY_SECONDS
+            seconds = min(least * 2 ** min(activity.info().attempt - 1, 10), most)
+            again = timedelta(seconds=seconds)
+            benign = ApplicationErrorCategory.BENIGN
+            raise ApplicationError(str(busy), type="RunBusy", next_retry_delay=again, category=benign) from None
+        except RunUnknown as unknown:
+            raise ApplicationError(str(unknown), type="RunUnknown", non_retryable=True) from None
+
+    async def _alive(self, turn: Turn) -> TurnOutcome:
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(turn.take())
+        stopping = loop.create_task(activity.wait_for_worker_shutdown())
+        beat = self._terms.heartbeat_seconds / 3
+        try:
+            while not work.done():
+                activity.heartbeat()
+                if stopping.done():
+                    turn.leave()
+                    await asyncio.wait({work}, timeout=min(_LEAVE_SECONDS, beat))
+                else:
+                    await asyncio.wait({work, stopping}, timeout=beat, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            while not work.done():
+                turn.leave()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({work}, timeout=_LEAVE_SECONDS)
+        finally:
+            stopping.cancel()
+        return work.result()
+
+    @activity.defn(name=CANCEL)
+    async def _cancel(self, run: str) -> None:
+        """Cancel a run, because somebody cancelled its workflow."""
+        with contextlib.suppress(AnswerRefused):  # it is over
+            await self._client.cancel.soon(run, because="its workflow was cancelled")
+
+
+def workflow_id(row: RunRow) -> str:
+    """What the workflow of a run is called. A run that was renewed keeps its workflow."""
+    return f"killick:{name_of(row)}"

@@ -1,0 +1,1 @@
+"""What agent code is handed: its run."""

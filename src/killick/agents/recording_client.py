@@ -1,0 +1,472 @@
+"""Clients of model providers whose calls, inside a run, are steps of it; outside of one they are as they were.
+
+Stands where a client sends its requests, so that all above it stays the client's own: streams, parsing, raw responses,
+its errors. No provider's package is imported here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple, TypeVar
+
+from killick.agents.run import Run, SyncRun
+from killick.definitions.current import HERE
+from killick.definitions.registry import ToolStep
+from killick.engine.execution import Branch
+from killick.engine.steps.model_reply import join_chunks, wire
+from killick.errors import DeclarationRefused, KillickError, Rejected, StepFailed
+from killick.llm import external, sse
+from killick.llm.external import Host
+from killick.llm.sse import Events, encoded, ending, written
+from killick.model.failure import Failure
+
+C = TypeVar("C")
+
+CALLS: Final = (
+    "/chat/completions", "/completions", "/responses", "/embeddings", "/moderations", "/images/generations",
+    "/messages", "/messages/count_tokens", "/complete", "/invoke", ":rawPredict", ":streamRawPredict",
+)  # fmt: skip
+"""How the addresses end at which a model is asked. Whatever else a client does is no step."""
+
+_SSE: Final = "text/event-stream"
+_JSON: Final = "application/json"
+_END: Final[Any] = object()
+_KEPT: Final = {"_request_id": ("x-request-id", "request-id"), "_workspace_id": ("anthropic-workspace-id",)}
+"""What clients keep of an answer's headers, by the name under which it is on record."""
+
+_OURS: ContextVar[list[KillickError] | None] = ContextVar("killick_durable", default=None)
+"""What kept a call from being made, where that is ours to say: clients would make an error of their own of it."""
+
+
+def durable(client: C) -> C:
+    """A client of `openai` or `anthropic`, blocking or async, whose calls inside a run are on record.
+
+    In an agent's own code a call is a step as with `run.model`: recorded verbatim, with usage, tried again by the run's
+    own rules, and never asked again on replay. Within a host it is the host's. Inside a tool, and outside of any run,
+    it is what it was without. The client that is given stays as it is.
+    """
+    http: Any = getattr(client, "_client", None)
+    copy: Any = getattr(client, "copy", None)
+    if not callable(copy) or not callable(getattr(http, "send", None)) or not hasattr(client, "request"):
+        told = "is no client that sends requests of its own; give one of openai's or anthropic's, such as AsyncOpenAI()"
+        raise DeclarationRefused(type(client).__name__, told)
+    if getattr(http, "is_killick", False):
+        return client
+    made: Any = copy(http_client=_recording(http))
+    made.__class__ = _durable(made.__class__)
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def _durable(cls: Any) -> Any:
+    """The same client, which inside a run leaves it to the run to try again, and to say why a call was not made."""
+
+    def begun(options: Any) -> tuple[Any, Any]:
+        return options.model_copy(update={"max_retries": 0}), _OURS.set([])
+
+    def refuse() -> None:
+        if told := _OURS.get():
+            raise told[0] from None
+
+    if inspect.iscoroutinefunction(cls.request):
+
+        async def request_soon(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+            if _place() is None:
+                return await cls.request(self, cast_to, options, **more)
+            options, token = begun(options)
+            try:
+                return await cls.request(self, cast_to, options, **more)
+            except Exception:
+                refuse()
+                raise
+            finally:
+                _OURS.reset(token)
+
+        request: Callable[..., Any] = request_soon
+    else:
+
+        def request_now(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+            if _place() is None:
+                return cls.request(self, cast_to, options, **more)
+            options, token = begun(options)
+            try:
+                return cls.request(self, cast_to, options, **more)
+            except Exception:
+                refuse()
+                raise
+            finally:
+                _OURS.reset(token)
+
+        request = request_now
+    return type(cls.__name__, (cls,), {"request": request, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _recording(http: Any) -> Any:
+    """An HTTP client that shares everything with another, and asks before it sends where it is."""
+    kind: Any = http.__class__
+    if inspect.iscoroutinefunction(kind.send):
+
+        async def send_soon(self: Any, request: Any, **options: Any) -> Any:
+            call, place = Call.of(request), _place()
+            if call is None or place is None:
+                return await http.send(request, **options)
+            return await _Soon(http, call, options).through(place)
+
+        send: Callable[..., Any] = send_soon
+    else:
+
+        def send_now(self: Any, request: Any, **options: Any) -> Any:
+            call, place = Call.of(request), _place()
+            if call is None or place is None:
+                return http.send(request, **options)
+            return _Now(http, call, options).through(place)
+
+        send = send_now
+    # The one that is given closes what they share when it is collected: it lives as long as this one, which does not.
+    parts: dict[str, Any] = {"send": send, "__del__": _kept_open, "is_killick": True, "killick_http": http}
+    made: Any = object.__new__(type(kind.__name__, (kind,), parts))
+    made.__dict__ = http.__dict__
+    return made
+
+
+def _kept_open(self: Any) -> None:
+    """What is shared is closed by whom it belongs to."""
+
+
+def _place() -> Host | Branch | None:
+    """Whose step a call would be: a host's, an agent's, or nobody's; inside a step it is part of that."""
+    here = HERE.get()
+    if isinstance(here, ToolStep):
+        return None
+    host = external.here()
+    return host if host is not None else here if isinstance(here, Branch) else None
+
+
+# one call -----------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A request by which a model is asked."""
+
+    request: Any
+    name: str
+    body: dict[str, Any]
+
+    @classmethod
+    def of(cls, request: Any) -> Call | None:
+        """None for whatever asks no model."""
+        path = str(request.url.path)
+        ending = next((ending for ending in CALLS if path.endswith(ending)), None)
+        if ending is None or request.method != "POST":
+            return None
+        try:
+            body: Any = json.loads(request.content)
+        except (ValueError, RuntimeError):  # no JSON, or a body that is read as it is sent
+            return None
+        if not isinstance(body, dict):
+            return None
+        return cls(request, ending.strip("/:").replace("/", "."), _named(body))
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True or self.name == "streamRawPredict"
+
+    @property
+    def _model(self) -> str:
+        return str(self.body.get("model", ""))
+
+    def events(self, chunk: Any) -> bytes:
+        """A chunk as it comes over the wire; a text is what somebody gave instead of a reply."""
+        each = sse.events(self.name, chunk, self._model) if isinstance(chunk, str) else [wire(chunk)]
+        return b"".join(map(written, each))
+
+    @property
+    def library(self) -> Any:
+        """The HTTP library that the request is of: a client's answers have to be of the same."""
+        return import_module(type(self.request).__module__.partition(".")[0])
+
+    def asking(self, body: Mapping[str, Any]) -> Any:
+        """The request as it is to be sent: as it came, unless the run asks for another model."""
+        if body == self.body:
+            return self.request
+        headers = [(name, value) for name, value in self.request.headers.items() if name != "content-length"]
+        content = json.dumps(body, separators=(",", ":")).encode()
+        made = type(self.request)(self.request.method, self.request.url, headers=headers, content=content)
+        made.extensions = self.request.extensions
+        return made
+
+    def called(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function under the name by which the step is known, and whose client it is of."""
+        fn.__qualname__ = fn.__name__ = self.name
+        fn.maker = "anthropic" if "anthropic-version" in self.request.headers else "openai"  # type: ignore[attr-defined]
+        return fn
+
+    # answers ----------------------------------------------------------------------------------
+
+    def answered(self, value: Any) -> Any:
+        """The response that a reply on record was; a text is what somebody gave instead of one."""
+        headers = {"content-type": _JSON}
+        value = sse.reply(self.name, value, self._model) if isinstance(value, str) else wire(value)
+        if isinstance(value, dict):
+            body = _named(value)
+            for name, places in _KEPT.items():
+                if isinstance(kept := body.get(name), str):
+                    headers |= dict.fromkeys(places, kept)
+            value = {name: part for name, part in body.items() if name not in _KEPT}
+        return self.library.Response(200, headers=headers, content=encoded(value), request=self.request)
+
+    def streamed(self, stream: Any) -> Any:
+        """The response whose body comes in chunks."""
+        return self.library.Response(200, headers={"content-type": _SSE}, stream=stream, request=self.request)
+
+    def failed(self, failed: StepFailed) -> Any:
+        """The response that a failure on record was, of which the client makes its own error; or that error, raised."""
+        failure: Failure = failed.failure
+        status = failure.details.get("status")
+        if isinstance(failed, Rejected):
+            raise _noted(failed)
+        if isinstance(status, int):
+            told = _named(failure.details.get("headers") or {})
+            headers = {name: str(value) for name, value in told.items() if name not in _LENGTHS}
+            body = failure.details.get("body")
+            content = body.encode() if isinstance(body, str) else encoded(body)
+            kept = {"content-type": _JSON, **headers, "x-should-retry": "false"}
+            return self.library.Response(status, headers=kept, content=content, request=self.request)
+        if failure.kind == "timeout":
+            raise self.library.ReadTimeout(failure.message, request=self.request) from failed
+        if any(kind.startswith(("httpx.", "httpx2.")) for kind in failure.types):
+            raise self.library.ConnectError(failure.message, request=self.request) from failed
+        raise _noted(failed)
+
+
+_LENGTHS: Final = frozenset({"content-length", "content-encoding", "transfer-encoding", "connection"})
+
+
+def _noted(error: KillickError) -> KillickError:
+    told = _OURS.get()
+    if told is not None:
+        told.append(error)
+    return error
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """What is known to be an object of JSON."""
+    return dict(value)
+
+
+def _reply(response: Any) -> Any:
+    """What came back, as it is on record: the JSON, and what clients keep of the headers. Errors are raised."""
+    response.raise_for_status()
+    try:
+        reply: Any = response.json()
+    except ValueError:
+        return response.text
+    if not isinstance(reply, dict):
+        return reply
+    found = {name: _header(response, places) for name, places in _KEPT.items()}
+    return {**_named(reply), **{name: value for name, value in found.items() if value is not None}}
+
+
+def _header(response: Any, places: tuple[str, ...]) -> str | None:
+    return next((response.headers[place] for place in places if place in response.headers), None)
+
+
+# through the gate, awaited ------------------------------------------------------------------------
+
+
+class _Soon:
+    """One call of an async client."""
+
+    def __init__(self, http: Any, call: Call, options: Mapping[str, Any]) -> None:
+        self._http = http
+        self._call = call
+        self._options = {**options, "stream": call.streams}
+
+    async def through(self, place: Host | Branch) -> Any:
+        call = self._call
+        try:
+            if isinstance(place, Host):
+                fn = call.called(self._whole if call.streams else self._asked)
+                value = await place.model(fn, **call.body)
+                return _in_one(call, value) if call.streams else call.answered(value)
+            if place.thread is not None:
+                raise KillickError(f"{place.execution.run_id}: a def agent blocks; give it the client that blocks, too")
+            run: Run[Any] = Run(place.execution)
+            if not call.streams:
+                return call.answered(await run.model(call.called(self._asked), **call.body))
+            chunks = run.stream(call.called(self._opened), **call.body)
+            first = await anext(chunks, _END)
+            if isinstance(first, str):
+                first += "".join([str(chunk) async for chunk in chunks])
+            return call.streamed(_chunks_soon(call, chunks, first))
+        except StepFailed as failed:
+            return call.failed(failed)
+        except KillickError as error:
+            _noted(error)
+            raise
+
+    @property
+    def _asked(self) -> Callable[..., Any]:
+        async def asked(**body: Any) -> Any:
+            return _reply(await self._http.send(self._call.asking(body), **self._options))
+
+        return asked
+
+    @property
+    def _opened(self) -> Callable[..., Any]:
+        async def opened(**body: Any) -> Any:
+            response = await self._http.send(self._call.asking(body), **self._options)
+            if response.is_error:
+                await response.aread()
+                response.raise_for_status()
+            return _events_soon(response)
+
+        return opened
+
+    @property
+    def _whole(self) -> Callable[..., Any]:
+        opened = self._opened
+
+        async def whole(**body: Any) -> Any:
+            return join_chunks([chunk async for chunk in await opened(**body)])
+
+        return whole
+
+
+async def _events_soon(response: Any) -> AsyncIterator[Any]:
+    events = Events()
+    try:
+        async for line in response.aiter_lines():
+            for event in events.line(line):
+                yield event
+        for event in events.rest():
+            yield event
+    finally:
+        await response.aclose()
+
+
+def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
+    """The body of a response, made of a step's chunks; closing it ends the step with what came."""
+
+    class Chunks(call.library.AsyncByteStream):  # type: ignore[misc,name-defined]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            chunk = last = first
+            try:
+                while chunk is not _END:
+                    last = chunk
+                    yield call.events(chunk)
+                    chunk = await anext(chunks, _END)
+            except StepFailed as failed:
+                call.failed(failed)
+                raise
+            yield ending(last)
+
+        async def aclose(self) -> None:
+            await chunks.aclose()
+
+    return Chunks()
+
+
+def _in_one(call: Call, value: Any) -> Any:
+    """A stream that was read to its end before anybody sees it."""
+    chunks: list[Any] = [*value] if isinstance(value, list) else [value]
+    body = b"".join(map(call.events, chunks)) + (ending(chunks[-1]) if chunks else b"")
+    return call.library.Response(200, headers={"content-type": _SSE}, content=body, request=call.request)
+
+
+# the same, blocking -------------------------------------------------------------------------------
+
+
+class _Now:
+    """One call of a blocking client."""
+
+    def __init__(self, http: Any, call: Call, options: Mapping[str, Any]) -> None:
+        self._http = http
+        self._call = call
+        self._options = {**options, "stream": call.streams}
+
+    def through(self, place: Host | Branch) -> Any:
+        call = self._call
+        try:
+            if isinstance(place, Host):
+                fn = call.called(self._whole if call.streams else self._asked)
+                value = place.model_sync(fn, **call.body)
+                return _in_one(call, value) if call.streams else call.answered(value)
+            if place.thread is None:
+                told = "a blocking client would hold up every run here; give an async agent the async client"
+                raise KillickError(f"{place.execution.run_id}: {told}")
+            run: SyncRun[Any] = SyncRun(place.execution)
+            if not call.streams:
+                return call.answered(run.model(call.called(self._asked), **call.body))
+            chunks = run.stream(call.called(self._opened), **call.body)
+            first = next(chunks, _END)
+            if isinstance(first, str):
+                first += "".join(map(str, chunks))
+            return call.streamed(_chunks_now(call, chunks, first))
+        except StepFailed as failed:
+            return call.failed(failed)
+        except KillickError as error:
+            _noted(error)
+            raise
+
+    @property
+    def _asked(self) -> Callable[..., Any]:
+        def asked(**body: Any) -> Any:
+            return _reply(self._http.send(self._call.asking(body), **self._options))
+
+        return asked
+
+    @property
+    def _opened(self) -> Callable[..., Any]:
+        def opened(**body: Any) -> Any:
+            response = self._http.send(self._call.asking(body), **self._options)
+            if response.is_error:
+                response.read()
+                response.raise_for_status()
+            return _events_now(response)
+
+        return opened
+
+    @property
+    def _whole(self) -> Callable[..., Any]:
+        opened = self._opened
+
+        def whole(**body: Any) -> Any:
+            return join_chunks(list(opened(**body)))
+
+        return whole
+
+
+def _events_now(response: Any) -> Iterator[Any]:
+    events = Events()
+    try:
+        for line in response.iter_lines():
+            yield from events.line(line)
+        yield from events.rest()
+    finally:
+        response.close()
+
+
+def _chunks_now(call: Call, chunks: Any, first: Any) -> Any:
+    class Chunks(call.library.SyncByteStream):  # type: ignore[misc,name-defined]
+        def __iter__(self) -> Iterator[bytes]:
+            chunk = last = first
+            try:
+                while chunk is not _END:
+                    last = chunk
+                    yield call.events(chunk)
+                    chunk = next(chunks, _END)
+            except StepFailed as failed:
+                call.failed(failed)
+                raise
+            yield ending(last)
+
+        def close(self) -> None:
+            chunks.close()
+
+    return Chunks()

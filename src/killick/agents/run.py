@@ -1,0 +1,535 @@
+"""What agent code sees of its run. `Run` is awaited; `SyncRun` blocks, and waits for the same steps.
+
+A method gives an inert Step, which gets its number when it is awaited; nothing happens before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, cast, overload
+from uuid import UUID
+
+from typing_extensions import TypeVar
+
+from killick.definitions.registry import Agent, AnyAgent, AnyTool, Duration, Policy, Tool
+from killick.engine import completion, parallel
+from killick.engine.approval.approvals import CallAnswer, Proposed, declined, proposed
+from killick.engine.commands import overridden
+from killick.engine.execution import Branch, Execution
+from killick.engine.parallel import First
+from killick.engine.signals import Signal
+from killick.engine.steps import kinds, streams
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.kinds import MISSING, Child
+from killick.engine.steps.model_reply import recordable, without_sdk_retries
+from killick.engine.steps.pipeline import execute_step
+from killick.engine.steps.waits import Answer, Intervened
+from killick.errors import LogError, OutsideBranch, Rejected, StoreError, WorkspaceRefused
+from killick.llm import context_window
+from killick.llm.external import ExternalSteps
+from killick.llm.toolset import Toolset, dispatch, dispatch_sync
+from killick.model.retry import seconds
+from killick.window import Sent, Window
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+D = TypeVar("D")
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+C = TypeVar("C", default=Any)
+
+Step: TypeAlias = Coroutine[Any, Any, T]
+"""A step that is asked for and not yet taken. Await it, or give it to `run.gather`."""
+
+OnParentEnd = Literal["cancel", "abandon", "wait"]
+Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
+_MODEL: Final = Policy(effect="reads")
+
+
+async def run_step(
+    ex: Execution, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, branch: Branch | None = None, **kwargs: Any
+) -> T:
+    """A step, from the moment it is awaited: it belongs to the branch whose code awaits it."""
+    task = None if branch is None else asyncio.current_task()
+    branch = branch or ex.branch_here()
+    try:
+        ex.enter(branch, task=task)
+    except Signal:
+        parallel.discard(args)
+        await ex.refused_again()
+        raise
+    try:
+        return await do(ex, branch, *args, **kwargs)
+    except (StoreError, LogError) as error:
+        raise ex.interrupted(error) from error
+    except Intervened as done:
+        return cast("T", await overridden(ex, "step", done))
+    finally:
+        branch.applying = None
+        ex.leave(branch)
+
+
+class _Common(Generic[C]):
+    """What both kinds of Run know without doing anything."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self._execution.run_id
+
+    @property
+    def input(self) -> Any:
+        """What the run was started with."""
+        return self._execution.input
+
+    @property
+    def context(self) -> C:
+        """The agent's own document, as of the last step that returned. Change it with `update`."""
+        value: C = self._execution.context.value
+        return value
+
+    @property
+    def parent(self) -> str | None:
+        """The run that spawned this one."""
+        return self._execution.log.fold.facts.parent
+
+    @property
+    def workspace(self) -> Path:
+        """The folder that the run works in. Tools are given it by a parameter with the default `killick.WORKSPACE`."""
+        folder = self._execution.folder
+        if folder is None:
+            told = "has no folder to work in; declare one: @killick.agent(workspace=…)"
+            raise WorkspaceRefused(self._execution.agent.name, told)
+        return folder
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step is on record already."""
+        return self._execution.branch_here().replaying
+
+    @property
+    def told(self) -> CallAnswer | None:
+        """What a person said of the last call, and what they changed in it; None where nobody was asked."""
+        return self._execution.branch_here().told
+
+    @property
+    def received(self) -> Any:
+        """In a state machine: what the wait before this transition ended with."""
+        return self._execution.received
+
+    # the inert steps, for both ------------------------------------------------------------------
+
+    def _call(self, tool: AnyTool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"run.call takes a tool; declare {getattr(tool, '__name__', tool)!r} with @killick.tool")
+        shape = tool.shape
+        arguments, told = shape.bind(args, kwargs)
+        return Intent("tool", tool.name, tool.fn, shape, arguments, tool.policy, returns=tool.returns, told=told)
+
+    def _steps(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> Step[T]:
+        return run_step(self._execution, do, *args, **kwargs)
+
+
+async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[Any]:
+    """A step that a person is asked about, whatever the rules say."""
+    intent.proposed = True
+    try:
+        result = await execute_step(ex, branch, intent)
+    except Rejected as rejected:
+        return declined(rejected)
+    return proposed(result, branch.told)
+
+
+def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+    """A call of a model as an intention; the client's own retries are off, so that each attempt is on record."""
+    policy, returns, name = _MODEL, Any, getattr(fn, "__qualname__", None) or type(fn).__name__
+    if isinstance(fn, Tool):
+        policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
+    arguments = {**({"args": list(args)} if args else {}), **kwargs}
+    told = recordable(arguments)
+    return Intent(
+        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, told=told, recording=told
+    )
+
+
+class Run(_Common[C]):
+    """An agent's run, for `async def` agents."""
+
+    def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[T]:
+        """Call a tool through the gate."""
+        return run_step(self._execution, execute_step, self._call(tool, args, kwargs))
+
+    def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Step[Proposed[T]]:
+        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        return run_step(self._execution, _proposed, self._call(tool, args, kwargs))
+
+    @overload
+    def model(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> Step[T]: ...
+    @overload
+    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Step[T]: ...
+    def model(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Step[Any]:
+        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        return run_step(self._execution, execute_step, model_intent(fn, args, kwargs))
+
+    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        return streams.stream(self._execution, model_intent(fn, args, kwargs))
+
+    def hosting(self) -> ExternalSteps:
+        """`async with run.hosting() as host`: a framework's own loop runs in the block; its calls are the host's."""
+        return ExternalSteps(self._execution, self._steps)
+
+    def fit(
+        self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None
+    ) -> Step[Sent]:  # fmt: skip
+        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        return self._paged(context_window.fit, window, messages, tools, system)
+
+    async def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
+        `window`, which the reply was fitted to, can answer itself is not run."""
+        return await dispatch(self, tools, reply, window=window)
+
+    def decided(
+        self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
+        by: str = "agent",
+    ) -> Step[T]:  # fmt: skip
+        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        return self._steps(kinds.decided, question, choice, options, because, by)
+
+    def plan(self, stages: Sequence[str]) -> Step[None]:
+        """Say which stages the agent will go through."""
+        return self._steps(kinds.plan, tuple(stages))
+
+    def at(self, stage: str) -> Step[None]:
+        """Say which stage the agent is at."""
+        return self._steps(kinds.at, stage)
+
+    def note(self, note: Any) -> Step[None]:
+        """A remark for whoever reads the record."""
+        return self._steps(kinds.note, note)
+
+    def update(self, **changes: Any) -> Step[None]:
+        """Change entries of the context."""
+        return self._steps(kinds.update, changes)
+
+    def ask(
+        self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
+        options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
+    ) -> Step[Answer]:  # fmt: skip
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+
+        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        """
+        return self._steps(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
+
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None) -> Step[Any]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Step[Any]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> Step[T]: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> Step[T | D]: ...
+    def wait(
+        self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any
+    ) -> Step[Any]:
+        """Wait for a message of this name, first in first out."""
+        return self._steps(kinds.wait, name, timeout, default, returns)
+
+    def heard(self) -> Step[list[Any]]:
+        """What people said to the run since it last listened; does not wait."""
+        return self._steps(kinds.heard)
+
+    def sleep(self, duration: Duration) -> Step[None]:
+        """Wait for a while, however long; the run leaves memory meanwhile."""
+        return self._steps(kinds.sleep, seconds(duration), None)
+
+    def sleep_until(self, moment: datetime) -> Step[None]:
+        """Wait until a moment, which must have a time zone."""
+        return self._steps(kinds.sleep, None, moment)
+
+    @overload
+    def spawn(
+        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Step[Child[O]]: ...  # fmt: skip
+    @overload
+    def spawn(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Step[Child[O]]: ...  # fmt: skip
+    def spawn(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
+        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
+    ) -> Step[Child[Any]]:  # fmt: skip
+        """Start a child run; await `child.result()` for what it returns."""
+        return self._steps(kinds.spawn, self, agent, input, id, on_parent_end, priority)
+
+    def send(self, run: str, name: str, body: Any = None) -> Step[None]:
+        """Send a message to another run."""
+        return self._steps(kinds.send, run, name, body)
+
+    @overload
+    def gather(self, one: Awaitable[A], two: Awaitable[B], /) -> Step[tuple[A, B]]: ...
+    @overload
+    def gather(self, one: Awaitable[A], two: Awaitable[B], three: Awaitable[D], /) -> Step[tuple[A, B, D]]: ...
+    @overload
+    def gather(self, *branches: Awaitable[T]) -> Step[tuple[T, ...]]: ...
+    @overload
+    def gather(self, branches: Iterable[Awaitable[T]], /) -> Step[tuple[T, ...]]: ...
+    def gather(self, *branches: Any) -> Step[Any]:
+        """Branches side by side: steps or coroutines. One that fails stops the others at their next step."""
+        return self._steps(parallel.gather, parallel.spread(branches))
+
+    def first(self, *branches: Awaitable[T]) -> Step[First[T]]:
+        """Branches side by side, until one is done; the others stop at their next step."""
+        return self._steps(parallel.first, parallel.spread(branches))
+
+    def now(self) -> datetime:
+        """The time, as it was when the code first came here."""
+        return kinds.now(self._execution, self._here())
+
+    def uuid(self) -> UUID:
+        """A fresh UUID, the same on replay."""
+        return kinds.uuid(self._execution, self._here())
+
+    def random(self) -> float:
+        """A random number in [0, 1), the same on replay."""
+        return kinds.random(self._execution, self._here())
+
+    def renew(self, input: Any = None) -> Step[NoReturn]:  # noqa: A002
+        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+
+        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        """
+        return self._steps(completion.renew, input)
+
+    def patched(self, name: str) -> bool:
+        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        return kinds.patched(self._execution, self._here(), name)
+
+    _paged = _Common._steps
+
+    def _here(self) -> Branch:
+        branch = self._execution.branch_here()
+        if asyncio.current_task() is not branch.task:
+            raise OutsideBranch(self.id, "a Run was used in a task that Killick did not start")
+        self._execution.refuse(branch)
+        return branch
+
+
+class SyncRun(_Common[C]):
+    """An agent's run, for plain `def` agents: every method blocks until its step has ended."""
+
+    def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a tool through the gate."""
+        result: T = self._await(execute_step, self._call(tool, args, kwargs))
+        return result
+
+    def propose(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Proposed[T]:
+        """Suggest a call to a person, who may let it be done, edit it, refuse it, or answer instead."""
+        suggested: Proposed[T] = self._await(_proposed, self._call(tool, args, kwargs))
+        return suggested
+
+    def model(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a model: recorded verbatim, with usage and reasoning, and never asked again on replay."""
+        result: T = self._await(execute_step, model_intent(fn, args, kwargs))
+        return result
+
+    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
+        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._here())
+        try:
+            while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
+                yield chunk
+        finally:
+            # Code that leaves it early is done with it: the next step need not wait until somebody collects it.
+            if not self._execution.loop.is_closed():
+                self._on_loop(chunks.aclose())
+
+    def hosting(self) -> ExternalSteps:
+        """`with run.hosting() as host`: a framework's own loop runs in the block, and its calls are the host's."""
+        return ExternalSteps(self._execution, self._await)
+
+    def fit(self, window: Window, messages: Sequence[Any], tools: Sequence[Any] = (), *, system: Any = None) -> Sent:
+        """What to send of a history so that it fits the window: decided once, on record, and the same on replay."""
+        return self._paged(context_window.fit, window, messages, tools, system)
+
+    def dispatch(self, tools: Toolset, reply: Any, *, window: Window | None = None) -> list[dict[str, Any]]:
+        """Run the tool calls of a model's reply, each choice on record as a decision; returns the answers to it. What
+        `window`, which the reply was fitted to, can answer itself is not run."""
+        return dispatch_sync(self, tools, reply, window=window)
+
+    def decided(
+        self, question: str, choice: T, *, options: Sequence[Any] | None = None, because: str | None = None,
+        by: str = "agent",
+    ) -> T:  # fmt: skip
+        """Put a decision on record, with its reason; returns the choice, on replay the recorded one."""
+        chosen: T = self._await(kinds.decided, question, choice, options, because, by)
+        return chosen
+
+    def plan(self, stages: Sequence[str]) -> None:
+        """Say which stages the agent will go through."""
+        self._await(kinds.plan, tuple(stages))
+
+    def at(self, stage: str) -> None:
+        """Say which stage the agent is at."""
+        self._await(kinds.at, stage)
+
+    def note(self, note: Any) -> None:
+        """A remark for whoever reads the record."""
+        self._await(kinds.note, note)
+
+    def update(self, **changes: Any) -> None:
+        """Change entries of the context."""
+        self._await(kinds.update, changes)
+
+    def ask(
+        self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
+        options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
+    ) -> Answer:  # fmt: skip
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+
+        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        """
+        return self._await(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
+
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None) -> Any: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any) -> Any: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, returns: type[T]) -> T: ...
+    @overload
+    def wait(self, name: str, *, timeout: Duration | None = None, default: D, returns: type[T]) -> T | D: ...
+    def wait(self, name: str, *, timeout: Duration | None = None, default: Any = MISSING, returns: Any = Any) -> Any:
+        """Wait for a message of this name, first in first out."""
+        return self._await(kinds.wait, name, timeout, default, returns)
+
+    def heard(self) -> list[Any]:
+        """What people said to the run since it last listened; does not wait."""
+        return self._await(kinds.heard)
+
+    def sleep(self, duration: Duration) -> None:
+        """Wait for a while, however long; the run leaves memory meanwhile."""
+        self._await(kinds.sleep, seconds(duration), None)
+
+    def sleep_until(self, moment: datetime) -> None:
+        """Wait until a moment, which must have a time zone."""
+        self._await(kinds.sleep, None, moment)
+
+    @overload
+    def spawn(
+        self, agent: Agent[None, O], *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Child[O]: ...  # fmt: skip
+    @overload
+    def spawn(
+        self, agent: Agent[I, O], input: I, *, id: str | None = None, on_parent_end: OnParentEnd = "cancel",
+        priority: int | None = None,
+    ) -> Child[O]: ...  # fmt: skip
+    def spawn(
+        self, agent: AnyAgent, input: Any = None, *, id: str | None = None,  # noqa: A002
+        on_parent_end: OnParentEnd = "cancel", priority: int | None = None,
+    ) -> Child[Any]:  # fmt: skip
+        """Start a child run; `run.result(child)` waits for what it returns."""
+        return self._await(kinds.spawn, self, agent, input, id, on_parent_end, priority)
+
+    def result(self, child: Child[O]) -> O:
+        """What a child returned; waits for it."""
+        result: O = self._await(kinds.child_result, child)
+        return result
+
+    def send(self, run: str, name: str, body: Any = None) -> None:
+        """Send a message to another run."""
+        self._await(kinds.send, run, name, body)
+
+    def gather(self, *branches: Callable[[], T]) -> tuple[T, ...]:
+        """Branches side by side, each a function without arguments."""
+        return self._await(parallel.gather, parallel.spread(branches))
+
+    def first(self, *branches: Callable[[], T]) -> First[T]:
+        """Branches side by side, until one is done; the others stop at their next step."""
+        return self._await(parallel.first, parallel.spread(branches))
+
+    def now(self) -> datetime:
+        """The time, as it was when the code first came here."""
+        return self._drawn(kinds.now)
+
+    def uuid(self) -> UUID:
+        """A fresh UUID, the same on replay."""
+        return self._drawn(kinds.uuid)
+
+    def random(self) -> float:
+        """A random number in [0, 1), the same on replay."""
+        return self._drawn(kinds.random)
+
+    def renew(self, input: Any = None) -> NoReturn:  # noqa: A002
+        """Close this log and go on in a fresh one, from the top, with this input. Never returns.
+
+        For agents that live long: no history grows for ever. Context, tags, priority and untaken messages go along.
+        """
+        self._await(completion.renew, input)
+        raise AssertionError("a renewed run goes on in another log")
+
+    def patched(self, name: str) -> bool:
+        """Whether new code may run here: False for runs whose record went past this place before it was written."""
+        return self._drawn(partial(kinds.patched, name=name))
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _here(self) -> Branch:
+        branch = self._execution.branch_here()
+        if threading.get_ident() != branch.thread:
+            raise OutsideBranch(self.id, "a Run was used in a thread that Killick did not start")
+        return branch
+
+    def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        return self._on_loop(run_step(self._execution, do, *args, branch=self._here()))
+
+    _paged = _await
+
+    def _on_loop(self, work: Awaitable[T]) -> T:
+        async def settled() -> T:
+            return await work
+
+        waiting = settled()
+        try:
+            return asyncio.run_coroutine_threadsafe(waiting, self._execution.loop).result()
+        except BaseException:
+            # A loop that is closed, or closes now, never begins with it: nobody need hear of that.
+            unbegun: tuple[Any, ...] = waiting, work
+            for each in unbegun:
+                if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                    each.close()
+            raise
+
+    def _drawn(self, draw: Callable[[Execution, Branch], T]) -> T:
+        branch = self._here()
+
+        async def drawn() -> T:
+            self._execution.refuse(branch)
+            return draw(self._execution, branch)
+
+        return self._on_loop(drawn())

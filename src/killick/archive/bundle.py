@@ -1,0 +1,271 @@
+"""Many runs in one file, for keeping: written whole or not at all, never over another, and proved when it is read.
+
+It is gzip of JSON lines: one that says what it is, then each run as `export` writes it, then one that counts and
+hashes all before it. Each run stands in it by itself, with what it was forked from. docs/keeping.md describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
+from hashlib import sha256
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from killick.archive.export import Export, Loaded
+from killick.archive.export import Header as RunHeader
+from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
+from killick.model import events as e
+from killick.model import hashing
+from killick.permissions import create_private
+from killick.store.memory import MemoryStore
+from killick.store.protocol import ENDED
+
+FORMAT: Final = "killick.archive"
+VERSION: Final = 1
+"""The newest version of the file that this build writes and reads."""
+
+_COMPRESSION: Final = 6
+_UNREADABLE: Final = (EOFError, zlib.error, gzip.BadGzipFile)
+
+Place = str | os.PathLike[str]
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, how much of it is done, and how much there is."""
+
+
+def untold(what: str, done: int, total: int) -> None:
+    """For where nobody wants to know."""
+
+
+# the file -----------------------------------------------------------------------------------------
+
+
+class Header(msgspec.Struct, frozen=True, tag_field="is", tag=FORMAT):
+    """The first line: what the file is, of which store, and when it was made."""
+
+    version: int
+    format: int
+    store: str
+    at: int
+
+
+class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag="end"):
+    """The last line: how much stands before it, and the hash of all of that, so that a cut is found."""
+
+    runs: int
+    events: int
+    hash: e.Digest
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a file was found to hold."""
+
+    runs: int
+    events: int
+
+
+_header: Final = msgspec.json.Decoder(RunHeader).decode
+_end: Final = msgspec.json.Decoder(End).decode
+
+
+def read(path: Place) -> Iterator[Export]:
+    """Every run of an archive, in its order, each still to be verified.
+
+    ExportBroken when the file is none, or was cut or changed: where it was cut is known only at the end.
+    """
+    place = os.fspath(path)
+    digest, runs, events = sha256(), 0, 0
+    with _lines(place) as lines:
+        line = next(lines, b"")
+        _check_header(place, line)
+        digest.update(line)
+        for line in lines:
+            if line.startswith(b'{"is":"end"'):
+                _check_end(place, line, End(runs, events, e.to_text(digest.digest())))
+                if next(lines, b""):
+                    raise ExportBroken(place, "goes on after its last line")
+                return
+            section = _section(place, line, lines)
+            digest.update(section)
+            found = Export(place, section)
+            runs, events = runs + 1, events + found.header.events
+            yield found
+    raise ExportBroken(place, f"ends after {runs:,} runs without its last line; it was cut")
+
+
+def load(path: Place, run: str) -> Loaded:
+    """One run of an archive, as a store that holds it and nothing else. RunUnknown when it is not in the file."""
+    for found in read(path):
+        if found.header.run == run:
+            store = found.store(MemoryStore)
+            found.verify(store)
+            return Loaded(store, run)
+    raise RunUnknown(run)
+
+
+def verify(path: Place, *, progress: Progress = untold) -> Held:
+    """Prove every run of an archive, and that the file is whole; ExportBroken says what does not hold."""
+    runs = events = 0
+    for found in read(path):
+        found.verify(found.store(MemoryStore))
+        runs, events = runs + 1, events + found.header.events
+        progress("proving", runs, 0)
+    return Held(runs, events)
+
+
+def is_archive(path: Place) -> bool:
+    """Whether a file may be one, by how it begins."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+    return False
+
+
+def name_at(at_us: int) -> str:
+    """What an archive of that time is called, where nobody names it."""
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).strftime("killick-pruned-%Y%m%d-%H%M%SZ.jsonl.gz")
+
+
+@contextlib.contextmanager
+def _lines(place: str) -> Generator[Iterator[bytes]]:
+    try:
+        with gzip.open(place, "rb") as file:
+            yield iter(BufferedReader(cast("Any", file), 1 << 20))
+    except _UNREADABLE as error:
+        raise ExportBroken(place, f"was cut or changed ({error})") from None
+    except OSError as error:
+        raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
+
+
+def _check_header(place: str, line: bytes) -> None:
+    try:
+        told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = {}
+    if told.get("is") != FORMAT:
+        raise ExportBroken(place, "is no archive of runs")
+    if told.get("version") != VERSION or told.get("format") != hashing.FORMAT:
+        raise ExportBroken(place, f"version {told.get('version')}, this build of Killick reads {VERSION}")
+
+
+def _section(place: str, first: bytes, lines: Iterator[bytes]) -> bytes:
+    """A run's lines, as many as the first of them says."""
+    try:
+        header = _header(first)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ExportBroken(place, "holds a line where a run should begin; it was changed") from None
+    section = [first]
+    for _ in range(header.events + header.messages + header.values):
+        line = next(lines, b"")
+        if not line:
+            raise ExportBroken(place, f"ends in the middle of {header.run}; it was cut")
+        section.append(line)
+    return b"".join(section)
+
+
+def _check_end(place: str, line: bytes, found: End) -> None:
+    try:
+        fits = _end(line) == found
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fits = False
+    if not fits:
+        raise ExportBroken(place, "its last line does not fit what stands before it; it was cut or changed")
+
+
+class Writer:
+    """Writes an archive beside its name, a run at a time. `finish` gives it its name; without that nothing is left."""
+
+    def __init__(self, to: Place, *, store: str, at_us: int) -> None:
+        self.path = Path(to)
+        self.part = self.path.with_name(f"{self.path.name}.part")
+        self.runs = self.events = 0
+        self._digest = sha256()
+        self._opened = contextlib.ExitStack()
+        self._header = Header(VERSION, hashing.FORMAT, store, at_us)
+
+    def __enter__(self) -> Writer:
+        try:
+            if self.path.exists():
+                raise self._taken()
+            self._raw = self._opened.enter_context(create_private(self.part))
+            self._opened.callback(self.part.unlink, missing_ok=True)
+        except FileExistsError:
+            why = f"{self.part.name} is there: somebody writes it, or died at it; remove it or name another file"
+            raise ArchiveRefused(str(self.path), why) from None
+        except OSError as error:
+            raise ArchiveRefused(str(self.path), f"cannot be written ({error.strerror}); name another file") from None
+        made_at = self._header.at // 1_000_000
+        self._packed = gzip.GzipFile("", "wb", _COMPRESSION, self._raw, mtime=made_at)
+        self._opened.callback(self._abandon)
+        self._write(msgspec.json.encode(self._header) + b"\n")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._opened.close()
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk may refuse the end of what nobody will read
+            self._packed.close()
+
+    def add(self, section: bytes) -> None:
+        """Write a run as it was exported. ExportBroken, and nothing is written, when that it ended cannot be proved."""
+        found = Export(str(self.path), section)
+        store = found.store(MemoryStore)
+        found.verify(store)
+        row = store.index(found.header.run)
+        if row is None or row.status not in ENDED:
+            raise ExportBroken(str(self.path), "its log does not say that it ended; killick verify mends the index")
+        self._write(section)
+        self.runs, self.events = self.runs + 1, self.events + found.header.events
+
+    def finish(self, progress: Progress = untold) -> int:
+        """See the file onto the device, read it back, and only then give it its name; returns its size.
+
+        What was proved before it was written is proved again by its hash.
+        """
+        self._write(msgspec.json.encode(End(self.runs, self.events, e.to_text(self._digest.digest()))) + b"\n")
+        with self._explained():
+            self._packed.close()
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
+        for count, _ in enumerate(read(self.part), 1):
+            progress("reading it back", count, self.runs)
+        with self._explained():
+            size = self.part.stat().st_size
+            self._name()
+        return size
+
+    def _name(self) -> None:
+        """Give the file its name, unless something has it, and let the folder say so for good."""
+        try:
+            os.link(self.part, self.path)
+        except FileExistsError:
+            raise self._taken() from None
+        except OSError:  # a file system without links
+            self.part.rename(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        with self._explained():
+            self._packed.write(data)
+
+    def _taken(self) -> ArchiveRefused:
+        return ArchiveRefused(str(self.path), "is there already, and is never overwritten; name another file")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ArchiveRefused(str(self.path), f"could not be written ({error.strerror}); make room") from error

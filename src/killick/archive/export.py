@@ -1,0 +1,468 @@
+"""A run as one file of JSON lines, and such a file as a store: complete, the same bytes each time, and checked.
+
+The first line says what it is; then come the run's events with those it was forked from, its messages, and the
+stored values that they need; on request those of its children, and everything redacted. The store's own key is never
+in it. docs/time.md describes every line.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from killick.archive import rebuild
+from killick.archive.redact import Part, Redaction, redacted
+from killick.errors import ExportBroken, KillickError, LogError, RunBroken, RunUnknown, ValueBroken
+from killick.ids import RandomIds
+from killick.log.log import Log
+from killick.log.verify import verify
+from killick.log.writer import index_of
+from killick.model import events as e
+from killick.model import hashing
+from killick.model.chunks import Blob, Fetch, children, references
+from killick.store.memory import MemoryStore
+from killick.store.protocol import Append, CreateRun, Delivery, Message, Row
+
+M = TypeVar("M", bound=MemoryStore)
+
+FORMAT: Final = "killick.run"
+VERSION: Final = 2
+"""The newest version of the file that this build writes and reads; a run alone, as it is, is one of version 1."""
+
+
+# the lines ----------------------------------------------------------------------------------------
+
+
+class Ancestor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run of the lineage: where its own events begin and end here, and the hash before the first."""
+
+    run: str
+    base: int
+    last: int
+    genesis: e.Digest
+    parent: str | None = None
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is", tag=FORMAT):
+    """What the file is: of which run, and how much of what follows.
+
+    `children` are runs that it spawned, and theirs. `redacted` is the hash that the last event has in the store, keyed
+    by the store: the hash itself would confirm a guess of what is hidden. What follows has a chain of its own then.
+    `fields` are those that were redacted, where it was not everything.
+    """
+
+    version: int
+    format: int
+    store: str
+    run: str
+    lineage: tuple[Ancestor, ...]
+    hash: e.Digest
+    events: int
+    messages: int
+    values: int
+    children: tuple[Ancestor, ...] = ()
+    redacted: e.Digest | None = None
+    fields: tuple[str, ...] = ()
+
+
+class EventLine(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="event"
+):
+    """One event: its body as it was hashed, the chain's hash, and its values; none, where they were erased."""
+
+    run: str
+    seq: int
+    hash: e.Digest
+    body: msgspec.Raw
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageLine(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="message"
+):
+    """A message in an inbox, taken or not: the events say which."""
+
+    run: str
+    number: int
+    id: str
+    name: str
+    at: int
+    body: msgspec.Raw
+    by: str | None = None
+
+
+class ValueLine(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="is", tag="value"
+):
+    """A stored piece, in the one way that fits its codec; or that it was erased."""
+
+    hash: e.Digest
+    codec: str
+    text: str | None = None
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    base64: str | None = None
+    erased: bool = False
+
+
+AnyLine = Header | EventLine | MessageLine | ValueLine
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(AnyLine).decode
+
+
+# writing ------------------------------------------------------------------------------------------
+
+
+def export(log: Log, run: str, *, children: bool = False, redaction: Redaction | None = None) -> bytes:
+    """A run as a file. RunBroken when its record does not hold: what cannot be proved is not handed on."""
+    lineage = _lineage(log, run)
+    count = len(lineage)
+    if children:
+        lineage += [each for child in _children(log, run) for each in _lineage(log, child)]
+    parts = [_part(log, each, whole=place >= count - 1) for place, each in enumerate(dict.fromkeys(lineage))]
+    original, found = parts[count - 1].rows[-1].hash, dict[bytes, Blob]()
+    if redaction is not None:
+        parts = redacted(parts, log.store.pieces, redaction, found)
+    events: list[EventLine] = []
+    messages: list[MessageLine] = []
+    for part in parts:
+        events += [_event_line(part.run, row) for row in part.rows]
+        messages += [_message_line(message) for message in part.messages]
+        if redaction is None:
+            _gather(log.store.pieces, (row.data for row in part.rows if row.data is not None), found)
+            _gather(log.store.pieces, (message.body for message in part.messages), found)
+    there = tuple(
+        Ancestor(part.run, part.base, part.rows[-1].seq, e.to_text(part.genesis), part.parent) for part in parts
+    )
+    header = Header(
+        version=1 if redaction is None and len(parts) == count else VERSION,
+        format=hashing.FORMAT,
+        store=log.store.id,
+        run=run,
+        lineage=there[:count],
+        hash=e.to_text(parts[count - 1].rows[-1].hash),
+        events=len(events),
+        messages=len(messages),
+        values=len(found),
+        children=there[count:],
+        redacted=None if redaction is None else e.to_text(hmac.digest(log.store.secret_key, original, "sha256")),
+        fields=() if redaction is None else redaction.fields,
+    )
+    lines = (header, *events, *messages, *map(_value_line, found.values()))
+    return b"".join(_encode(line) + b"\n" for line in lines)
+
+
+def _part(log: Log, ancestor: Ancestor, *, whole: bool) -> Part:
+    """A run's own rows and messages, as far as they are part of the export."""
+    rows = _rows(log, ancestor)
+    messages = log.store.messages(ancestor.run)
+    if not whole:  # what came to an elder after the cut is none of the run's
+        taken = {number for row in rows for number in rebuild.rights(e.decode(row.body)).takes}
+        messages = messages[: max(taken, default=0)]
+    return Part(ancestor.run, ancestor.base, ancestor.parent, e.from_text(ancestor.genesis), rows, messages)
+
+
+def _children(log: Log, run: str) -> Iterator[str]:
+    """The runs that a run spawned and that are still in the store, those they went on as, and theirs, each once."""
+    seen, wanted = {run}, [run]
+    while wanted:
+        spawner = wanted.pop(0)
+        spawned = [child.run for child in log.ledger(spawner).children]
+        goes_on = log.state(spawner).fold.facts.renewed_as if spawner != run else None
+        for child in (*spawned, *((goes_on,) if goes_on else ())):
+            if child not in seen and log.store.head(child) is not None:
+                seen.add(child)
+                wanted.append(child)
+                yield child
+
+
+def _lineage(log: Log, run: str) -> list[Ancestor]:
+    """The run and those it was forked from, eldest first, each as far as it belongs to the run."""
+    head = log.head(run)
+    found: list[Ancestor] = []
+    last = head.seq
+    while True:
+        reason = log.store.quarantined(head.run)
+        if reason is not None:
+            raise RunBroken(head.run, seq=head.seq, reason=reason)
+        genesis = e.to_text(log.hash_at(head.run, head.base))
+        # A fork of a fork may leave it before its first own event, which still says whose fork it is.
+        last = max(last, head.base + 1)
+        found.append(Ancestor(head.run, head.base, last, genesis, head.parent))
+        if head.parent is None:
+            return found[::-1]
+        last, head = head.base, log.head(head.parent)
+
+
+def _rows(log: Log, ancestor: Ancestor) -> list[Row]:
+    """A run's own rows up to where they belong to the export, checked against the chain."""
+    rows: list[Row] = []
+    while more := log.store.read(ancestor.run, after=rows[-1].seq if rows else ancestor.base):
+        rows += [row for row in more if row.seq <= ancestor.last]
+        if more[-1].seq >= ancestor.last:
+            break
+    before = e.from_text(ancestor.genesis)
+    for row in rows:
+        try:
+            event = e.decode(row.body)
+        except LogError as error:
+            raise RunBroken(ancestor.run, seq=row.seq, reason="its body cannot be read") from error
+        if isinstance(event, e.RunRepaired):
+            before = e.from_text(event.hash_head)
+        before = hashing.link(before, row.body)
+        if before != row.hash:
+            raise RunBroken(ancestor.run, seq=row.seq, reason="body and hash do not fit the chain")
+    if not rows or rows[-1].seq != ancestor.last:
+        raise RunBroken(ancestor.run, seq=ancestor.last, reason="the log ends before its head")
+    return rows
+
+
+def _event_line(run: str, row: Row) -> EventLine:
+    data = msgspec.UNSET if row.data is None else msgspec.Raw(row.data)
+    return EventLine(run, row.seq, e.to_text(row.hash), msgspec.Raw(row.body), data)
+
+
+def _message_line(message: Message) -> MessageLine:
+    body = msgspec.Raw(message.body)
+    return MessageLine(message.run, message.number, message.id, message.name, message.at_us, body, message.by)
+
+
+def _value_line(piece: Blob) -> ValueLine:
+    line = ValueLine(e.to_text(piece.hash), piece.codec, erased=piece.body is None)
+    if piece.body is None:
+        return line
+    match piece.codec:
+        case "text":
+            return msgspec.structs.replace(line, text=piece.body.decode())
+        case "json":
+            return msgspec.structs.replace(line, json=msgspec.Raw(piece.body))
+        case _:
+            return msgspec.structs.replace(line, base64=b64encode(piece.body).decode())
+
+
+def _gather(fetch: Fetch, written: Iterable[bytes], found: dict[bytes, Blob]) -> list[bytes]:
+    """Every piece below what is written, into `found` in the order in which it is met; returns them all."""
+    used: dict[bytes, None] = {}
+    wanted = [digest for raw in written for digest in references(raw)]
+    while wanted := [digest for digest in dict.fromkeys(wanted) if digest not in used]:
+        used |= dict.fromkeys(wanted)
+        level = fetch([digest for digest in wanted if digest not in found])
+        for digest in wanted:
+            if digest not in found and digest not in level:
+                raise ValueBroken(digest, "missing")
+        found |= {digest: level[digest] for digest in wanted if digest in level}
+        wanted = [child for digest in wanted for child in children(found[digest])]
+    return list(used)
+
+
+# reading ------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """A run from a file, in a store of its own."""
+
+    store: MemoryStore
+    run: str
+
+
+def load(source: str | os.PathLike[str] | bytes) -> Loaded:
+    """A file, or its bytes, as a store that holds the run and nothing else. ExportBroken when its record does not."""
+    found = read(source)
+    store = found.store(MemoryStore)
+    found.verify(store)
+    return Loaded(store, found.header.run)
+
+
+def read(source: str | os.PathLike[str] | bytes) -> Export:
+    """What a file says, which is still to be verified."""
+    place = "export" if isinstance(source, bytes) else os.fspath(source)
+    try:
+        text = source if isinstance(source, bytes) else Path(source).read_bytes()
+    except OSError as error:
+        raise ExportBroken(place, f"cannot be read ({error.strerror})") from None
+    return Export(place, text)
+
+
+class Export:
+    """A file that was read: its header, and what follows it by run."""
+
+    def __init__(self, place: str, text: bytes) -> None:
+        self.place = place
+        self.rows: dict[str, list[Row]] = {}
+        self.messages: dict[str, list[Delivery]] = {}
+        self.pieces: dict[bytes, Blob] = {}
+        first, *rest = text.removesuffix(b"\n").split(b"\n")
+        self.header = self._header(first)
+        for number, line in enumerate(rest, 2):
+            self._take(number, line)
+        self._check_counts()
+
+    def _header(self, line: bytes) -> Header:
+        try:
+            told: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            told = {}
+        if told.get("is") != FORMAT:
+            raise ExportBroken(self.place, "is no export of a run")
+        version = told.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION or told.get("format") != hashing.FORMAT:
+            raise ExportBroken(self.place, f"version {version}, this build of Killick reads up to {VERSION}")
+        try:
+            return msgspec.json.decode(line, type=Header)
+        except msgspec.ValidationError as error:
+            raise ExportBroken(self.place, f"line 1 is damaged ({error})") from None
+
+    def _take(self, number: int, line: bytes) -> None:
+        try:
+            found: AnyLine = _decode(line)
+            match found:
+                case EventLine():
+                    data = bytes(found.data) if isinstance(found.data, msgspec.Raw) else None
+                    row = Row(found.seq, bytes(found.body), data, e.from_text(found.hash))
+                    self.rows.setdefault(found.run, []).append(row)
+                case MessageLine():
+                    self.messages.setdefault(found.run, []).append(_delivery(found))
+                case ValueLine():
+                    piece = _piece(found)
+                    self.pieces[piece.hash] = piece
+                case Header():
+                    raise ExportBroken(self.place, f"line {number} begins another run")
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            raise ExportBroken(self.place, f"line {number} is damaged ({error})") from None
+
+    def _check_counts(self) -> None:
+        header = self.header
+        there = {
+            "events": (sum(map(len, self.rows.values())), header.events),
+            "messages": (sum(map(len, self.messages.values())), header.messages),
+            "values": (len(self.pieces), header.values),
+        }
+        for what, (found, said) in there.items():
+            if found != said:
+                raise ExportBroken(self.place, f"holds {found} of {said} {what}; it was cut or changed")
+        ends = {each.run: each.last for each in (*header.lineage, *header.children)}
+        for run, rows in self.rows.items():
+            if rows[-1].seq != ends.get(run):
+                raise ExportBroken(self.place, f"{run} does not end where it says; it was cut or changed")
+
+    def verify(self, store: MemoryStore) -> None:
+        """Raise unless the record in a store that was made of this holds."""
+        log = Log(store)
+        problems = verify(log).problems
+        log.close()
+        for problem in problems:
+            # What a repair set aside stays where it was; what erased a shared value may be in another run, and what
+            # erased an elder's may have come after the cut.
+            elsewhere = problem.where == "pieces" or (problem.where == "events" and problem.run not in self.runs)
+            erased = elsewhere and problem.what.endswith("no event says it was erased")
+            if not (problem.healed or erased or problem.where == "aside"):
+                raise ExportBroken(self.place, f"its record does not hold: {problem}")
+
+    @property
+    def is_hollow(self) -> bool:
+        """Whether none of its values is what it was."""
+        return self.header.redacted is not None and not self.header.fields
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that are here to their end: the one that it is of, and its children."""
+        return (self.header.run, *(child.run for child in self.header.children))
+
+    def lineage(self, run: str) -> tuple[Ancestor, ...]:
+        """A run of the file with those that it was forked from, eldest first. RunUnknown when it is not here."""
+        header = self.header
+        if run == header.run:
+            return header.lineage
+        known = {each.run: each for each in (*header.lineage, *header.children)}
+        if run not in self.runs:
+            raise RunUnknown(run)
+        found = [known[run]]
+        while found[0].parent is not None:
+            found.insert(0, known[found[0].parent])
+        return tuple(found)
+
+    def store(
+        self, kind: type[M], *, run: str | None = None, before: int | None = None, secret_key: bytes | None = None
+    ) -> M:
+        """A store of that kind with all runs of the file; or with one of them, or with its events before a seq."""
+        store = kind(ids=_Known(self.header.store, secret_key))
+        log = Log(store)
+        header = self.header
+        chosen = (*header.lineage, *header.children) if run is None else self.lineage(run)
+        try:
+            for ancestor in dict.fromkeys(chosen):
+                self._play(store, ancestor, before if ancestor.run == run else None)
+                fold = log.state(ancestor.run).fold
+                store.reindex(ancestor.run, index_of(fold), at=fold.facts.seq)
+        except (KillickError, ValueError) as error:
+            raise ExportBroken(self.place, f"its record does not hold: {error}") from None
+        finally:
+            log.close()
+        return store
+
+    def _play(self, store: MemoryStore, ancestor: Ancestor, before: int | None) -> None:
+        run = ancestor.run
+        rows = [row for row in self.rows.get(run, ()) if before is None or row.seq < before]
+        messages = self.messages.get(run, [])
+        if not rows:
+            raise LogError(f"{run}: none of its events are here")
+        used = _gather(_among(self.pieces), (row.data for row in rows if row.data is not None), {})
+        first, *rest = rows
+        born = Append(
+            run=run,
+            after=ancestor.base,
+            before=e.from_text(ancestor.genesis),
+            epoch=0,
+            rows=(first,),
+            birth=CreateRun(parent=ancestor.parent),
+            pieces=tuple(self.pieces[digest] for digest in used),
+        )
+        rebuild.give_birth(store, born)
+        for message in messages:
+            below = _gather(_among(self.pieces), [message.body], {})
+            pieces = tuple(self.pieces[digest] for digest in below)
+            [outcome] = store.deliver([msgspec.structs.replace(message, pieces=pieces)])
+            if isinstance(outcome, LogError):
+                raise outcome
+        rebuild.append_all(store, run, rest)
+
+
+class _Known(RandomIds):
+    """Names a store as the one that the run comes from, so that its chain begins with the same hash."""
+
+    def __init__(self, store: str, secret_key: bytes | None) -> None:
+        self._store = store
+        self._secret_key = secret_key
+
+    def new(self, prefix: str) -> str:
+        return self._store
+
+    def key(self) -> bytes:
+        return self._secret_key or super().key()
+
+
+def _among(pieces: dict[bytes, Blob]) -> Fetch:
+    return lambda hashes: {digest: pieces[digest] for digest in hashes if digest in pieces}
+
+
+def _delivery(line: MessageLine) -> Delivery:
+    return Delivery(run=line.run, id=line.id, name=line.name, body=bytes(line.body), by=line.by, at_us=line.at)
+
+
+def _piece(line: ValueLine) -> Blob:
+    body: bytes | None = None
+    if line.text is not None:
+        body = line.text.encode()
+    elif isinstance(line.json, msgspec.Raw):
+        body = bytes(line.json)
+    elif line.base64 is not None:
+        body = b64decode(line.base64, validate=True)
+    if (body is None) != line.erased:
+        raise ValueError("a value is either there or erased")
+    return Blob(e.from_text(line.hash), line.codec, body)

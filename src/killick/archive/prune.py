@@ -1,0 +1,307 @@
+"""Takes ended runs out of a store, into an archive: which may go, and in which order that nothing is ever lost.
+
+A run stays while anything that stays may need it. Killick's own logs are never pruned, and neither is what does not
+hold.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from hashlib import file_digest
+from typing import Final
+
+import msgspec
+
+from killick.archive.bundle import Place, Progress, Writer, untold
+from killick.archive.export import export
+from killick.audit import seal
+from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunUnknown, StoreError, ValueBroken
+from killick.history import vaults
+from killick.log.log import Log
+from killick.model import events as e
+from killick.store.protocol import ENDED, READ_LIMIT, Head, RunQuery, RunRow, Store
+
+OWN: Final = "killick."
+"""How the agents begin whose logs are Killick's own."""
+
+_LEASE_SECONDS: Final = 60.0
+
+
+# choosing -----------------------------------------------------------------------------------------
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that may go, forks before what they stand on; and of the others that are old enough, why they stay."""
+
+    going: tuple[RunRow, ...]
+    kept: dict[str, str]
+    events: int
+
+    def untouched(self, log: Log) -> Pruned:
+        """What pruning them would do."""
+        runs = tuple(row.run for row in self.going)
+        files = tuple(vaults.clean(log, vaults.of_runs(log, runs), going=runs, dry_run=True))
+        return Pruned(runs=runs, events=self.events, kept=self.kept, vaults=files, dry_run=True)
+
+
+class _Ties(msgspec.Struct, kw_only=True):
+    """What a run's own log says of other runs, and why it must stay whatever becomes of them."""
+
+    parent: str | None = None
+    children: list[str] = []
+    stays: str | None = None
+
+
+def choose(
+    log: Log,
+    *,
+    until_us: int,
+    status: Collection[str] = ENDED,
+    agent: str | None = None,
+    progress: Progress = untold,
+) -> Chosen:
+    """Ended runs that did not change since a time, as far as nothing that stays may need them."""
+    if unknown := sorted(set(status) - set(ENDED)):
+        raise ArchiveRefused(unknown[0], f"no status of a run that has ended; those are {', '.join(ENDED)}")
+    rows = list(_listed(log.store, RunQuery(status=tuple(status), agent=agent, until_us=until_us)))
+    ties: dict[str, _Ties] = {}
+    for count, row in enumerate(rows, 1):
+        ties[row.run] = _ties(log.store, row.run)
+        progress("looking", count, len(rows))
+    heads = {head.run: head for head in _heads(log.store)}
+    going, kept = _Choice(log.store, heads, ties).made()
+    events = sum(heads[run].seq - heads[run].base for run in going)
+    return Chosen(going=tuple(row for row in rows if row.run in going), kept=kept, events=events)
+
+
+def _listed(store: Store, query: RunQuery) -> Iterator[RunRow]:
+    """Newest first, so that a fork comes before what it stands on."""
+    before: int | None = None
+    while rows := store.runs(query, before=before, limit=READ_LIMIT):
+        yield from (row for row in rows if not row.agent.startswith(OWN))
+        before = rows[-1].number
+
+
+def _heads(store: Store) -> Iterator[Head]:
+    after = 0
+    while found := store.heads(after=after):
+        yield from (head for _, head in found)
+        after = found[-1][0]
+
+
+_TELLING: Final = ("run.started", "run.repaired", "child.spawned", "value.erased")
+_BEGINNINGS: Final = tuple(f'{{"kind":"{kind}'.encode() for kind in _TELLING)
+
+
+def _ties(store: Store, run: str) -> _Ties:
+    found = _Ties(children=[])
+    reason = store.quarantined(run)
+    if reason is not None:
+        found.stays = f"it is set apart ({reason})"
+        return found
+    for body in _bodies(store, run):
+        if not body.startswith(_BEGINNINGS):
+            continue
+        try:
+            event = e.decode(body)
+        except LogError:
+            found.stays = "its record cannot be read"
+            return found
+        match event:
+            case e.RunStarted():
+                found.parent = event.parent
+            case e.ChildSpawned():
+                found.children.append(event.run)
+            case e.RunRepaired() if event.set_aside:
+                found.stays = "what a repair set aside is only in the store"
+            case e.ValueErasedOnPurpose() if event.pieces:
+                found.stays = "it says which values were erased, and others may have shared them"
+            case _:
+                pass
+    return found
+
+
+def _bodies(store: Store, run: str) -> Iterator[bytes]:
+    after = 0
+    while rows := store.read(run, after=after, data=False):
+        yield from (row.body for row in rows)
+        after = rows[-1].seq
+
+
+class _Choice:
+    """Which of some runs may go. That one stays may be why another does, so it is asked until nothing changes."""
+
+    def __init__(self, store: Store, heads: Mapping[str, Head], ties: Mapping[str, _Ties]) -> None:
+        self._store, self._heads, self._ties = store, heads, ties
+        self._going = dict.fromkeys(run for run in ties if run in heads)
+        self._forks: defaultdict[str, list[str]] = defaultdict(list)
+        for head in heads.values():
+            if head.parent is not None:
+                self._forks[head.parent].append(head.run)
+
+        @cache
+        def status(run: str) -> str:
+            row = store.index(run) if run in heads else None
+            return row.status if row is not None else "gone"
+
+        self._status = status
+
+    def made(self) -> tuple[set[str], dict[str, str]]:
+        kept: dict[str, str] = {}
+        while staying := {run: why for run in self._going if (why := self._needed(run)) is not None}:
+            kept |= staying
+            for run in staying:
+                del self._going[run]
+        return set(self._going), kept
+
+    def _needed(self, run: str) -> str | None:
+        ties = self._ties[run]
+        if ties.stays is not None:
+            return ties.stays
+        for fork in self._forks[run]:
+            if fork not in self._going:
+                return f"{fork} is a fork of it"
+        for child in ties.children:
+            if self._is_live(child):
+                return f"its child {child} has not ended"
+        return self._asked_for(ties.parent) if ties.parent is not None else None
+
+    def _is_live(self, run: str) -> bool:
+        return self._status(run) not in (*ENDED, "gone")
+
+    def _asked_for(self, parent: str) -> str | None:
+        """Why a parent, or a fork of it, may still ask for what became of its child."""
+        if parent not in self._heads or parent in self._going:
+            return None
+        if self._is_live(parent):
+            return f"its parent {parent} has not ended"
+        if self._status(parent) == "failed":
+            return f"its parent {parent} failed, and may be let go on"
+        return next(filter(None, map(self._asked_for, self._forks[parent])), None)
+
+
+# pruning ------------------------------------------------------------------------------------------
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prune did, or would do. `kept` are old runs that stay, and why; `values` how many nothing needed."""
+
+    runs: tuple[str, ...]
+    events: int
+    kept: dict[str, str]
+    file: str | None = None
+    size_bytes: int = 0
+    values: int = 0
+    vaults: tuple[vaults.Cleaned, ...] = ()
+    dry_run: bool = False
+
+
+class _Copied(msgspec.Struct, frozen=True):
+    """A run as it was when it was written: if it is so still, the file has all of it."""
+
+    head: Head
+    delivered: int
+
+    def is_now(self, store: Store) -> bool:
+        head, row = store.head(self.head.run), store.index(self.head.run)
+        if head is None or row is None:
+            return False
+        return (head.seq, head.hash, row.delivered) == (self.head.seq, self.head.hash, self.delivered)
+
+
+def prune(log: Log, chosen: Chosen, to: Place, *, holder: str, now_us: int, progress: Progress = untold) -> Pruned:
+    """Write runs into a new file, prove it, and take them out of the store; then values that nothing needs.
+
+    A run leaves only when the file that has it is complete and on the device, each in a transaction of its own.
+    A death in between leaves runs in both places, and never one in neither.
+    """
+    kept, copied = dict(chosen.kept), dict[str, _Copied]()
+    places = vaults.of_runs(log, [row.run for row in chosen.going])
+    if not chosen.going:
+        values = _sweep(log.store, progress)
+        return Pruned(runs=(), events=0, kept=kept, values=values, vaults=tuple(vaults.clean(log, places)))
+    with Writer(to, store=log.store.id, at_us=now_us) as file:
+        for count, row in enumerate(chosen.going, 1):
+            found = _copy(log, row.run, file)
+            if isinstance(found, str):
+                kept[row.run] = found
+            else:
+                copied[row.run] = found
+            progress("writing", count, len(chosen.going))
+        size_bytes = file.finish(progress) if copied else 0
+    _tell(log, file, copied, now_us)
+    gone: dict[str, int] = {}
+    for count, (run, copy) in enumerate(copied.items(), 1):
+        why = _remove(log.store, copy, holder)
+        if why is None:
+            gone[run] = copy.head.seq - copy.head.base
+        else:
+            kept[run] = why
+        progress("removing", count, len(copied))
+    _tell(log, file, copied, now_us)  # whoever made the first seal of all meanwhile was not told yet
+    return Pruned(
+        runs=tuple(gone),
+        events=sum(gone.values()),
+        kept=kept,
+        file=str(file.path) if copied else None,
+        size_bytes=size_bytes,
+        values=_sweep(log.store, progress),
+        vaults=tuple(vaults.clean(log, places)),
+    )
+
+
+def _tell(log: Log, file: Writer, copied: Mapping[str, _Copied], now_us: int) -> None:
+    """Let the next seal know which runs leave, and where to, before they do: none is missed without a reason."""
+    if not copied or log.store.head(seal.SEALS) is None:
+        return
+    with file.path.open("rb") as written:
+        digest = file_digest(written, "sha256").hexdigest()
+    runs = [(run, copy.head.seq, e.to_text(copy.head.hash)) for run, copy in copied.items()]
+    seal.tell_pruned(log, seal.Pruned(file.path.name, digest, runs), at_us=now_us)
+
+
+def _copy(log: Log, run: str, file: Writer) -> _Copied | str:
+    """Write a run into the file as it stands; or say why not, for only what holds goes."""
+    try:
+        head, row = log.head(run), log.store.index(run)
+        file.add(export(log, run))
+    except RunUnknown:
+        return "somebody else removed it"
+    except ExportBroken as broken:
+        return broken.reason
+    except (LogError, ValueBroken) as broken:
+        return f"its record does not hold ({broken})"
+    return _Copied(head, -1 if row is None else row.delivered)
+
+
+def _remove(store: Store, copied: _Copied, holder: str) -> str | None:
+    """Take a run out, if it is still as the file has it; otherwise say why not.
+
+    Whoever would go on with it needs its lease, so that nothing is added between the look and the removal.
+    """
+    run = copied.head.run
+    try:
+        epoch = store.lease(run, holder, seconds=_LEASE_SECONDS).epoch
+    except RunBusy as busy:
+        return f"somebody is at it ({busy.holder})"
+    except RunUnknown:
+        return "somebody else removed it"
+    why = "somebody went on with it"
+    if copied.is_now(store):
+        try:
+            store.remove(run)
+            return None
+        except StoreError as refused:
+            why = str(refused)
+    store.release(run, epoch=epoch, holder=holder)
+    return why
+
+
+def _sweep(store: Store, progress: Progress) -> int:
+    total = 0
+    while swept := store.sweep(limit=READ_LIMIT):
+        total += swept
+        progress("sweeping values", total, 0)
+    return total

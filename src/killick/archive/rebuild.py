@@ -1,0 +1,152 @@
+"""Puts the rows of a run into a store in memory again: each append as it may have been made, with what it took.
+
+Also makes rows of events: a chain of their own, where a copy of a record was changed on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from killick.errors import LogError
+from killick.model import events as e
+from killick.model import hashing
+from killick.store.memory import MemoryStore
+from killick.store.protocol import Append, Head, Row, UniqueRight
+
+
+class Written(NamedTuple):
+    """An event at its place, and its values as they are stored."""
+
+    seq: int
+    event: e.Event
+    data: bytes | None
+
+
+def chained(written: Iterable[Written], before: bytes) -> list[Row]:
+    """Rows of these events, in a chain that begins after a hash."""
+    rows: list[Row] = []
+    for seq, event, data in written:
+        if isinstance(event, e.RunRepaired):
+            event = msgspec.structs.replace(event, hash_before=e.to_text(before))
+            before = e.from_text(event.hash_head)
+        if data is None:
+            body = e.encode(event)  # what was erased is named by a hash all the same
+        else:
+            body = e.encode(msgspec.structs.replace(event, data=None), hashing.data_hash(data))
+        before = hashing.link(before, body)
+        rows.append(Row(seq, body, data, before))
+    return rows
+
+
+class Rights(NamedTuple):
+    """What an event took and gave back in the commit that wrote it."""
+
+    claims: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
+    takes: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+
+
+_NONE: Final = Rights()
+
+
+def rights(event: e.Event) -> Rights:
+    """What an event says of it."""
+    match event:
+        case e.AttemptStarted() | e.StepAdopted():
+            return Rights(claims=event.claims)
+        case e.AttemptEnded() | e.AttemptSettled():
+            return Rights(releases=event.released)
+        case e.MessageTaken():
+            return Rights(takes=(event.message,))
+        case e.WaitClosed() | e.WaitVoted() if event.message is not None:
+            return Rights(takes=(event.message,))
+        case e.RunRewound():
+            return Rights(returns=event.returned)
+        case _:
+            return _NONE
+
+
+def give_birth(store: MemoryStore, born: Append) -> None:
+    """A run's first append."""
+    _done(store.append([born]))
+
+
+def append_all(store: MemoryStore, run: str, rows: Sequence[Row]) -> None:
+    """Append rows in their order: those that only add events together, each of the others by itself.
+
+    Only what is still claimed at the end is claimed: what was given back may be somebody else's since.
+    """
+    held = _still_held(rows)
+    plain: list[Row] = []
+    for row in rows:
+        event = e.decode(row.body)
+        found = rights(event)
+        claims = tuple(claim for claim in found.claims if held.get(claim) == row.seq)
+        found = found._replace(claims=claims, releases=())
+        head = store.head(run)
+        raises = isinstance(event, e.RunTaken | e.AttemptStarted) and head is not None and event.epoch > head.epoch
+        if found == _NONE and not raises and not isinstance(event, e.RunRepaired):
+            plain.append(row)
+            continue
+        _append(store, store.head(run), plain, _NONE)
+        plain = []
+        head = _raised(store, run, event)
+        if isinstance(event, e.RunRepaired):
+            moved = msgspec.structs.replace(head, seq=row.seq, hash=row.hash, epoch=head.epoch + 1)
+            store.repair(moved, keep=event.first - 1, rows=[row])
+        else:
+            _append(store, head, [row], found)
+    _append(store, store.head(run), plain, _NONE)
+
+
+def _still_held(rows: Sequence[Row]) -> dict[str, int]:
+    """The claims that were not given back, by the event that made them."""
+    found: dict[str, int] = {}
+    for row in rows:
+        told = rights(e.decode(row.body))
+        found |= dict.fromkeys(told.claims, row.seq)
+        for claim in told.releases:
+            found.pop(claim, None)
+    return found
+
+
+def _append(store: MemoryStore, head: Head | None, rows: list[Row], found: Rights) -> None:
+    if head is None or not rows:
+        return
+    item = Append(
+        run=head.run,
+        after=head.seq,
+        before=head.hash,
+        epoch=head.epoch,
+        rows=tuple(rows),
+        takes=found.takes,
+        returns=found.returns,
+        claims=tuple(map(_claim, found.claims)),
+    )
+    _done(store.append([item]))
+
+
+def _raised(store: MemoryStore, run: str, event: e.Event) -> Head:
+    """The head, its epoch raised to that of whoever took the run; who undoes a step takes it without saying so."""
+    head = store.head(run)
+    assert head is not None
+    if isinstance(event, e.RunTaken | e.AttemptStarted):
+        for _ in range(head.epoch, event.epoch):
+            head = store.lease(run, getattr(event, "holder", "somebody"), seconds=60)
+            store.release(run, epoch=head.epoch)
+    return head
+
+
+def _claim(text: str) -> UniqueRight:
+    space, _, digest = text.rpartition(":")
+    return UniqueRight(space, e.from_text(digest))
+
+
+def _done(outcomes: Iterable[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, LogError):
+            raise outcome

@@ -1,0 +1,498 @@
+"""Redacts a record: values become stand-ins, what follows from them is computed anew, and the chain is a fresh one.
+
+Keeps what tells what happened and not what about: kinds, steps, tools, ids, times, the names of fields. Reads no store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from itertools import combinations, islice
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from killick.archive.pseudonyms import LEAVES, StandIns
+from killick.archive.rebuild import Written, chained
+from killick.errors import FieldUnknown
+from killick.model import events as e
+from killick.model.chunks import Blob, Fetch, pack, unpack
+from killick.model.codec import Erased, canonical, digest
+from killick.store.protocol import Message, Row
+
+_Path = tuple[str, ...]
+
+_GIVEN_MAX: Final = 4096
+"""How many choices of arguments are tried to find those that a digest is of."""
+
+_TOLD_APART: Final = 2
+WORD_CHARS: Final = 3
+"""How many characters a value of a named field has at the least to be looked for in the rest of the record: as a value
+of another field, and as a word of a text."""
+
+_OWN_WORDS: Final = frozenset({"agent", "model", "killick", "somebody", "reconcile", "late result"})
+_KEPT: Final = frozenset(
+    {"reply", "verbs", "schema", "form", "builds", "unset", "contract", "under", "grants", "adopts", "since"}
+)
+"""Values of events that say how others are to be read."""
+
+_WIRE: Final = frozenset(
+    {"type", "role", "model", "object", "id", "index", "stop_reason", "finish_reason", "tool_call_id", "tool_use_id",
+     "reply", "tools"}
+)  # fmt: skip
+"""Fields by which the protocols of models say what the others are."""
+
+_ENVELOPES: Final = frozenset(
+    {"args", "messages", "choices", "message", "delta", "content", "tool_calls", "function", "chunks", "chunk"}
+)
+"""Fields of those protocols that hold more of the protocol; below any other are people's own values."""
+
+_CALLS: Final = frozenset({"tool_use", "server_tool_use", "function_call", "tool_call"})
+
+_COMMAND: Final = frozenset({"kind", "command", "status", "digest", "compensate", "priority", "fork", "cut", "unset"})
+_FAILURE: Final = frozenset({"kind", "type", "types"})
+_DETAILS: Final = frozenset({"status", "left_out"})
+
+
+class Redaction(msgspec.Struct, frozen=True):
+    """What is to be redacted: everything, or the fields of these names; and the key that makes the stand-ins."""
+
+    key: bytes
+    fields: tuple[str, ...] = ()
+
+
+class Part(NamedTuple):
+    """The own rows of a run and its messages, as they are exported; and the hash before the first."""
+
+    run: str
+    base: int
+    parent: str | None
+    genesis: bytes
+    rows: list[Row]
+    messages: list[Message]
+
+
+def redacted(parts: Sequence[Part], fetch: Fetch, redaction: Redaction, found: dict[bytes, Blob]) -> list[Part]:
+    """Runs with everything redacted that is to be; the pieces of their values are put into `found`.
+
+    Each comes after the one that it was forked from.
+    """
+    told = [_Told.of(part, fetch) for part in parts]
+    redactor = _Redactor(redaction, told, (part.run for part in parts))
+    known: dict[str, Part] = {}
+    hashes: dict[tuple[str, int], bytes] = {}
+    for part, heard in zip(parts, told, strict=True):
+        redactor.begin(heard, forked=part.parent is not None)
+        genesis, elder = part.genesis, part.parent
+        while elder is not None:
+            genesis = hashes.get((elder, part.base), genesis)
+            elder = known[elder].parent
+        rows = chained([redactor.row(*each, found) for each in heard.events], genesis)
+        hashes |= {(part.run, row.seq): row.hash for row in rows}
+        messages = [redactor.message(message, body, found) for message, body in heard.messages]
+        known[part.run] = part._replace(genesis=genesis, rows=rows, messages=messages)
+    return list(known.values())
+
+
+class _Told(NamedTuple):
+    """What a run's rows and messages say, with their values as objects."""
+
+    events: list[tuple[int, e.Event, dict[str, Any] | None]]
+    messages: list[tuple[Message, Any]]
+
+    @staticmethod
+    def of(part: Part, fetch: Fetch) -> _Told:
+        def values(data: bytes | None) -> dict[str, Any] | None:
+            return None if data is None else dict(unpack(data, fetch))
+
+        events = [(row.seq, e.decode(row.body), values(row.data)) for row in part.rows]
+        return _Told(events, [(message, unpack(message.body, fetch)) for message in part.messages])
+
+    def values(self) -> list[Any]:
+        return [*(data for _, _, data in self.events), *({"body": body} for _, body in self.messages)]
+
+
+class Sought:
+    """The values of fields that are named: they are redacted wherever else they stand, and their stand-ins found."""
+
+    def __init__(self, fields: Sequence[str], nodes: Iterable[Any]) -> None:
+        self._fields = [tuple(name.split(".")) for name in fields]
+        self.known: dict[str, Any] = {}
+        """By how it is written, each value that is long enough to be told apart."""
+        self.names: set[str] = set()
+        found: set[_Path] = set()
+        for path, leaf in _leaves(nodes if fields else ()):
+            self.names.update(path)
+            hits = [field for field in self._fields if _is_under(path, field)]
+            found.update(hits)
+            text = _written(leaf) if hits else ""
+            if len(text) >= _TOLD_APART:
+                self.known[text] = leaf
+        self.missing = [".".join(field) for field in self._fields if field not in found]
+
+    @cached_property
+    def words(self) -> re.Pattern[str] | None:
+        """What finds them as words of a text."""
+        words = [re.escape(text) for text in sorted(self.known, key=len, reverse=True) if len(text) >= WORD_CHARS]
+        return re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)") if words else None
+
+    def is_named(self, path: _Path) -> bool:
+        """Whether a value is that of a field that is named, or lies below one."""
+        return any(_is_under(path, field) for field in self._fields)
+
+    def stands_in(self, node: Any) -> bool:
+        """Whether some of these values are in something."""
+        return any(
+            self.is_named(path)
+            or _written(leaf) in self.known
+            or (isinstance(leaf, str) and self.words is not None and self.words.search(leaf) is not None)
+            for path, leaf in _leaves([node])
+        )
+
+
+class _Redactor:
+    """Goes through the events of a file in their order."""
+
+    def __init__(self, redaction: Redaction, told: Sequence[_Told], runs: Iterable[str]) -> None:
+        self._standins = StandIns(redaction.key)
+        self._fields = redaction.fields
+        nodes = [node for each in told for node in each.values()] if redaction.fields else []
+        self._sought = Sought(redaction.fields, nodes)
+        for field in self._sought.missing:
+            raise FieldUnknown(field, known=self._sought.names)
+        self._tools = {event.name for each in told for _, event, _ in each.events if isinstance(event, e.StepIntended)}
+        known = self._sought.known.items()
+        self._known = {text: str(self._standins.of(leaf)) for text, leaf in known if text not in self._tools}
+        self._sorts: dict[e.StepId, e.Sort] = {}
+        self._waits: dict[e.StepId, e.WaitFor] = {}
+        self._digests: dict[e.StepId, tuple[e.Digest, e.Digest | None]] = {}
+        self._arguments: dict[e.StepId, Mapping[str, Any]] = {}
+        self._ahead: dict[int, Any] = {}
+        """By where a step was intended, what its question asks, or the run that it spawned."""
+        self._keys: dict[str, str] = {}
+        self._runs = set(runs)
+
+    def begin(self, told: _Told, *, forked: bool) -> None:
+        """The next run; a fork goes on with the steps of the one before."""
+        if not forked:
+            for known in (self._sorts, self._waits, self._digests, self._arguments):
+                known.clear()
+        self._ahead = {}
+        latest: dict[e.StepId, Any] = {}
+        for seq, event, data in reversed(told.events):
+            match event:
+                case e.WaitOpened():
+                    latest[event.step] = (data or {}).get("prompt")
+                case e.ChildSpawned():
+                    latest[event.step] = event.run
+                    self._runs.add(event.run)
+                case e.RunStarted() if event.parent is not None:
+                    self._runs.add(event.parent)
+                case e.StepIntended():
+                    self._ahead[seq] = latest.get(event.step)
+                case _:
+                    pass
+
+    # values -----------------------------------------------------------------------------------
+
+    def value(self, node: Any, path: _Path = (), kept: frozenset[str] = frozenset()) -> Any:
+        """A value with its leaves redacted; what stands directly under a name that is `kept` is left alone."""
+        if isinstance(node, dict):
+            parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+            return {
+                self._name(name): part if name in kept and not self._fields else self.value(part, (*path, str(name)))
+                for name, part in parts.items()
+            }
+        if isinstance(node, list | tuple | set | frozenset):
+            return type(node)(self.value(part, path) for part in node)  # pyright: ignore
+        return self._leaf(node, path)
+
+    def _wire(self, node: Any, path: _Path) -> Any:
+        """What a model was sent or said: values redacted, the words of the protocol left alone, and tools' names."""
+        if isinstance(node, list):
+            return [self._wire(part, path) for part in node]  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(node, dict) or self._fields:
+            return self.value(node, path)
+        parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+        is_call = path[-1] == "function" or parts.get("type") in _CALLS
+        told: dict[Any, Any] = {}
+        for name, part in parts.items():
+            below = (*path, str(name))
+            if name in _WIRE or (name == "name" and is_call):
+                told[name] = part
+            else:
+                told[name] = self._wire(part, below) if name in _ENVELOPES else self.value(part, below)
+        return told
+
+    def _name(self, name: Any) -> Any:
+        return self._replaced(name) if isinstance(name, str) else name
+
+    def _leaf(self, leaf: Any, path: _Path) -> Any:
+        if isinstance(leaf, str):
+            if leaf in self._keys:
+                return self._keys[leaf]
+            if self._fields and leaf in self._tools:
+                return leaf  # a model chose it, in a field that may have any name
+            if leaf[:1] in ("{", "[") and (inner := _parsed(leaf)) is not None:
+                compact = (",", ":") if '": ' not in leaf else None
+                changed = self.value(inner, path)
+                return leaf if changed == inner else json.dumps(changed, ensure_ascii=False, separators=compact)
+        if not self._fields or self._sought.is_named(path):
+            return self._standins.of(leaf)
+        if isinstance(leaf, str):
+            return self._replaced(leaf)
+        return self._standins.of(leaf) if _written(leaf) in self._known else leaf
+
+    def _replaced(self, text: str) -> str:
+        if text in self._known:
+            return self._known[text]
+        words = self._sought.words
+        return text if words is None else words.sub(lambda found: self._known.get(found[0], found[0]), text)
+
+    def _person(self, by: str | None) -> str | None:
+        if by is None or by in _OWN_WORDS or by in self._runs or by.startswith("killick"):
+            return by
+        return str(self._leaf(by, ("by",)))
+
+    def _failure(self, node: Any, path: _Path) -> Any:
+        if not isinstance(node, dict):
+            return node
+        told: dict[str, Any] = {}
+        parts: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType]
+        for name, part in parts.items():
+            if name in ("cause", "context"):
+                told[name] = self._failure(part, path)
+            elif name == "members":
+                told[name] = [self._failure(each, path) for each in part]
+            elif name == "frames":
+                told[name] = part if self._fields else [{**each, "file": PurePath(each["file"]).name} for each in part]
+            else:
+                told[name] = part if name in _FAILURE else self.value(part, (*path, name), _DETAILS)
+        return told
+
+    # events -----------------------------------------------------------------------------------
+
+    def row(self, seq: int, event: Any, data: dict[str, Any] | None, found: dict[bytes, Blob]) -> Written:
+        """One event, with what is computed from its values computed anew."""
+        raw: bytes | None = None
+        told: dict[str, Any] | None = None
+        if data is not None:
+            self._note(event)
+            told = {name: self._field(event, name, part) for name, part in data.items()}
+            packed = pack(told)
+            raw = packed.raw
+            found |= {piece.hash: piece for piece in packed.blobs}
+        elif event.data is not None:
+            event = msgspec.structs.replace(event, data=e.to_text(self._standins.hash(e.from_text(event.data))))
+        return Written(seq, self._event(seq, event, data, told), raw)
+
+    def message(self, message: Message, body: Any, found: dict[bytes, Blob]) -> Message:
+        """A message likewise; those between Killick and itself keep their form."""
+        kept = _COMMAND if message.name.startswith("killick.") else frozenset[str]()
+        packed = pack(self.value(body, ("body",), kept))
+        found |= {piece.hash: piece for piece in packed.blobs}
+        return msgspec.structs.replace(message, body=packed.raw, by=self._person(message.by))
+
+    def _note(self, event: Any) -> None:
+        match event:
+            case e.StepIntended():
+                self._sorts[event.step] = event.sort
+            case e.WaitOpened():
+                self._waits[event.step] = event.waits_for
+            case _:
+                pass
+
+    def _field(self, event: Any, name: str, value: Any) -> Any:
+        """One value of an event."""
+        path = (name,)
+        sort = self._sorts.get(getattr(event, "step", None) or "")
+        if name in _KEPT or (isinstance(event, e.FactDrawn) and not self._fields):
+            return value
+        if isinstance(event, e.DecisionMade) and event.by == "model" and name in ("choice", "options"):
+            return value  # tools, by their names
+        if name == "failure":
+            return self._failure(value, path)
+        if name in ("arguments", "output", "recorded", "found") and sort == "model":
+            return self._wire(value, path)
+        if name == "arguments" and isinstance(event, e.StepIntended) and _is_sending(event, value):
+            return {**value, "body": self.value(value["body"], (*path, "body"))}
+        if name == "intention":
+            return self.value(value, path, frozenset({"tool", "key"}))
+        if name == "answer":
+            waits_for = self._waits.get(str(getattr(event, "step", "")))
+            told = self.value(value, path, _COMMAND if waits_for != "event" else frozenset())
+            return {**told, "failure": self._failure(value["failure"], path)} if waits_for == "child" and told else told
+        if name == "output" and isinstance(event, e.StepEnded) and _waits_of(value):
+            waits = {**value["waits"], "default": self.value(value["waits"].get("default"), (*path, "default"))}
+            return {**self.value(value, path), "waits": waits}
+        if name == "body" and isinstance(event, e.MessageTaken) and event.name.startswith("killick."):
+            return self.value(value, path, _COMMAND)
+        return self.value(value, path)
+
+    def _event(self, seq: int, event: Any, old: dict[str, Any] | None, new: dict[str, Any] | None) -> e.Event:
+        """The event itself: who, which tags, and every digest and key that follows from values."""
+        fields: set[str] = set(event.__struct_fields__)
+        changes: dict[str, Any] = {}
+        if "by" in fields:
+            changes["by"] = self._person(event.by)
+        for name in fields & {"to", "tags"}:
+            changes[name] = tuple(self._label(name, each) for each in getattr(event, name))
+        if "reason" in fields:
+            changes["reason"] = self._leaf(event.reason, ("reason",))
+        if "key" in fields and event.key is not None:
+            changes["key"] = self._key(event.step, event.key)
+        if isinstance(event, e.StepIntended):
+            changes |= self._weighed(seq, event, old, new)
+        elif isinstance(event, e.StepEdited) and not self._fields:
+            for name in ("digest", "identity"):
+                known = getattr(event, name)
+                changes[name] = None if known is None else e.to_text(self._standins.hash(e.from_text(known)))
+        elif isinstance(event, e.WaitOpened | e.StepDrifted) and event.digest and pack(old).raw != pack(new).raw:
+            changes["digest"] = e.to_text(self._standins.hash(e.from_text(event.digest)))
+        for name in fields & {"claims", "released"}:
+            changes[name] = tuple(self._claim(str(getattr(event, "step", "")), claim) for claim in getattr(event, name))
+        if isinstance(event, e.RunRepaired):
+            doubts = (msgspec.structs.replace(each, key=self._key(each.step, each.key)) for each in event.doubts)
+            changes["doubts"] = tuple(doubts)
+        if isinstance(event, e.ValueErasedOnPurpose):
+            changes["pieces"] = tuple(e.to_text(self._standins.hash(e.from_text(each))) for each in event.pieces)
+        if isinstance(event, e.PageEvicted):
+            changes["marks"] = ()  # of what the pages held
+        if isinstance(event, e.WorkspaceEvent | e.RunForked | e.RunRewound):
+            changes |= self._filed(event)
+        changed: e.Event = msgspec.structs.replace(event, **changes)
+        return changed
+
+    def _filed(self, event: e.Event) -> dict[str, Any]:
+        """Where files are, and which; what they hold is not in the export."""
+        changes: dict[str, Any] = {}
+        for name in ("path", "vault", "workspace"):
+            if isinstance(place := getattr(event, name, None), str):
+                changes[name] = str(self._leaf(place, (name,)))
+        if isinstance(event, e.WorkspaceBound):
+            changes["exclude"] = tuple(str(self._leaf(each, ("exclude",))) for each in event.exclude)
+        for name in ("root", "before", "files", "images"):
+            if isinstance(root := getattr(event, name, None), str) and not self._fields:
+                changes[name] = e.to_text(self._standins.hash(e.from_text(root)))
+        return changes
+
+    def _label(self, name: str, label: str) -> str:
+        """A tag, or who is asked. What a run's input is found by is a digest of it."""
+        if label.startswith("input:"):
+            return f"input:{self._standins.hash(label.encode()).hex()[:16]}"
+        return str(self._leaf(label, (name,)))
+
+    def _weighed(self, seq: int, event: e.StepIntended, old: Any, new: Any) -> dict[str, Any]:
+        """The digests of an intention whose arguments have changed, so that code that means the same still agrees."""
+        if event.digest is None:
+            return {}
+        before, after = _arguments(old), _arguments(new)
+        ahead = self._ahead.get(seq)
+        if event.sort == "wait":
+            if event.name != "ask":
+                return {}  # it is of a name or an id
+            before, after = {"prompt": ahead}, {"prompt": self._leaf(ahead, ("prompt",))}
+        elif event.sort == "child":
+            # Its id is part of it only if the code gave one.
+            weight = {"agent": event.name, "input": before.get("input"), "id": None}
+            given = None if e.to_text(digest(weight)) == event.digest else ahead
+            before, after = {**weight, "id": given}, {**weight, "input": after.get("input"), "id": given}
+        self._arguments[event.step] = after
+        found, identity = (self._again(each, before, after) for each in (event.digest, event.identity))
+        self._digests[event.step] = event.digest, found
+        return {"digest": found, "identity": identity}
+
+    def _again(self, recorded: e.Digest | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> e.Digest | None:
+        """A digest of arguments, of which it is known only that it is of some: those given, or that name the action."""
+        if recorded is None:
+            return None
+        names = list(before)
+        choices = (chosen for left in range(len(names), -1, -1) for chosen in combinations(names, left))
+        for chosen in islice(choices, _GIVEN_MAX):
+            if e.to_text(digest({name: before[name] for name in chosen})) == recorded:
+                return e.to_text(digest({name: after[name] for name in chosen}))
+        return e.to_text(self._standins.hash(e.from_text(recorded)))
+
+    def _key(self, step: e.StepId | None, key: str) -> str:
+        """A key with the digits of the arguments as they are now."""
+        if key in self._keys:
+            return self._keys[key]
+        if key.endswith(":undo"):
+            return self._keys.setdefault(key, self._key(None, key.removesuffix(":undo")) + ":undo")
+        form, _, digits = key.rpartition(":")
+        was, now = self._digests.get(step or "", (None, None))
+        if was is None or e.from_text(was).hex()[:8] != digits:
+            now = None
+        if now is not None:
+            digits = e.from_text(now).hex()[:8]
+        else:
+            digits = self._standins.hash(key.encode()).hex()[:8]
+        return self._keys.setdefault(key, f"{form}:{digits}")
+
+    def _claim(self, step: e.StepId, claim: str) -> str:
+        """A right: by its value as it is now, where that is an argument of the step."""
+        space, _, was = claim.rpartition(":")
+        arguments = self._arguments.get(step, {})
+        if space in arguments:
+            return f"{space}:{e.to_text(sha256(canonical(arguments[space])).digest())}"
+        return f"{space}:{e.to_text(self._standins.hash(e.from_text(was)))}"
+
+
+def _is_under(path: _Path, field: _Path) -> bool:
+    return any(path[at : at + len(field)] == field for at in range(len(path) - len(field) + 1))
+
+
+def _written(leaf: Any) -> str:
+    """A value as code would write it into a text; nothing for what has no such form, or no stand-in."""
+    if isinstance(leaf, bool | bytes | bytearray | Erased) or not isinstance(leaf, LEAVES) or not leaf:
+        return ""
+    return str(leaf)
+
+
+def _arguments(told: Mapping[str, Any] | None) -> dict[str, Any]:
+    found: Any = (told or {}).get("arguments")
+    return dict(found) if isinstance(found, Mapping) else {}  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _waits_of(output: Any) -> Any:
+    """What a transition of a state machine waits for before the next: a name and a time, which are no values."""
+    told: dict[str, Any] = output if isinstance(output, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    return told.get("waits")
+
+
+def _is_sending(event: e.StepIntended, arguments: Any) -> bool:
+    """Whether a step sends a message to another run: whom and by which name are no values."""
+    return event.name == "send" and isinstance(arguments, dict) and set(arguments) == {"run", "name", "body"}  # pyright: ignore
+
+
+def _parsed(text: str) -> Any:
+    """What a text says that is JSON itself, as the arguments of a model's tool call are."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _leaves(nodes: Iterable[Any]) -> Iterator[tuple[_Path, Any]]:
+    """Every value that is no container, by the names that lead to it."""
+    for node in nodes:
+        yield from _leaves_of(node)
+
+
+def _leaves_of(node: Any) -> Iterator[tuple[_Path, Any]]:
+    stack: list[tuple[_Path, Any]] = [((), node)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, str) and node[:1] in ("{", "[") and (inner := _parsed(node)) is not None:
+            node = inner
+        if isinstance(node, dict):
+            parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+            stack += [((*path, str(name)), part) for name, part in reversed(parts.items())]
+        elif isinstance(node, list | tuple | set | frozenset):
+            stack += [(path, part) for part in reversed(list(node))]  # pyright: ignore
+        else:
+            yield path, node

@@ -1,0 +1,1 @@
+"""Tamper evidence: seals over every log, signed checkpoints, proofs of single events."""

@@ -1,0 +1,484 @@
+"""Seals: what every log was, in one append-only Merkle tree whose root is signed. Keeps no key.
+
+A seal is an event of Killick's own log `seal`. It adds an entry for each run that changed since the last: its seq, its
+hash and the root over its leaves. The checkpoint, which is the signed root, is what people keep outside the store.
+docs/proof.md describes the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from killick.archive.bundle import Progress, untold
+from killick.audit.checkpoint import Listed, SealedRun, checkpoint, entries_in, frontier, key_id, private_key, signed
+from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, SealRefused, ValueErased
+from killick.log.log import Log
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.model import hashing
+from killick.model.chunks import pack, unpack
+from killick.model.merkle import Frontier, node
+from killick.store.protocol import OWN_AGENTS, Delivery, Head, Message, Row, Store
+from killick.type_init import ready
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+SEALS: Final = "seal"
+"""The log of the seals."""
+
+AGENT: Final = f"{OWN_AGENTS}seal"
+PRUNED: Final = f"{OWN_AGENTS}pruned"
+"""How a message is named that tells the next seal which runs went into an archive."""
+
+GAP: Final = hashing.leaf(b"")
+"""The leaf that stands for an event which a repair set aside."""
+
+_ROUND: Final = 2_000
+_REPAIRED: Final = b'{"kind":"run.repaired"'
+_TAKEN: Final = b'{"kind":"message.taken"'
+_encode: Final = msgspec.json.Encoder().encode
+
+
+# entries ------------------------------------------------------------------------------------------
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """What the next seal needs to go on with a run: its last entry, at `index`, and the peaks over its leaves."""
+
+    run: str
+    seq: int
+    hash: e.Digest
+    index: int
+    peaks: tuple[e.Digest, ...] = ()
+    gone: bool = False
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What a prune says: the runs that it takes out, as `[run, seq, hash]`, and the file that has them."""
+
+    file: str
+    sha256: str
+    runs: list[tuple[str, int, e.Digest]]
+
+
+class Made(NamedTuple):
+    """A seal as it is on record."""
+
+    seq: int
+    event: e.StoreSealed
+    listed: Listed
+    lines: list[str]
+    peaks: tuple[e.Digest, ...]
+    known: list[Known]
+    note: str
+
+    @property
+    def file(self) -> str:
+        """What is kept outside: the checkpoint, and the entries of its seal."""
+        return "\n".join((self.note, _encode(self.listed).decode(), *self.lines, ""))
+
+
+def _made(log: Log, seq: int, event: e.StoreSealed) -> Made:
+    data = log.data(SEALS, seq)
+    listed, lines = entries_in(data["entries"])
+    lined = data["runs"].removesuffix("\n").split("\n")
+    known = [msgspec.json.decode(line.encode(), type=ready(Known)) for line in lined if line]
+    return Made(seq, event, listed, lines, tuple(data["peaks"]), known, data["checkpoint"])
+
+
+def seals(log: Log) -> Iterator[Made | tuple[int, str]]:
+    """Every seal on record, in order; of one that cannot be read its seq, and why."""
+    for seq, body in _bodies(log):
+        try:
+            event = e.decode(body)
+            if isinstance(event, e.StoreSealed):
+                yield _made(log, seq, event)
+        except ValueErased:
+            yield seq, "its entries were erased, and nothing that was sealed before can be proved"
+        except (KillickError, KeyError, ValueError, AttributeError) as error:
+            yield seq, f"its entries cannot be read ({error})"
+
+
+def last(log: Log) -> Made | None:
+    """The last seal; None where there is none."""
+    head = log.store.head(SEALS)
+    for seq in range(head.seq if head is not None else 0, 0, -1):
+        event = log.event(SEALS, seq)
+        if isinstance(event, e.StoreSealed):
+            return _made(log, seq, event)
+    return None
+
+
+def _bodies(log: Log) -> Iterator[tuple[int, bytes]]:
+    head = log.store.head(SEALS)
+    after = 0
+    while head is not None and (rows := log.store.read(SEALS, after=after, limit=_ROUND, data=False)):
+        yield from ((row.seq, row.body) for row in rows)
+        after = rows[-1].seq
+
+
+def told_pruned(log: Log) -> dict[str, tuple[Pruned, int, e.Digest]]:
+    """Every run that a prune took out, and into which file: as seals were told, and as the next is still to be."""
+    found: list[Pruned] = []
+    for seq, body in _bodies(log):
+        if body.startswith(_TAKEN):
+            with contextlib.suppress(KillickError, KeyError, ValueError):  # what cannot be read says nothing
+                found.append(msgspec.convert(log.data(SEALS, seq)["body"], ready(Pruned)))
+    return _by_run((*found, *(body for _, body in _waiting(log.store))))
+
+
+def _by_run(found: Iterable[Pruned]) -> dict[str, tuple[Pruned, int, e.Digest]]:
+    return {run: (pruned, seq, hash_) for pruned in found for run, seq, hash_ in pruned.runs}
+
+
+def _waiting(store: Store) -> list[tuple[Message, Pruned]]:
+    if store.head(SEALS) is None:
+        return []
+    messages = store.inbox(SEALS, name=PRUNED)
+    return [(message, unpack(message.body, store.pieces, Pruned)) for message in messages]
+
+
+def tell_pruned(log: Log, pruned: Pruned, *, at_us: int) -> None:
+    """Let the next seal know which runs leave. Where nothing was ever sealed there is nobody to tell."""
+    if pruned.runs and log.store.head(SEALS) is not None:
+        packed = pack(pruned, at="body")
+        told = Delivery(
+            run=SEALS, id=pruned.sha256, name=PRUNED, body=packed.raw, by=None, at_us=at_us, pieces=packed.blobs
+        )
+        log.store.deliver([told])
+
+
+# the leaves of a run ------------------------------------------------------------------------------
+
+
+class Parted(Exception):
+    """A log that does not hold, or not any more what was sealed: from which event on, and what is wrong."""
+
+    def __init__(self, seq: int, what: str) -> None:
+        super().__init__(what)
+        self.seq = seq
+        self.what = what
+
+
+class SetAside(Exception):
+    """A repair took out events that stand before where somebody wanted to go on."""
+
+
+class Leaf(NamedTuple):
+    """An event's place in its run's tree. One that a repair set aside has no hash, and GAP for a leaf."""
+
+    seq: int
+    leaf: bytes
+    hash: bytes | None
+    aside: e.RunRepaired | None = None
+
+
+def leaves(store: Store, head: Head, *, after: int = 0, before: bytes | None = None) -> Iterator[Leaf]:
+    """The leaves of a log up to its head, through the lineage of a fork; `before` is the hash at `after`.
+
+    Parted where the chain does not go on. SetAside where a repair took out what stands before `after`.
+    """
+    parts = _lineage(store, head, after)
+    hash_ = hashing.genesis(store.id, parts[0][0]) if before is None else before
+    seq, start = after, after
+    for run, begin, end in parts:
+        for row in _rows(store, run, begin, end):
+            if row.body.startswith(_REPAIRED):
+                repaired = _repair(row)
+                if repaired.first <= start and start:
+                    raise SetAside
+                if (seq + 1, row.seq) == (repaired.first, repaired.last + 1):
+                    yield from (Leaf(gone, GAP, None, repaired) for gone in range(seq + 1, row.seq))
+                    seq, hash_ = repaired.last, e.from_text(repaired.hash_head)
+            if row.seq != seq + 1:
+                raise Parted(seq + 1, f"events {seq + 1} to {row.seq - 1} are missing")
+            leaf = hashing.leaf(row.body)
+            seq, hash_ = row.seq, node(hash_, leaf)
+            if hash_ != row.hash:
+                raise Parted(seq, "body and hash do not fit the chain")
+            yield Leaf(seq, leaf, hash_)
+    if seq < head.seq:
+        raise Parted(seq + 1, f"its log ends at event {seq}, its head says {head.seq}")
+    if hash_ != head.hash:
+        raise Parted(seq, "the head's hash is not the last event's")
+
+
+def _repair(row: Row) -> e.RunRepaired:
+    try:
+        found = e.decode(row.body)
+    except KillickError as error:
+        raise Parted(row.seq, str(error)) from None
+    assert isinstance(found, e.RunRepaired)
+    return found
+
+
+def _rows(store: Store, run: str, after: int, up_to: int) -> Iterator[Row]:
+    while after < up_to:
+        rows = store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
+        yield from (row for row in rows if row.seq <= up_to)
+        if not rows:
+            return
+        after = rows[-1].seq
+
+
+def _lineage(store: Store, head: Head, after: int) -> list[tuple[str, int, int]]:
+    """Whose rows make up a log after a seq: (run, after, up to), eldest first; one at the least."""
+    parts = [(head.run, max(after, head.base), head.seq)]
+    cut = head.base
+    while head.parent is not None and after < head.base:
+        # A fork may leave its parent before where that left its own.
+        cut, parent = min(cut, head.base), store.head(head.parent)
+        if parent is None:
+            raise Parted(head.base, f"its parent {head.parent} is not there")
+        head = parent
+        parts.append((head.run, max(after, head.base), min(cut, head.seq)))
+    return parts[::-1]
+
+
+def heads(store: Store) -> Iterator[Head]:
+    """Every run's head, in order of creation, so that a fork comes after what it stands on."""
+    after = 0
+    while found := store.heads(after=after):
+        yield from (head for _, head in found)
+        after = found[-1][0]
+
+
+# sealing ------------------------------------------------------------------------------------------
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """What sealing did. `file` is what to keep outside the store. `refused` are runs that are not what was sealed
+    before, or do not hold: they are not sealed. `fresh` is False where nothing had changed since the last seal;
+    `other_key` is named where that was signed with another one."""
+
+    number: int
+    size: int
+    root: e.Digest
+    key: str
+    file: str
+    fresh: bool
+    runs: tuple[str, ...] = ()
+    gone: dict[str, str | None] = {}
+    refused: dict[str, str] = {}
+    events: int = 0
+    other_key: str | None = None
+
+
+def seal(log: Log, key: bytes, *, at_us: int, by: str | None = None, progress: Progress = untold) -> Sealed:
+    """Seal what changed since the last seal, signed with a private key that is given as PEM.
+
+    Reads the heads of all runs, of those that changed the events since, and of the seals about log n.
+    """
+    store, signer = log.store, private_key(key)
+    _refuse_another(store)
+    named = key_id(store.id, signer.public_key()).hex()
+    # Opened before anything is read, so that whoever seals meanwhile keeps this seal from being added.
+    handle = log.begin(SEALS) if store.head(SEALS) is None else log.open(SEALS)
+    past = Past(log)
+    past.check(signer)
+    found = _Changes(log, past)
+    found.look(progress)
+    if not found.entries and past.made is not None and past.made.event.key == named:
+        return _sealed(past.made, found, fresh=False)
+    event = e.StoreSealed(at=at_us, number=past.number + 1, size=0, root="", key=named, by=by)
+    made = _build(log, past, found, signer, event)
+    _append(handle, made, found)
+    before = past.made.event.key if past.made is not None else named
+    return _sealed(made, found, fresh=True, other_key=before if before != named else None)
+
+
+def _sealed(made: Made, found: _Changes, *, fresh: bool, other_key: str | None = None) -> Sealed:
+    event = made.event
+    gone = {entry.run: entry.file for entry in found.entries if entry.gone is not None}
+    return Sealed(
+        number=event.number,
+        size=event.size,
+        root=event.root,
+        key=event.key,
+        file=made.file,
+        fresh=fresh,
+        runs=tuple(entry.run for entry in found.entries if entry.gone is None),
+        gone=gone,
+        refused=found.refused,
+        events=found.events,
+        other_key=other_key,
+    )
+
+
+def _refuse_another(store: Store) -> None:
+    row = store.index(SEALS)
+    if row is not None and row.agent != AGENT:
+        raise SealRefused(SEALS, f"is a run of {row.agent}, and where the seals go; seal a store without such a run")
+
+
+class Past:
+    """The last seal, and what it and those before it know of every run.
+
+    Seal n knows the runs of as many seals as the lowest bit of n says, and names the one before those: so about log n
+    of them know everything, and what a run is known by is written about log n times.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.made = last(log)
+        self.number = self.made.event.number if self.made is not None else 0
+        self.nodes: list[Made] = []
+        made = self.made
+        while made is not None:
+            self.nodes.append(made)
+            before = log.event(SEALS, made.event.before) if made.event.before else None
+            made = _made(log, made.event.before, before) if isinstance(before, e.StoreSealed) else None
+
+    @cached_property
+    def known(self) -> dict[str, Known]:
+        """Every run that was ever sealed."""
+        return {known.run: known for made in reversed(self.nodes) for known in made.known}
+
+    @property
+    def tree(self) -> Frontier:
+        """The tree over the entries of all seals."""
+        return frontier(self.made.event.size, self.made.peaks) if self.made is not None else Frontier()
+
+    def check(self, signer: Ed25519PrivateKey) -> None:
+        """Refuse to go on from a seal that this key did not make, though it says so."""
+        if self.made is None:
+            return
+        event = self.made.event
+        try:
+            found = checkpoint(self.made.note)
+            fits = (found.size, found.root) == (event.size, self.tree.root) and e.to_text(found.root) == event.root
+            if event.key == key_id(found.origin, signer.public_key()).hex():
+                found.check(signer.public_key())
+        except (ProofBroken, ValueError):
+            fits = False
+        if not fits:
+            why = (
+                "the last seal is not what was signed; killick verify --checkpoint FILE --key PUB says what was changed"
+            )
+            raise SealRefused(SEALS, why)
+
+    def back(self, number: int) -> tuple[int, list[Made]]:
+        """For a new seal: where the one stands that knows what it does not, and those whose runs it takes over."""
+        until = number & (number - 1)
+        older = next((made.seq for made in self.nodes if made.event.number <= until), 0)
+        return older, [made for made in self.nodes if made.event.number > until]
+
+
+class _Changes:
+    """What is different from what was sealed: an entry for each run, and how to go on with it next time."""
+
+    def __init__(self, log: Log, past: Past) -> None:
+        self._log, self._store, self._past = log, log.store, past
+        self.entries: list[SealedRun] = []
+        self.peaks: dict[str, tuple[e.Digest, ...]] = {}
+        self.refused: dict[str, str] = {}
+        self.events = 0
+        self.messages = _waiting(log.store)
+
+    def look(self, progress: Progress) -> None:
+        """At every head, and for what is not there any more."""
+        there: set[str] = set()
+        changed: list[tuple[Head, Known | None]] = []
+        for head in heads(self._store):
+            there.add(head.run)
+            known = self._past.known.get(head.run)
+            if known is None or (known.seq, known.hash) != (head.seq, e.to_text(head.hash)) or known.gone:
+                changed.append((head, known))
+        total = sum(head.seq - (known.seq if known is not None else 0) for head, known in changed)
+        for head, known in changed:
+            try:
+                self._run(head, known)
+            except Parted as parted:
+                self.refused[head.run] = parted.what
+            progress("sealing", self.events, total)
+        self.entries += self._gone(there)
+        if all(entry.run == SEALS for entry in self.entries):
+            self.entries = []  # the seals change by being made, which is no reason for another
+
+    def _run(self, head: Head, known: Known | None) -> None:
+        if known is not None and known.gone:
+            raise Parted(1, "was sealed as gone, and is there again")
+        try:
+            tree = self._grown(head, known)
+        except SetAside:
+            tree = self._grown(head, None)
+        hash_, root = e.to_text(head.hash), e.to_text(tree.root)
+        self.entries.append(SealedRun(run=head.run, seq=head.seq, hash=hash_, root=root))
+        self.peaks[head.run] = tuple(map(e.to_text, tree.peaks))
+
+    def _grown(self, head: Head, known: Known | None) -> Frontier:
+        """The tree over a run's leaves, from where it was sealed last."""
+        if known is None:
+            tree, before = Frontier(), None
+        else:
+            tree, before = frontier(known.seq, known.peaks), e.from_text(known.hash)
+            if head.seq < known.seq:
+                raise Parted(head.seq + 1, f"ends at event {head.seq}, and was sealed at event {known.seq}")
+            if head.seq == known.seq:
+                raise Parted(1, f"is not what was sealed at event {known.seq}")
+        for leaf in leaves(self._store, head, after=tree.size, before=before):
+            tree.add(leaf.leaf)
+            self.events += 1
+        return tree
+
+    def _gone(self, there: set[str]) -> list[SealedRun]:
+        """Runs that were sealed, or that a prune named, and are not there."""
+        told = _by_run(body for _, body in self.messages)
+        sealed = {run: known for run, known in self._past.known.items() if run not in there and not known.gone}
+        if sealed.keys() - told.keys():
+            told = told_pruned(self._log)  # a prune that was told of before may have gone on after it
+        found: list[SealedRun] = []
+        for run in dict.fromkeys((*sealed, *told)):
+            known = self._past.known.get(run)
+            if run in there or (known is not None and known.gone):
+                continue
+            if run in told:
+                pruned, seq, hash_ = told[run]
+                found.append(SealedRun(run, seq, hash_, gone="pruned", file=pruned.file, sha256=pruned.sha256))
+            elif known is not None:
+                found.append(SealedRun(run, known.seq, known.hash, gone="removed"))
+        return found
+
+
+def _build(log: Log, past: Past, found: _Changes, signer: Ed25519PrivateKey, event: e.StoreSealed) -> Made:
+    tree = past.tree
+    listed = Listed(first=tree.size, peaks=tuple(map(e.to_text, tree.peaks)))
+    before, merged = past.back(event.number)
+    known = {each.run: each for past_one in reversed(merged) for each in past_one.known}
+    lines: list[str] = []
+    for entry in found.entries:
+        gone = entry.gone is not None
+        known[entry.run] = Known(entry.run, entry.seq, entry.hash, tree.size, found.peaks.get(entry.run, ()), gone)
+        lines.append(entry.line)
+        tree.add(hashing.leaf(lines[-1].encode()))
+    event = msgspec.structs.replace(event, size=tree.size, root=e.to_text(tree.root), before=before)
+    note = signed(log.store.id, tree.size, tree.root, signer)
+    return Made(0, event, listed, lines, tuple(map(e.to_text, tree.peaks)), list(known.values()), note)
+
+
+def _append(handle: RunLog, made: Made, found: _Changes) -> None:
+    """One commit: the log where there is none, what was told, and the seal."""
+    at = made.event.at
+    values: Mapping[str, Any] = {
+        "entries": "\n".join((_encode(made.listed).decode(), *made.lines, "")),
+        "peaks": list(made.peaks),
+        "runs": "".join(f"{_encode(known).decode()}\n" for known in made.known),
+        "checkpoint": made.note,
+    }
+    entries: list[Entry] = []
+    if handle.seq == 0:
+        entries.append(Entry(e.RunStarted(at=at, run=SEALS, agent=AGENT), {"input": None}))
+    for message, body in found.messages:
+        taken = e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id)
+        entries.append(Entry(taken, {"body": msgspec.to_builtins(body)}))
+        handle.seen = max(handle.seen, message.number)
+    numbers = tuple(message.number for message, _ in found.messages)
+    try:
+        handle.append(*entries, Entry(made.event, values), takes=numbers)
+    except (HeadMoved, RunExists) as moved:
+        raise SealRefused(SEALS, "somebody else sealed the store at the same time; seal it again") from moved

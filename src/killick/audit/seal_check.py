@@ -1,0 +1,279 @@
+"""Holds what is there against what was sealed: names each run that is not as it was, and where it parts first.
+
+What a repair, a prune or an erasure on record explains is told as that, and not as a fault. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from killick.audit.checkpoint import Checkpoint, SealedRun, checked, frontier, public_key
+from killick.audit.checkpoint import checkpoint as read_checkpoint
+from killick.audit.seal import SEALS, Leaf, Made, Parted, heads, leaves, seals, told_pruned
+from killick.errors import ProofBroken
+from killick.log.log import Log
+from killick.log.verify import Progress, Report
+from killick.log.verify import verify as verify_logs
+from killick.model import events as e
+from killick.model import hashing
+from killick.model.merkle import Frontier, root
+from killick.store.protocol import Head, Problem
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+_NAMED_MAX = 5
+"""Runs that are named where any of them may be meant."""
+
+
+def verify(
+    log: Log,
+    run: str | None = None,
+    *,
+    checkpoint: str | bytes | None = None,
+    key: str | bytes | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify one run, or the whole store, and hold it against what was sealed.
+
+    With a public key, the last seal has to be signed with it. With a checkpoint that was kept outside, which has to be
+    signed with it too, the seals themselves have to be what it signs.
+    """
+    proves = None if key is None else public_key(key)
+    kept = None if checkpoint is None else checked(checkpoint, proves)
+    report = verify_logs(log, run, progress=progress)
+    check = _Check(log, report)
+    made = check.seals()
+    if proves is not None and made is not None:
+        check.signature(made, proves)
+    if kept is not None:
+        check.against(kept)
+    elif proves is not None and made is None:
+        check.nothing()
+    check.runs(run, progress)
+    return report
+
+
+class _Check:
+    """One pass over the seals, then one over what they are of."""
+
+    def __init__(self, log: Log, report: Report) -> None:
+        self._log, self._store, self._report = log, log.store, report
+        self._lines: list[str] = []
+        self._hashed: list[bytes] = []
+        self._wanted: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._trees: dict[tuple[str, int], tuple[Frontier, bytes | None]] = {}
+
+    def _say(self, run: str | None, what: str, seq: int | None = None) -> None:
+        self._report.problems.append(Problem(where="seals", what=what, run=run, seq=seq))
+
+    def _explain(self, run: str, what: str, seq: int | None = None) -> None:
+        """Of a run only the last is told, which is the one that says most."""
+        others = [problem for problem in self._report.explained if problem.run != run]
+        self._report.explained = [*others, Problem(where="seals", what=what, run=run, seq=seq)]
+
+    def _want(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._wanted[SealedRun.read(line).run][line] = None
+
+    # the seals themselves ---------------------------------------------------------------------
+
+    def seals(self) -> Made | None:
+        """Every seal, as far as they follow from each other; returns the last."""
+        tree, made = Frontier(), None
+        for found in seals(self._log):
+            if not isinstance(found, Made):
+                self._say(SEALS, found[1], found[0])
+                break
+            try:
+                wrong = self._seal(found, tree, made.event.number if made is not None else 0)
+            except (ValueError, IndexError, ProofBroken, msgspec.DecodeError) as error:
+                self._say(SEALS, f"seal {found.event.number} cannot be read ({error})", found.seq)
+                break
+            if wrong is not None:
+                self._say(SEALS, f"seal {found.event.number} {wrong}", found.seq)
+            made = found
+            self._report.seals += 1
+        return made
+
+    def _seal(self, made: Made, tree: Frontier, before: int) -> str | None:
+        """Take in a seal's entries; or say what is wrong with it."""
+        event = made.event
+        follows = (event.number, made.listed.first) == (before + 1, tree.size)
+        if not follows or [*made.listed.peaks] != [e.to_text(peak) for peak in tree.peaks]:
+            return "does not go on from the one before it"
+        self._want(made.lines)
+        for line in made.lines:
+            self._lines.append(line)
+            self._hashed.append(hashing.leaf(line.encode()))
+            tree.add(self._hashed[-1])
+        signed = read_checkpoint(made.note)
+        if (event.size, event.root) != (tree.size, e.to_text(tree.root)) or frontier(
+            tree.size, made.peaks
+        ).root != tree.root:
+            return "does not come to its root"
+        if (signed.origin, signed.size, signed.root) != (self._store.id, tree.size, tree.root):
+            return "is not what its checkpoint says"
+        for known in made.known:
+            entry = SealedRun.read(self._lines[known.index])
+            fits = (known.run, known.seq, known.hash, known.gone) == (
+                entry.run, entry.seq, entry.hash, entry.gone is not None,
+            )  # fmt: skip
+            if not fits or (entry.root and frontier(known.seq, known.peaks).root != e.from_text(entry.root)):
+                return f"does not know {known.run} as it was sealed"
+        return None
+
+    def nothing(self) -> None:
+        """Somebody has a key, and expects seals."""
+        self._say(None, "has no seals that the key could prove")
+
+    def signature(self, made: Made, key: Ed25519PublicKey) -> None:
+        """The last checkpoint signs all that was sealed before it, whatever key that was sealed with."""
+        try:
+            read_checkpoint(made.note).check(key)
+        except ProofBroken as broken:
+            self._say(SEALS, f"seal {made.event.number}: its checkpoint {broken.reason}", made.seq)
+
+    def against(self, kept: Checkpoint) -> None:
+        """A checkpoint that was kept outside is the truth, and what is here must begin with it."""
+        if kept.origin != self._store.id:
+            self._say(None, f"the checkpoint is of another store, {kept.origin}; this one is {self._store.id}")
+            return
+        size = len(self._hashed)
+        if kept.size > size:
+            what = f"was rolled back or cut: its seals end at {size} of the {kept.size} entries of the checkpoint"
+            self._say(None, what)
+        elif root(self._hashed[: kept.size]) == kept.root:
+            return
+        else:
+            self._say(SEALS, f"its first {kept.size} entries are not what the checkpoint signs{self._among(kept)}")
+        if kept.listed is not None:
+            # What is not signed says nothing about where a run parts from what is.
+            before = frontier(kept.listed.first, kept.listed.peaks)
+            signed = root(self._hashed[: before.size]) == before.root or before.size > size
+            self._wanted.clear()
+            self._want(self._lines[: before.size] if signed else ())
+        self._want(kept.entries)
+
+    def _among(self, kept: Checkpoint) -> str:
+        """Which entry may have been changed: those before the checkpoint's own seal are known by their peaks alone."""
+        if kept.listed is None:
+            return ""
+        for peak, span in zip(kept.listed.peaks, frontier(kept.listed.first, kept.listed.peaks).spans, strict=True):
+            if root(self._hashed[index] for index in span) != e.from_text(peak):
+                runs = list(dict.fromkeys(SealedRun.read(self._lines[index]).run for index in span))
+                more = f" or {len(runs) - _NAMED_MAX} others" if len(runs) > _NAMED_MAX else ""
+                return f": one of {', '.join(runs[:_NAMED_MAX])}{more} was changed there"
+        changed = (SealedRun.read(line).run for line in kept.entries if line not in self._lines)
+        return f": that of {next(changed, 'another run')} was changed there"
+
+    # what they are of -------------------------------------------------------------------------
+
+    def runs(self, only: str | None, progress: Progress | None) -> None:
+        """Every run that was sealed, parents before their forks; then those that are not there."""
+        there = {head.run: head for head in heads(self._store)}
+        named = [only] if only is not None else list(self._wanted)
+        needed = {each.run for run in named if run in there for each in self._elders(there[run], there)}
+        cuts: defaultdict[str, set[int]] = defaultdict(set)
+        for run in needed:
+            elders = list(self._elders(there[run], there))
+            cuts[_owner(elders, there[run].base)].add(there[run].base)
+        for run, head in there.items():
+            if run in needed:
+                entries = self._wanted[run] if run in named else {}
+                for events in self._run(head, there, [*map(SealedRun.read, entries)], cuts[run]):
+                    if progress is not None and only in (None, run):
+                        progress(f"seal of {run}", events)
+            elif progress is not None and only is None:
+                progress(f"seal of {run}", head.seq - head.base)
+        gone = [run for run in named if run not in there and self._wanted.get(run)]
+        if gone:
+            self._gone(gone)
+
+    def _elders(self, head: Head, there: dict[str, Head]) -> Iterator[Head]:
+        """A run, and what it stands on."""
+        yield head
+        while head.parent is not None and head.parent in there:
+            head = there[head.parent]
+            yield head
+
+    def _run(self, head: Head, there: dict[str, Head], entries: list[SealedRun], cuts: set[int]) -> Iterator[int]:
+        """Hold a run against its entries; tells how many events were read."""
+        at: defaultdict[int, list[SealedRun]] = defaultdict(list)
+        for entry in entries:
+            at[entry.seq].append(entry)
+        wrong, fitted = next((self._back(entry) for entry in entries if entry.gone is not None), None), 0
+        try:
+            tree, before = self._start(head, there)
+            for leaf in leaves(self._store, head, after=tree.size, before=before):
+                tree.add(leaf.leaf)
+                if leaf.seq in cuts:
+                    self._trees[head.run, leaf.seq] = (tree.copy(), leaf.hash)
+                for entry in at.pop(leaf.seq, ()):
+                    if wrong is None and entry.gone is None:
+                        wrong = self._judged(entry, leaf, tree, fitted)
+                        fitted = leaf.seq
+                if leaf.seq % 2_000 == 0:
+                    yield leaf.seq - head.base
+        except Parted as parted:
+            if entries and wrong is None and self._report.first(head.run) is None:
+                wrong = (parted.seq, parted.what)
+        else:
+            beyond = max(at, default=0)
+            if wrong is None and beyond > head.seq:
+                wrong = (head.seq + 1, f"ends at event {head.seq}, and was sealed at event {beyond}")
+        if wrong is not None:
+            self._say(head.run, wrong[1], wrong[0])
+        yield head.seq - head.base
+
+    def _back(self, entry: SealedRun) -> tuple[int, str]:
+        return 1, f"was sealed as {entry.gone}, and is there again"
+
+    def _start(self, head: Head, there: dict[str, Head]) -> tuple[Frontier, bytes | None]:
+        """The tree that a fork goes on from, which is its elder's at the cut."""
+        if head.parent is None or head.base == 0:
+            return Frontier(), None
+        owner = _owner(list(self._elders(head, there)), head.base)
+        found = self._trees.get((owner, head.base))
+        if found is None or found[1] is None:
+            raise Parted(head.base, f"{owner}, which it is a fork of, does not hold at event {head.base}")
+        return found[0].copy(), found[1]
+
+    def _judged(self, entry: SealedRun, leaf: Leaf, tree: Frontier, fitted: int) -> tuple[int, str] | None:
+        """What is wrong with a run at an event where it was sealed."""
+        if leaf.aside is not None:
+            # Of what was set aside only the last hash is known for sure, for the head had it.
+            if entry.seq != leaf.aside.last or entry.hash == leaf.aside.hash_head:
+                by = f" by {leaf.aside.by}" if leaf.aside.by else ""
+                span = f"events {leaf.aside.first} to {leaf.aside.last}"
+                self._explain(
+                    entry.run, f"was sealed at event {entry.seq}; a repair{by} set aside {span} since", entry.seq
+                )
+                return None
+        elif leaf.hash is not None and e.to_text(leaf.hash) == entry.hash:
+            if entry.root == e.to_text(tree.root):
+                return None
+            return entry.seq, f"the root over its events up to {entry.seq} is not what was sealed"
+        first = fitted + 1
+        span = f"event {first}" if first == entry.seq else f"an event from {first} to {entry.seq}"
+        return first, f"{span} is not what was sealed"
+
+    def _gone(self, runs: list[str]) -> None:
+        told = told_pruned(self._log)
+        for run in runs:
+            last = SealedRun.read(list(self._wanted[run])[-1])
+            if last.gone == "removed":
+                self._say(run, f"is gone: it was removed after event {last.seq}, and nothing says where to")
+            elif last.gone is None and run in told:
+                self._explain(run, f"was pruned into {told[run][0].file}, which no seal tells of yet", last.seq)
+            elif last.gone is None:
+                self._say(run, f"is gone: it was sealed at event {last.seq}, and nothing says where to")
+
+
+def _owner(elders: list[Head], seq: int) -> str:
+    """Whose own log, of a run and what it stands on, holds what stands before the run's first own event."""
+    return next((each.run for each in elders[1:] if seq > each.base), elders[-1].run)

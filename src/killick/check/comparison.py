@@ -1,0 +1,460 @@
+"""Compares a rehearsal with the undisturbed one, and finds the cause of what differs. Runs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from killick.check.crashes import WRITES, Ended, Story
+from killick.check.findings import Finding
+from killick.check.stage import TROUBLES, Called, Declared, Stage
+from killick.check.static_analysis import Spot, place_of_step, read_tool
+from killick.definitions.current import UnrecordedIO
+from killick.definitions.registry import AnyAgent, Tool
+
+ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
+
+CODE_CHARS_MAX: Final = 80
+
+_READING: Final = ("check", "fetch", "find", "get", "list", "load", "look", "query", "read", "search")
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """One way in which a rehearsal ended otherwise than it should have."""
+
+    kind: ObservedKind
+    subject: str
+    detail: str = ""
+
+
+def told(story: Story) -> str:
+    """What befell a rehearsal, in words."""
+    stage = _stage(story)
+    parts: list[str] = []
+    if stage.trouble is not None and stage.struck is not None:
+        struck = stage.struck if isinstance(stage.struck, Called) else f'"{stage.struck.prompt}"'
+        parts.append(f"{struck} {TROUBLES[stage.trouble.kind]}")
+    parts += [f"the process dies {_place(place)}" for place in story.places]
+    return ", then ".join(parts) or "nothing interrupts it"
+
+
+def _place(place: str) -> str:
+    """Where a process died, in words."""
+    when, _, what = place.partition(" ")
+    verb, _, written = what.partition(" ")
+    kind, _, step = written.partition(" ")
+    if verb not in WRITES:
+        return place
+    if not kind:
+        return f"{when} it writes to the store"
+    known = {
+        "attempt.started": "the start of step {}", "attempt.ended": "the outcome of step {}",
+        "step.ended": "the outcome of step {}", "attempt.settled": "what became of step {}",
+        "wait.opened": "the question of step {}", "wait.closed": "the answer to step {}",
+        "decision.made": "the decision at step {}", "run.started": "its start", "run.completed": "its end",
+        "run.failed": "its end",
+    }  # fmt: skip
+    return f"{when} {known.get(kind, kind).format(step)} is on record"
+
+
+def _stage(story: Story) -> Stage:
+    assert isinstance(story.world, Stage)
+    return story.world
+
+
+Alike = Literal["anyhow", "status", "count", "state"]
+"""How like the undisturbed rehearsal another one has to end: not at all, in its status, also in how often each tool
+acted, or in outcome and state too."""
+
+
+def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
+    """In what a rehearsal differs from what it should be like, and what must never be."""
+    if "hung" in story.troubles:
+        yield Observed("hangs", "")
+        return
+    for trouble in story.troubles:
+        yield Observed("breaks", "", trouble)
+    if story.status == "RunDiverged":
+        yield Observed("diverges", "", str(story.outcome))
+        return
+    yield from _overdone(_stage(base), _stage(story), strictly=alike in ("count", "state"))
+    if isinstance(story.outcome, Ended) and story.outcome.not_undone:
+        acted = _stage(story).by_tool()
+        for left in story.outcome.not_undone:
+            if acted[tool := left.partition(" at step ")[0]]:
+                yield Observed("not_undone", tool, left)
+    if alike == "anyhow":
+        return
+    if story.status != base.status or (alike == "state" and story.outcome != base.outcome):
+        yield Observed("ends", story.status, f"{_brief(story)} instead of {_brief(base)}")
+        return
+    if alike == "state" and base.marks != story.marks:
+        yield from _states(base, story)
+
+
+def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observed]:
+    """Effects that there are too many of. Once is no fault where the code goes another way."""
+    again = [label for label, count in stage.effects.items() if count > max(usual.effects[label], 1)]
+    yield from (Observed("twice", stage.doer[label], label) for label in again)
+    if strictly and not again:
+        made, meant = stage.by_tool(), usual.by_tool()
+        yield from (
+            Observed("twice", tool, f"{tool}, with other arguments") for tool in made if made[tool] > meant[tool]
+        )
+
+
+def _brief(story: Story) -> str:
+    outcome = story.outcome
+    shown = f"{outcome.type}: {outcome.message}" if isinstance(outcome, Ended) else repr(outcome)
+    return f"{story.status} ({shown if len(shown) <= 120 else shown[:119] + '…'})"
+
+
+def _states(base: Story, story: Story) -> Iterator[Observed]:
+    for run, expected in base.states.items():
+        found = story.states.get(run)
+        if found is None:
+            yield Observed("lost", run, f"the run {run} is not there")
+            continue
+        steps = {each["step"]: each["name"] for each in expected["outputs"]}
+        gone = [step for step in expected["position"]["committed"] if step not in found["position"]["committed"]]
+        for step in gone:
+            yield Observed("lost", step, f"step {step} ({steps.get(step, '?')}) is not on record")
+        for part in expected:
+            if not gone and found.get(part) != expected[part]:
+                yield Observed("state", part, _difference(part, expected[part], found.get(part)))
+
+
+def _difference(part: str, expected: Any, found: Any) -> str:
+    before, after = repr(expected), repr(found)
+    if isinstance(expected, list) and isinstance(found, list):
+        pairs = zip(map(repr, expected), map(repr, found), strict=False)  # pyright: ignore[reportUnknownArgumentType]
+        before, after = next(((one, other) for one, other in pairs if one != other), (before, after))
+    return f"{part}: {after[:160]} instead of {before[:160]}"
+
+
+# causes -------------------------------------------------------------------------------------------
+
+
+def place_of(fn: Any) -> str:
+    """Where a function is declared, as people write it."""
+    code = inspect.unwrap(fn).__code__ if hasattr(inspect.unwrap(fn), "__code__") else None
+    return f"{relative(code.co_filename)}:{code.co_firstlineno}" if code is not None else getattr(fn, "__name__", "?")
+
+
+def relative(file: str) -> str:
+    """A path from here, where that is shorter."""
+    try:
+        near = os.path.relpath(file)
+    except ValueError:
+        return file
+    return near if not near.startswith("..") else file
+
+
+class Judge:
+    """Gathers what was observed and gives each cause one finding."""
+
+    def __init__(self, agent: AnyAgent, spots: Sequence[Spot]) -> None:
+        self.agent = agent
+        self.spots = spots
+        self.strays: dict[tuple[str, int], tuple[UnrecordedIO, int]] = {}
+        self._seen: dict[tuple[str, str], tuple[Observed, Story, int]] = {}
+        self._woken: dict[str, tuple[Story, int]] = {}
+        self._expired: Story | None = None
+        self._used: dict[str, Declared] = {}
+
+    def stray(self, stray: UnrecordedIO) -> None:
+        """Agent code touched the world by itself."""
+        first, count = self.strays.get((stray.file, stray.line), (stray, 0))
+        # A library reads this and that before it does what it was called for: a connection says most, a read least.
+        if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
+            first = stray
+        self.strays[stray.file, stray.line] = first, count + 1
+
+    @property
+    def touches(self) -> bool:
+        """Whether agent code tried to do more outside of a step than read."""
+        return any(not stray.reads for stray, _ in self.strays.values())
+
+    def take(self, base: Story, story: Story, alike: Alike) -> None:
+        """Look at one rehearsal."""
+        stage = _stage(story)
+        self._used = {**stage.declared, **self._used}
+        # A tool that is out of order for good wakes somebody in any case.
+        for tool in stage.woken if stage.trouble is None or stage.trouble.kind != "broken" else ():
+            first, count = self._woken.get(tool, (story, 0))
+            self._woken[tool] = (first, count + 1)
+        expired = stage.trouble is not None and stage.trouble.kind == "expired" and not story.places
+        if expired and isinstance(story.outcome, Ended) and story.outcome.type.endswith("WaitExpired"):
+            self._expired = story
+        for observed in observe(base, story, alike):
+            place = (observed.kind, observed.subject)
+            known = self._seen.get(place)
+            self._seen[place] = (known[0], known[1], known[2] + 1) if known else (observed, story, 1)
+
+    @property
+    def hangs(self) -> bool:
+        return any(kind == "hangs" for kind, _ in self._seen)
+
+    def findings(self) -> list[Finding]:
+        """Everything found, the worst first."""
+        found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
+        found += [self._outside(stray, count) for stray, count in self.strays.values()]
+        explained = bool(found)
+        for observed, story, times in self._seen.values():
+            finding = self._finding(observed, story, times, explained=explained)
+            if finding is not None:
+                found.append(finding)
+        found += list(self._tools())
+        if self._expired is not None:
+            found.append(self._expires(self._expired))
+        order = ["fault", "advice"]
+        unique = {(finding.kind, finding.title, finding.where): finding for finding in found}
+        return sorted(unique.values(), key=lambda finding: order.index(finding.weight))
+
+    def _witness(self, *kinds: ObservedKind) -> tuple[str, int]:
+        """The first rehearsal that shows one of these, and how many do."""
+        shown = [(story, times) for (kind, _), (_, story, times) in self._seen.items() if kind in kinds]
+        return (told(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
+
+    def _spot(self, spot: Spot) -> Finding | None:
+        place = f"{relative(spot.file)}:{spot.line}"
+        if spot.kind == "writes":
+            return None
+        seen, times = (
+            self._witness("diverges", "state", "ends", "lost") if spot.kind in ("differs", "keeps") else ("", 0)
+        )
+        titles = {
+            "differs": (
+                f"{spot.what} differs each time the code runs",
+                "After a crash the agent's code runs again from the top, and what it decides by this is not what it "
+                "decided before.",
+            ),
+            "keeps": (
+                f"{spot.what} keeps state in the process",
+                "It is gone when the process dies, and so is what it knew.",
+            ),
+            "sleeps": (
+                f"{spot.what} waits in memory",
+                "The wait is lost with the process, and begins anew in the next one.",
+            ),
+            "swallows": (
+                f"{spot.what} swallows the signals that stop a run",
+                "Parking, pausing and cancelling come as BaseException. Caught, they leave code running on nothing.",
+            ),
+            "tasks": (
+                f"{spot.what} uses the run in a task that Killick did not start",
+                "Nobody could tell on replay in which order its steps came.",
+            ),
+        }
+        title, why = titles[spot.kind]
+        return Finding(kind=spot.kind, title=title, where=place, why=why, fix=spot.instead, seen=seen, times=times)
+
+    def _outside(self, stray: UnrecordedIO, count: int) -> Finding:
+        code = " ".join(linecache.getline(stray.file, stray.line).split())[:CODE_CHARS_MAX]
+        refused = "" if stray.reads else " Here it was refused, and nothing happened."
+        return Finding(
+            kind="outside",
+            title=f"{stray.what} outside of a step{f', by {code}' if code else ''}",
+            where=f"{relative(stray.file)}:{stray.line}",
+            why=f"It is done again every time the code runs again, and what it gives is not on record.{refused}",
+            fix='put it into a tool, @killick.tool(effect="reads") or what it is, and use run.call',
+            seen="the agent's own code runs",
+            times=count,
+        )
+
+    def _finding(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
+        agent = place_of(self.agent.fn)
+        seen = told(story)
+        match observed.kind:
+            case "twice":
+                return self._twice(observed, story, times, explained=explained)
+            case "hangs":
+                return Finding(
+                    kind="hangs", title="it does not come to its end", where=agent, seen=seen, times=times,
+                    why="The agent neither ends nor waits for anything that Killick knows of.",
+                    fix="wait by run.wait, run.ask or run.sleep, and catch nothing wider than Exception",
+                )  # fmt: skip
+            case "breaks":
+                return Finding(
+                    kind="fails", title="it breaks off", where=agent, why=observed.detail, seen=seen, times=times,
+                    fix="mend what the message names",
+                )  # fmt: skip
+            case "not_undone":
+                return self._not_undone(observed, seen, times)
+            case "ends" if self._is_fragile(story):
+                return self._fragile(story, times)
+            case _ if explained:
+                return None
+            case "diverges":
+                return Finding(
+                    kind="differs", title="the code asks for something else when it runs again", where=agent,
+                    why=observed.detail, seen=seen, times=times,
+                    fix="decide by the input, by what steps returned, and by run.now, run.random and run.uuid alone",
+                )  # fmt: skip
+            case "lost" | "missing":
+                return Finding(
+                    kind="lost", title=f"step {observed.subject} is lost", where=agent, why=observed.detail, seen=seen,
+                    times=times, fix="let the code take the same steps however often it runs",
+                )  # fmt: skip
+            case _:
+                return Finding(
+                    kind="differs", title="it ends otherwise than without the interruption", where=agent,
+                    why=observed.detail, seen=seen, times=times,
+                    fix="keep in the run what has to be known: run.update(…), or the result of a step",
+                )  # fmt: skip
+
+    def _twice(self, observed: Observed, story: Story, times: int, *, explained: bool) -> Finding | None:
+        tool = self._used.get(observed.subject)
+        title, seen = f"{observed.subject} is done twice: {observed.detail}", told(story)
+        where = place_of(tool.fn) if tool is not None else place_of(self.agent.fn)
+        steps = sorted({called.step for called in _stage(story).called if called.name == observed.subject})
+        policy = tool.policy if tool is not None else None
+        if tool is not None and policy is not None and policy.effect == "idempotent" and not tool.keyed:
+            why = (
+                'It says effect="idempotent", so it is run again when its outcome is not known. But it takes no key, '
+                "so the far side cannot tell the second call from the first."
+            )
+            fix = (
+                'add `key: killick.Key = killick.KEY` to its parameters and send it along, or say effect="at_most_once"'
+            )
+        elif policy is not None and any(issubclass(TimeoutError, kind) for kind in policy.nothing_happened):
+            names = ", ".join(kind.__name__ for kind in policy.nothing_happened)
+            why = f"nothing_happened=({names},) says that a timeout proves it. Here only the answer was lost."
+            fix = f"leave {names} out of nothing_happened=(…); give reconcile=… so that Killick can find out"
+        elif explained:
+            return None
+        elif len(steps) > 1:
+            why = (
+                f"When step {steps[0]} failed the agent called it again by itself, at step {steps[-1]}. "
+                "A new step has a new key, so the far side takes it for another action."
+            )
+            fix = "let the tool try again, retry=killick.Retry(attempts=4), and give up when the step has failed"
+            where = self._step(observed.subject, last=True)
+        else:
+            why, fix = "It ran again under the same step.", 'say effect="at_most_once" and give reconcile=…'
+        return Finding(kind="twice", title=title, where=where, why=why, fix=fix, seen=seen, times=times)
+
+    def _not_undone(self, observed: Observed, seen: str, times: int) -> Finding:
+        tool = self._used.get(observed.subject)
+        can = tool is not None and tool.policy.compensate is not None
+        return Finding(
+            kind="not_undone",
+            title=f"{observed.subject} is not undone when the run fails",
+            where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
+            why='The agent says on_failure="compensate", but '
+            + ("its compensation gave up." if can else "this tool has no compensate=…."),
+            fix="let its compensation try again: declare it as a tool with retry=…"
+            if can
+            else f"@killick.tool(…, compensate=undo_{observed.subject}), a function of the Effect",
+            seen=seen,
+            times=times,
+        )
+
+    def _is_fragile(self, story: Story) -> bool:
+        trouble = _stage(story).trouble
+        passing = trouble is not None and trouble.kind in ("timeout", "limited", "unheard")
+        return story.status == "failed" and passing
+
+    def _fragile(self, story: Story, times: int) -> Finding:
+        stage = _stage(story)
+        name = getattr(stage.struck, "name", "it")
+        tool = self._used.get(name)
+        limited = stage.trouble is not None and stage.trouble.kind == "limited"
+        once = "rate limit" if limited else "timeout"
+        return Finding(
+            kind="fragile",
+            title=f"one {once} of {name} fails the run",
+            where=place_of(tool.fn) if tool is not None else place_of(self.agent.fn),
+            why=f"Then it ends as {_brief(story)}.",
+            fix="retry=killick.Retry(attempts=4), or handle StepFailed in the agent",
+            seen=told(story),
+            times=times,
+        )
+
+    def _tools(self) -> Iterator[Finding]:
+        for name, tool in self._used.items():
+            policy = tool.policy
+            undo = policy.compensate
+            if undo is not None and f"undoing {name}" in self._woken:
+                yield self._undo_wakes(name, undo, *self._woken[f"undoing {name}"])
+            if name in self._woken:
+                yield self._wakes(name, tool, *self._woken[name])
+            elif not policy.says_effect:
+                yield self._undeclared(name, tool)
+            if policy.effect == "reads" and (spots := read_tool(tool.fn)):
+                spot = spots[0]
+                yield Finding(
+                    kind="writes",
+                    title=f"{name} says that it reads, but {spot.what} looks like writing",
+                    where=f"{relative(spot.file)}:{spot.line}",
+                    why="What reads is run again whenever that is convenient.",
+                    fix='effect="idempotent" with a key, or effect="at_most_once"; or end the line with # killick: ok',
+                )
+
+    def _wakes(self, name: str, tool: Declared, story: Story, times: int) -> Finding:
+        said = (
+            'effect="at_most_once"'
+            if tool.policy.says_effect
+            else "nothing of its effect, so it counts as at_most_once"
+        )
+        return Finding(
+            kind="undeclared" if not tool.policy.says_effect else "wakes",
+            title=f"{name} would wake a person",
+            where=place_of(tool.fn),
+            why=f"It says {said}, and has no reconcile=…: when its outcome is not known, only a person can tell.",
+            fix=_declaration(name, tool),
+            seen=told(story),
+            times=times,
+        )
+
+    def _step(self, name: str, *, last: bool = False) -> str:
+        """The line of the agent at which it calls a tool or asks a question; the agent's own where it is not found."""
+        found = place_of_step(self.agent, name, last=last)
+        return f"{relative(found[0])}:{found[1]}" if found is not None else place_of(self.agent.fn)
+
+    def _undo_wakes(self, name: str, undo: Any, story: Story, times: int) -> Finding:
+        fn = undo.fn if isinstance(undo, Tool) else undo
+        return Finding(
+            kind="wakes",
+            title=f"undoing {name} would wake a person",
+            where=place_of(fn),
+            why=f"{fn.__name__} counts as at_most_once: when its outcome is not known, only a person can tell.",
+            fix=f'@killick.tool(effect="idempotent") on {fn.__name__}, if undoing twice does no harm',
+            seen=told(story),
+            times=times,
+        )
+
+    def _undeclared(self, name: str, tool: Declared) -> Finding:
+        return Finding(
+            kind="undeclared",
+            title=f"{name} does not say what it does to the world",
+            where=place_of(tool.fn),
+            why="Nothing said counts as at_most_once.",
+            fix=_declaration(name, tool),
+        )
+
+    def _expires(self, story: Story) -> Finding:
+        prompt = getattr(_stage(story).struck, "prompt", "a question")
+        return Finding(
+            kind="expires",
+            title=f'the run fails when nobody answers "{prompt}" in time',
+            where=self._step(str(prompt)),
+            why="The question has a deadline and no default.",
+            fix='default="reject" (or what is right) beside timeout=…, or catch killick.WaitExpired',
+            seen=told(story),
+            times=1,
+        )
+
+
+def _declaration(name: str, tool: Declared) -> str:
+    """The line to write for a tool whose effect is not settled."""
+    if not tool.policy.says_effect and name.split("_")[0] in _READING:
+        return '@killick.tool(effect="reads"), if it changes nothing'
+    if tool.keyed:
+        return '@killick.tool(effect="idempotent"), if the far side honours the key'
+    return f'@killick.tool(effect="at_most_once", reconcile=find_{name}), a function that looks whether it happened'

@@ -1,0 +1,210 @@
+"""`killick check`: interrupts a person's own agent in every way, and prints what to mend."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+import click
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from killick.check.checker import STORIES_MAX, Case, check
+from killick.check.findings import Finding, Report
+from killick.check.recorded_input import case_like
+from killick.cli import apps
+from killick.cli import style as paint
+from killick.cli.context import Shell, command, complete_run, pair, value_of
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.clock import SystemClock
+from killick.definitions.registry import Agent
+
+PATIENCE_SECONDS: Final = 60
+"""How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""
+
+
+@command("check", app=True)
+@click.argument("target", metavar="APP.PY:AGENT")
+@click.option("--input", "-i", "given", metavar="VALUE", help="The agent's input: JSON, @file or text. [a sample]")
+@click.option("--fake", "fakes", metavar="NAME=VALUE", multiple=True, help="What a tool or a model gives. [a sample]")
+@click.option("--answer", "answers", metavar="[QUESTION=]ANSWER", multiple=True, help="How people answer. [approve]")
+@click.option("--message", "messages", metavar="NAME=VALUE", multiple=True, help="A message that a run waits for.")
+@click.option("--real", metavar="TOOL", multiple=True, help="Run this tool for real, hundreds of times; * for all.")
+@click.option("--like", metavar="RUN", shell_complete=complete_run, help="Input, values and answers of this run.")
+@click.option("--max", "most", type=click.IntRange(1), default=STORIES_MAX, show_default=True, help="Rehearsals.")
+@click.option("--strict", is_flag=True, help="Count advice as faults.")
+def check_command(
+    shell: Shell,
+    target: str,
+    given: str | None,
+    fakes: Sequence[str],
+    answers: Sequence[str],
+    messages: Sequence[str],
+    real: Sequence[str],
+    like: str | None,
+    most: int,
+    strict: bool,
+) -> int:
+    """Interrupt an agent in every way there is, and say what breaks.
+
+    Runs the agent once for every way it could be interrupted: dying before and after every write and every effect,
+    timeouts, lost answers, rate limits, pauses, late and second answers, deadlines, a new release. Tools and models
+    are not called: each gives a sample of its declared type, or what you say. Nothing is written to a store.
+
+    \b
+    killick check app.py:review
+    killick check app.py:review --input '{"id": 17}' --fake fetch_docs='["a.pdf"]' --answer reject
+    killick check app.py:review --like claim_17
+    """
+    cases = _cases(shell, target, like)
+    options: dict[str, Any] = {
+        "fakes": dict(map(pair, fakes)),
+        "answers": dict(map(_answer, answers)),
+        "messages": dict(map(pair, messages)),
+        "real": real,
+    }
+    reports = [_checked(shell, _joined(case, given, options), most) for case in cases]
+    if shell.json:
+        shell.emit([_document(report) for report in reports] if len(reports) > 1 else _document(reports[0]))
+    bad = any(report.faults or (strict and report.findings) for report in reports)
+    return Exit.BAD if bad else Exit.DONE
+
+
+def _cases(shell: Shell, target: str, like: str | None) -> list[Case]:
+    found = apps.load(target, shell.app)
+    listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]  # pyright: ignore[reportUnknownArgumentType]
+    cases = [Case(agent=each) if isinstance(each, Agent) else each for each in listed]  # pyright: ignore[reportUnknownArgumentType]
+    for case in cases:
+        if not isinstance(case, Case):
+            raise CommandFailed(f"{target}: is neither an agent nor a killick.testing.Case but {type(case).__name__}")
+    return [case_like(shell.client.log, shell.run(like), case.agent) for case in cases] if like is not None else cases
+
+
+def _joined(case: Case, given: str | None, options: dict[str, Any]) -> Case:
+    """A case, with what was said on the command line on top."""
+    return Case(
+        agent=case.agent,
+        input=case.input if given is None else value_of(given),
+        fakes={**case.fakes, **options["fakes"]},
+        answers={
+            **options["answers"],
+            **{key: each for key, each in case.answers.items() if key not in options["answers"]},
+        },
+        messages={**case.messages, **options["messages"]},
+        real=[*case.real, *options["real"]],
+    )
+
+
+def _answer(text: str) -> tuple[str, Any]:
+    return pair(text) if "=" in text else ("*", value_of(text))
+
+
+def _checked(shell: Shell, case: Case, most: int) -> Report:
+    clock = SystemClock()
+    begun = clock.monotonic()
+    if shell.json or not shell.err.is_terminal:
+        with _patiently(case):
+            report = check(case, stories_max=most, progress=lambda way, count: _go_on())
+    else:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=shell.err, transient=True) as progress, _patiently(case):
+            task = progress.add_task(f"interrupting {case.agent.name}", total=None)
+
+            def tell(way: str, count: int) -> None:
+                _go_on()
+                progress.update(task, description=f"interrupting {case.agent.name}: {count} ways ({way})")
+
+            report = check(case, stories_max=most, progress=tell)
+    if not shell.json:
+        shell.out.print(rendered(report, clock.monotonic() - begun))
+    return report
+
+
+def _go_on() -> None:
+    """Another rehearsal begins, and may take its time."""
+    signal.alarm(PATIENCE_SECONDS)
+
+
+@contextlib.contextmanager
+def _patiently(case: Case) -> Generator[None]:
+    """Quietly, and not for ever: code that never lets go is stopped by nobody but the operating system."""
+
+    def ring(number: int, frame: Any) -> None:
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "somewhere"
+        raise CommandFailed(
+            f"{case.agent.name}: still computing after {PATIENCE_SECONDS} s, at {where}; does it ever end?"
+        )
+
+    before = signal.signal(signal.SIGALRM, ring)
+    _go_on()
+    logger = logging.getLogger("killick")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # what rehearsals tell each other is nobody's business
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        logger.setLevel(level)
+
+
+def rendered(report: Report, seconds: float) -> RenderableType:
+    """The report as people read it."""
+    steps = f"{report.steps} step{'s' * (report.steps != 1)}"
+    tools = f"{len(report.tools)} tools and models" if len(report.tools) != 1 else "1 tool or model"
+    asked = f", {report.questions} question{'s' * (report.questions != 1)}" if report.questions else ""
+    rate = f"\n{paint.span(seconds * 1_000_000)}, {report.stories / max(seconds, 0.001):.0f} a second"
+    lines = {
+        "agent": Text.assemble((report.agent, "bold"), (f"  {report.where}", "dim")),
+        "left alone": Text.assemble(paint.status(report.left_alone), f", {steps}, {tools}{asked}"),
+        "interrupted": Text.assemble(f"{report.stories} times: {report.told_ways}", (rate, "dim")),
+    }
+    if report.sampled:
+        told = f"{', '.join(report.sampled)} gave samples of their types; --fake NAME=VALUE says better"
+        lines["made up"] = Text(told, style="dim")
+    head = Table.grid(padding=(0, 2, 0, 0))
+    for name, line in lines.items():
+        head.add_row(Text(f"  {name}", style="dim"), line)
+    parts: list[RenderableType] = ["", head]
+    for finding in report.findings:
+        parts += ["", *_found(finding)]
+    parts += ["", *([Text(f"  {report.cut_short}", style="yellow")] if report.cut_short else []), _verdict(report), ""]
+    return Group(*parts)
+
+
+def _found(finding: Finding) -> list[RenderableType]:
+    sign, style = ("✗", "bold red") if finding.weight == "fault" else ("!", "bold yellow")
+    title = Text.assemble((f"{sign} ", style), (finding.title, "bold"), "  ", (finding.where, "cyan"))
+    lines = [Text(finding.why)]
+    if finding.seen:
+        times = "once" if finding.times == 1 else f"{finding.times} times"
+        lines.append(Text(f"Seen {times}, first when {finding.seen}.", style="dim"))
+    lines.append(Text.assemble(("Write: ", "dim"), (finding.fix, "green")))
+    return [Padding(title, (0, 0, 0, 2), expand=False), *(Padding(line, (0, 0, 0, 6), expand=False) for line in lines)]
+
+
+def _verdict(report: Report) -> Text:
+    faults, advice = len(report.faults), len(report.advice)
+    if not faults and not advice:
+        return Text.assemble("  ", ("✓ nothing found", "bold green"), ": nothing twice, nothing lost, the same end")
+    parts = [f"{faults} fault{'s' * (faults != 1)}"] if faults else []
+    parts += [f"{advice} thing{'s' * (advice != 1)} to know"] if advice else []
+    return Text.assemble("  ", (" and ".join(parts), "bold red" if faults else "bold yellow"))
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "agent": report.agent, "where": report.where, "holds": report.holds, "left_alone": report.left_alone,
+        "steps": report.steps, "questions": report.questions, "tools": report.tools, "ways": report.ways,
+        "sampled": report.sampled, "cut_short": report.cut_short,
+        "findings": [
+            {name: getattr(finding, name) for name in (*finding.__struct_fields__, "weight")}
+            for finding in report.findings
+        ],
+    }  # fmt: skip

@@ -1,0 +1,388 @@
+"""`killick contract`: lints contracts, says what they say, and judges what runs intended once more. Changes nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from killick.cli import apps
+from killick.cli import style as paint
+from killick.cli.context import Shell, command, complete_file
+from killick.cli.contract_wording import listed, words
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.selection import STATUSES, Selection, complete_agent_name, complete_named, complete_tag, select
+from killick.contracts.contract import Contract
+from killick.contracts.lint import Problem, lint
+from killick.definitions.registry import AGENTS, TOOLS, Agent, AnyTool, read_contract
+from killick.errors import AgentUnknown, ContractRefused
+from killick.history.backtest import Change, Judged, Rejudged, rejudge
+from killick.model.fold import ContractInForce
+
+_STYLES: Final = {"accept": "green", "ask": "yellow", "reject": "red"}
+_CHANGES: Final[dict[Change, str]] = {
+    "stopped": "would be stopped", "asked": "asked", "passed": "let through", "differs": "otherwise than on record",
+    "unknown": "not known any more",
+}  # fmt: skip
+_DIGEST_CHARS: Final = 12
+
+
+@click.group("contract", context_settings={"max_content_width": 100})
+def contract_command() -> None:
+    """Contracts: the rules by which everything that an agent intends is judged.
+
+    \b
+    killick contract check claims.toml
+    killick contract rejudge claim_17 --contract claims.toml
+    """
+
+
+# checking -----------------------------------------------------------------------------------------
+
+
+@command("check", app=True)
+@click.argument("targets", metavar="FILE|MODULE:NAME...", nargs=-1, required=True, shell_complete=complete_file)
+def _check(shell: Shell, targets: Sequence[str]) -> Exit:
+    """Lint contracts: TOML files, or contracts and agents in Python. Every problem at once.
+
+    Where an app is known, the names of tools and of their arguments are looked up in it. Exits with 1 when a contract
+    does not hold together; what only looks wrong is told, and does not count.
+
+    \b
+    killick contract check claims.toml
+    killick contract check claims.toml --app app.py
+    """
+    shell.load_app()
+    found = [_linted(target) for target in targets]
+    if shell.json:
+        shell.emit([_document(each) for each in found])
+    else:
+        wide = max(len(target) for target in targets)
+        for each in found:
+            _show_linted(shell, each, wide)
+    return Exit.DONE if all(each.contract is not None for each in found) else Exit.BAD
+
+
+class Linted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. Without a contract it does not hold together."""
+
+    target: str
+    contract: Contract | None
+    problems: tuple[Problem, ...]
+
+
+def _linted(target: str) -> Linted:
+    if not _is_file(target):
+        if ":" not in target:
+            raise CommandFailed(f"{target}: no such file; name a contract in TOML, or one in Python as app.py:name")
+        contract = _declared(target)
+        return Linted(target=target, contract=contract, problems=tuple(_strange(contract, TOOLS)))
+    try:
+        text = _file(target).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{target}: cannot be read ({error}); name a contract in TOML") from None
+    problems = lint(text)
+    if any(each.severity == "error" for each in problems):
+        return Linted(target=target, contract=None, problems=tuple(problems))
+    contract = Contract.parse(text)
+    return Linted(target=target, contract=contract, problems=(*problems, *_strange(contract, TOOLS)))
+
+
+def _strange(contract: Contract, tools: Mapping[str, AnyTool]) -> Iterator[Problem]:
+    """Tools and arguments that the app does not have. Nothing is known of it where none was looked at."""
+    for rule in contract.rules if tools else ():
+        terms: Any = rule.terms
+        named = [*rule.tools, *(terms if rule.kind in ("allow", "once", "after") else ())]
+        for name in dict.fromkeys(named):
+            if re.fullmatch(r"\w+", name) and name not in (*tools, "send", "update"):
+                yield Problem("warning", f"no tool is called {name}{_meant(name, tools)}", rule.name)
+        arguments = [terms["argument"], terms.get("by")] if rule.kind == "total" else []
+        arguments += list(terms) if rule.kind in ("arguments", "paths") else []
+        for name in rule.tools:
+            known: Mapping[str, Any] = tools[name].shape.hints if name in tools else {}
+            for first in [re.split(r"[.\[]", each, maxsplit=1)[0] for each in arguments if each and known]:
+                if first not in known:
+                    yield Problem("warning", f"{name} has no argument {first}{_meant(first, known)}", rule.name)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _show_linted(shell: Shell, found: Linted, wide: int) -> None:
+    sign, style = ("✓", "bold green") if found.contract is not None else ("✗", "bold red")
+    line = Text.assemble((f"{sign} ", style), (f"{found.target:<{wide}}", "bold"), "  ")
+    if found.contract is not None:
+        line.append(f"{found.contract.name} holds: {_counted(len(found.contract.rules), 'rule')}")
+        line.append(f", sha256 {found.contract.digest[:_DIGEST_CHARS]}", style="dim")
+    else:
+        line.append(_counted(sum(each.severity == "error" for each in found.problems), "problem"), style="red")
+    shell.out.print(line, soft_wrap=True)
+    for problem in sorted(found.problems, key=lambda problem: problem.line or 0):
+        place = [f"line {problem.line}"] if problem.line is not None else []
+        place += [f"rule {problem.rule}"] if problem.rule is not None else []
+        lead = Text.assemble(("    ~ ", "yellow") if problem.severity == "warning" else ("    ✗ ", "red"))
+        told = Text.assemble((", ".join(place) + ": " if place else "", "dim"), problem.message)
+        for each in paint.wrapped(lead, told, shell.out.width):
+            shell.out.print(each, soft_wrap=True)
+
+
+def _document(found: Linted) -> dict[str, Any]:
+    contract = found.contract
+    return {
+        "target": found.target,
+        "holds": contract is not None,
+        "name": None if contract is None else contract.name,
+        "rules": None if contract is None else len(contract.rules),
+        "digest": None if contract is None else contract.digest,
+        "problems": found.problems,
+    }
+
+
+# showing ------------------------------------------------------------------------------------------
+
+
+@command("show", app=True)
+@click.argument("target", metavar="FILE|AGENT|RUN", shell_complete=complete_file)
+def _show(shell: Shell, target: str) -> None:
+    """Say what a contract says, rule by rule: of a file, of an agent, or those on record of a run.
+
+    \b
+    killick contract show claims.toml
+    """
+    shell.load_app()
+    found = list(_found(shell, target))
+    if shell.json:
+        shell.emit([{"of": of, "digest": contract.digest, **contract.spec} for of, contract in found])
+        return
+    for number, (of, contract) in enumerate(found):
+        if number:
+            shell.out.print()
+        _show_contract(shell, contract, of)
+
+
+def _show_contract(shell: Shell, contract: Contract, of: str) -> None:
+    head = Text.assemble((contract.name, "bold"), f"  {_counted(len(contract.rules), 'rule')}", (f"{of}", "dim"))
+    head.append(f"\n  sha256 {contract.digest}", style="dim")
+    shell.out.print(head, soft_wrap=True)
+    wide = min(max((len(rule.name) for rule in contract.rules), default=0), 24)
+    for number, rule in enumerate(contract.rules, 1):
+        lead = Text.assemble((f"{number:>4}  ", "dim"), (f"{paint.brief(rule.name, wide):<{wide}}  ", "cyan"))
+        for line in paint.wrapped(lead, Text(words(rule)), shell.out.width):
+            shell.out.print(line, soft_wrap=True)
+    for role, names in contract.people.items():
+        shell.out.print(Text.assemble((f"      {role}", "bold"), f" are {listed(names)}"), soft_wrap=True)
+    stops = f"      {contract.rejections} rejections in a row pause a run"
+    shell.out.print(Text(stops, style="dim"), soft_wrap=True)
+
+
+def _found(shell: Shell, target: str) -> Iterator[tuple[str, Contract]]:
+    """The contracts that somebody means, each with a remark on whose it is."""
+    if _is_file(target):
+        yield "", _read(target)
+    elif ":" in target and not (shell.exists and shell.client.store.head(target) is not None):
+        yield "", _declared(target)
+    elif shell.exists and shell.client.store.head(target) is not None:
+        bound = shell.client.log.state(target).fold.facts.contracts
+        if not bound:
+            raise CommandFailed(
+                f"{target}: no contract is on record of it; `killick contract rejudge --contract FILE` tries one"
+            )
+        for each in sorted(bound, key=lambda each: each.of is not None):
+            yield _whose(each), Contract.from_spec(shell.client.log.data(target, each.seq)["contract"])
+    else:
+        yield "", _of_agent(shell, target)
+
+
+def _whose(bound: ContractInForce) -> str:
+    return f", in force since event {bound.seq}" + (f", that of {bound.of} above" if bound.of is not None else "")
+
+
+def _of_agent(shell: Shell, name: str) -> Contract:
+    try:
+        return _contract_of(name, AGENTS.get(name))
+    except AgentUnknown:
+        if not shell.exists:
+            raise CommandFailed(
+                f"{name}: no such file, agent or run; name a TOML file, app.py:agent, or a run"
+            ) from None
+        shell.refuse_run(name)
+
+
+def _declared(target: str) -> Contract:
+    return _contract_of(target, apps.load(target))
+
+
+def _contract_of(target: str, found: Any) -> Contract:
+    contract = found.options.contract if isinstance(found, Agent) else found
+    if contract is None:
+        raise CommandFailed(f"{target}: the agent has no contract; give it one with @killick.agent(contract=…)")
+    if not isinstance(contract, Contract):
+        raise CommandFailed(f"{target}: is neither a contract nor an agent but {type(contract).__name__}")
+    return contract
+
+
+def _read(target: str) -> Contract:
+    path = _file(target)
+    try:
+        return read_contract(path)
+    except ContractRefused as refused:
+        raise CommandFailed(
+            f"{target}: {refused}; `killick contract check {target}` shows everything at once"
+        ) from None
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".toml") or Path(target).is_file()
+
+
+def _file(target: str) -> Path:
+    """A contract's file. Functions that it names are looked for beside it, too."""
+    path = Path(target)
+    if not path.is_file():
+        raise CommandFailed(f"{target}: no such file; name a contract in TOML, or app.py:name")
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
+    return path
+
+
+# judging again ------------------------------------------------------------------------------------
+
+
+@command("rejudge", app=True)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named)
+@click.option("--contract", "target", metavar="FILE", shell_complete=complete_file,
+              help="Judge by this contract, a TOML file or module:name. [those on record]")  # fmt: skip
+@click.option("--agent", metavar="NAME", help="Runs of this agent.", shell_complete=complete_agent_name)
+@click.option("--tag", metavar="TAG", help="Runs with this tag.", shell_complete=complete_tag)
+@click.option("--since", metavar="TIME", help="Runs that changed since: 2h, 3d, 2026-11-14.")
+@click.option("--all", is_flag=True, help="All runs.")
+def _rejudge(
+    shell: Shell, runs: tuple[str, ...], target: str | None, agent: str | None, tag: str | None, since: str | None,
+    all: bool,  # noqa: A002
+) -> Exit:  # fmt: skip
+    """Judge again what runs intended, and say what comes out otherwise: what a contract would have stopped.
+
+    Each intention is judged by what was known just before it, from the record alone; nothing is called. With the
+    contracts on record every verdict has to come out as it is there: that is an audit. What comes after something
+    that would have been stopped is marked with ?, for it might never have been. Exits with 1 when anything differs.
+
+    \b
+    killick contract rejudge claim_17 --contract claims.toml
+    killick contract rejudge --agent review --since 30d --contract claims.toml
+    killick contract rejudge --all
+    """
+    shell.load_app()
+    contract = None if target is None else _read(target) if _is_file(target) else _declared(target)
+    selection = Selection(runs=runs, agent=agent, tag=tag, since=since, all=all)
+    if not (runs or agent or tag or since or all):
+        raise CommandFailed("rejudge what? Name runs, or select them with --all, --agent NAME, --tag TAG, --since 30d")
+    chosen = select(shell, selection, "rejudge", STATUSES)
+    found: list[Rejudged] = []
+    refused: list[tuple[str, str]] = []
+    for each in chosen:
+        try:
+            found.append(rejudge(shell.client.log, each.run, contract))
+        except ContractRefused as error:
+            refused.append((each.run, str(error)))
+    if shell.json:
+        shell.emit(_rejudged_document(found, refused))
+    else:
+        _show_rejudged(shell, found, refused, contract)
+    return Exit.DONE if all_agree(found) and not refused else Exit.BAD
+
+
+def all_agree(found: Sequence[Rejudged]) -> bool:
+    return all(each.agrees for each in found)
+
+
+def _show_rejudged(
+    shell: Shell, found: Sequence[Rejudged], refused: Sequence[tuple[str, str]], contract: Contract | None
+) -> None:
+    if not all_agree(found):
+        table = paint.table(["RUN", "STEP", "THEN → NOW", "RULE", "CALL"])
+        table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
+        for each in found:
+            for judged in each.changes:
+                table.add_row(*_row(each, judged, shell.out.width))
+        shell.out.print(table)
+        shell.out.print()
+        if any(judged.if_so for each in found for judged in each.changes):
+            shell.note("? comes after something that would have been stopped, and might never have been")
+    for each in found:
+        for name in each.changed:
+            shell.note(
+                f"{each.run}: functions of the contract {name} have changed since; what they say now counts here"
+            )
+    for run, reason in refused:
+        shell.out.print(Text.assemble(("✗ ", "bold red"), f"{run}: {reason}"), soft_wrap=True)
+    sign, style = ("✓", "bold green") if all_agree(found) and not refused else ("✗", "bold red")
+    shell.out.print(Text.assemble((f"{sign} ", style), summary(found, contract)), soft_wrap=True)
+
+
+def _row(found: Rejudged, judged: Judged, width: int) -> tuple[Text | str, ...]:
+    then = "accept" if judged.then is None else judged.then.ruling
+    now = "unknown" if judged.now is None else judged.now.ruling
+    verdicts = Text.assemble((then, _STYLES.get(then, "dim")), " → ", (now, _STYLES.get(now, "dim")))
+    rule, message = (judged.now.rule, judged.now.message) if judged.now is not None else (None, None)
+    if judged.change == "unknown":
+        message = "values that the rules look at were erased"
+    elif judged.change == "differs" and judged.then is not None:
+        message = f"{message or ''} (on record: {judged.then.rule or judged.then.ruling})".strip()
+    step = Text(judged.step or "-").append("?" if judged.if_so else "", style="yellow")
+    told = Text(paint.brief(f"{judged.name}({paint.arguments(judged.arguments, 200)})", max(width // 2, 30)))
+    if message:
+        told.append(f"\n{message}", style="dim")
+    return found.run, step, verdicts, Text(rule or ""), told
+
+
+def summary(found: Sequence[Rejudged], contract: Contract | None) -> str:
+    """What came of it, in one line."""
+    count = Counter(judged.change for each in found for judged in each.judged)
+    of = f"of {_counted(count.total(), 'intention')} in {_counted(len(found), 'run')}"
+    said = [f"{count[change]} {told}" for change, told in _CHANGES.items() if count[change]]
+    if not said:
+        return f"{of}: " + ("all come out as they are on record" if contract is None else "nothing would be different")
+    first, *rest = said
+    if contract is not None and not count["stopped"] and not count["unknown"]:
+        first = first.replace(" ", " would be ", 1)
+    return f"{of}: {', '.join([first, *rest])}"
+
+
+def _rejudged_document(found: Sequence[Rejudged], refused: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The same for a program: the changes of each run, and how many there are of each kind."""
+    count = Counter(judged.change for each in found for judged in each.judged)
+    return {
+        "intentions": count.total(),
+        "counts": {change: count[change] for change in _CHANGES},
+        "runs": [
+            {
+                "run": each.run,
+                "agent": each.agent,
+                "contract": each.contract,
+                "intentions": len(each.judged),
+                "hypothetical_from": each.hypothetical_from,
+                "changed_functions": each.changed,
+                "changes": [msgspec.structs.asdict(judged) for judged in each.changes],
+            }
+            for each in found
+        ],
+        "refused": [{"run": run, "reason": reason} for run, reason in refused],
+    }
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+for _part in (_check, _show, _rejudge):
+    contract_command.add_command(_part)

@@ -1,0 +1,200 @@
+"""`killick diff`: what changed between two places in time or at one step; where two runs part, why, and what
+differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+import click
+from rich.text import Text
+
+from killick.cli import style as paint
+from killick.cli.commands.files import print_diff
+from killick.cli.context import Shell, command, run_argument
+from killick.cli.exit_codes import CommandFailed
+from killick.history.compare_runs import Condition, Parting, folded, parting
+from killick.history.diff import Diff, Line, shown
+from killick.history.graph.text import cells, cut
+from killick.history.phrasing import counted
+from killick.log.boundaries import is_place
+from killick.model.codec import plain
+
+STYLES: Final = {"+": "green", "-": "red", "~": "yellow"}
+STEPS_MAX: Final = 40
+"""So many steps are shown beside each other; the others are counted."""
+
+LABEL: Final = 9
+
+
+@command("diff")
+@run_argument
+@click.argument("places", nargs=-1, metavar="STEP | FROM [TO] | RUN_B")
+@click.option("--at", metavar="PLACE", help="Where to compare two runs.  [default: now]")
+@click.option("--files", is_flag=True, help="Only the files of the workspace, with all lines that are other.")
+def diff_command(shell: Shell, run: str, places: tuple[str, ...], at: str | None, files: bool) -> None:
+    """What changed between two places of a run, or what is different in another run.
+
+    \b
+      killick diff RUN 6                   what step 6 changed
+      killick diff RUN 6:before 8:after    from one place to another
+      killick diff RUN 6:before            from there to now
+      killick diff RUN @17                 what one event changed
+      killick diff RUN_A RUN_B             where two runs part and why: a run and its fork
+      killick diff RUN_A RUN_B --at 6      the two at the same place
+      killick diff fix_17 6 --files        what step 6 did to files, line by line
+
+    Places: 6:before, 6:after, 6.1.2:after in a gather, 4~1:before in generation 1, @17, start, now.
+    With --json it is a patch (RFC 6902) from the first state's JSON to the second's; of two runs, unless --at is
+    given, an object with what they share, the conditions, where they part, the steps from there, and the patch. Of
+    files it is told with --files.
+    """
+    run = shell.run(run)
+    found = _found(shell, run, places, at)
+    if files:
+        _files(shell, found if isinstance(found, Diff) else found.diff)
+    elif isinstance(found, Parting):
+        if shell.json:
+            shell.emit(found.document())
+        else:
+            _print_parting(shell, found)
+    elif shell.json:
+        shell.emit(found.patch())
+    else:
+        _print(shell, found)
+
+
+def _found(shell: Shell, run: str, places: tuple[str, ...], at: str | None) -> Diff | Parting:
+    kd = shell.client
+    if not places or len(places) > 2:
+        raise CommandFailed("name one step, two places, or another run: killick diff RUN 6; see killick diff --help")
+    if len(places) == 1 and not is_place(places[0]):
+        if kd.store.head(places[0]) is None:
+            raise CommandFailed(
+                f"{places[0]}: no run of that id, and no place in {run}; write 6, 6:before, @17, start or now"
+            )
+        return parting(kd.log, run, places[0]) if at is None else kd.diff(run, at, against=places[0])
+    if at is not None:
+        raise CommandFailed("--at is for two runs: killick diff RUN_A RUN_B --at 6:after")
+    return kd.diff(run, *places)
+
+
+def _files(shell: Shell, found: Diff) -> None:
+    """The files alone."""
+    if found.files is None:
+        raise CommandFailed(found.no_files or f"{found.before.run}: has no workspace, so no files of it are on record")
+    if shell.json:
+        shell.emit(found.files)
+        return
+    _print_head(shell, found)
+    shell.out.print()
+    if found.files:
+        print_diff(shell, found.files, whole=True)
+    else:
+        shell.out.print("No file differs.")
+
+
+# two runs -----------------------------------------------------------------------------------------
+
+
+def _print_parting(shell: Shell, found: Parting) -> None:
+    out = shell.out
+    _print_head(shell, found.diff)
+    out.print()
+    for label, lines in _why(found, out.width - LABEL):
+        for number, line in enumerate(lines):
+            for each in paint.wrapped(Text(f"{label if number == 0 else '':<{LABEL}}", style="dim"), line, out.width):
+                out.print(each, soft_wrap=True)
+    if found.pairs:
+        out.print()
+        for line in _beside(found, out.width):
+            out.print(line, soft_wrap=True)
+    _print_changes(shell, found.diff)
+
+
+def _why(found: Parting, room: int) -> Iterator[tuple[str, list[Text]]]:
+    shared = found.shared
+    if shared is None:
+        yield "shared", [Text("nothing: neither is a fork of the other")]
+    elif shared.steps:
+        yield "shared", [Text(f"{counted(shared.steps, 'step')}, up to {shared.place} @{shared.seq} of {shared.run}")]
+    else:
+        yield "shared", [Text(f"no step, only the start of {shared.run}")]
+    changed = [condition for condition in found.conditions if condition.value is not None or condition.unset]
+    if changed:
+        several = len({condition.run for condition in changed}) > 1
+        yield "changed", [_condition(condition, room, named=several) for condition in changed]
+    yield "part at", [Text(found.why(), style="bold")]
+
+
+def _condition(condition: Condition, room: int, *, named: bool) -> Text:
+    told = Text(f"{condition.run}: " if named else "", style="dim").append(condition.told(room), style="not dim yellow")
+    if condition.was not in (None, {}):
+        told.append(f", was {shown(plain(condition.was), max(room // 2, 24))}", style="dim")
+    return told
+
+
+def _beside(found: Parting, width: int) -> Iterator[Text]:
+    """The steps of both from where they part, those of one number beside each other."""
+    digits = max(len(pair.step) for pair in found.pairs)
+    room = max((width - digits - 7) // 2, 16)
+    head = Text(f"  {'':<{digits}}  ").append(_fitted(found.one.run, room), style="bold").append(" │ ", style="dim")
+    yield head.append(_fitted(found.two.run, room).rstrip(), style="bold")
+    for pair in folded(found.pairs, STEPS_MAX):
+        if isinstance(pair, int):
+            yield Text(f"⋮ … {counted(pair, 'step')} …", style="dim")
+            continue
+        sign, style = ("=", "dim") if pair.how is None else ("≠", "yellow")
+        one, two = (_fitted(told, room) for told in pair.told(room))
+        line = Text.assemble((f"{sign} ", style), (f"{pair.step:<{digits}}  ", "bold"))
+        yield line.append(one, style=style).append(" │ ", style="dim").append(two.rstrip(), style=style)
+
+
+def _fitted(text: str, room: int) -> str:
+    """A text on exactly so many columns."""
+    found = cut(text, room)
+    return found + " " * (room - cells(found))
+
+
+# states -------------------------------------------------------------------------------------------
+
+
+def _print(shell: Shell, found: Diff) -> None:
+    _print_head(shell, found)
+    _print_changes(shell, found)
+
+
+def _print_head(shell: Shell, found: Diff) -> None:
+    one, two = found.before, found.after
+    head = Text(f"{one.run}  ", style="bold")
+    head.append(_place(one.label, one.seq), style="not bold")
+    head.append(" → ", style="dim not bold")
+    head.append(f"{two.run}  " if two.run != one.run else "")
+    head.append(_place(two.label, two.seq), style="not bold")
+    shell.out.print(head, soft_wrap=True)
+
+
+def _print_changes(shell: Shell, found: Diff) -> None:
+    lines = found.lines(shell.out.width - 4)
+    if not found:
+        shell.out.print("Nothing differs.")
+    for part, group in groupby(lines, key=lambda line: line.part):
+        shell.out.print()
+        shell.out.print(Text(part, style="bold"))
+        for line in group:
+            shell.out.print(_line(line), soft_wrap=True)
+    if found.files:
+        shell.out.print()
+        print_diff(shell, found.files)
+    elif found.no_files is not None:
+        shell.out.print()
+        shell.out.print(Text(f"files are not compared: {found.no_files}", style="dim"), soft_wrap=True)
+
+
+def _place(label: str, seq: int) -> str:
+    return label if label == f"@{seq}" else f"{label} @{seq}"
+
+
+def _line(line: Line) -> Text:
+    return Text.assemble("  ", (line.sign, f"bold {STYLES[line.sign]}"), " ", (line.text, STYLES[line.sign]))

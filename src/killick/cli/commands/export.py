@@ -1,0 +1,62 @@
+"""The command that hands a run on as a file: `export`, with its children, and redacted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+from rich.filesize import decimal
+
+from killick.cli.commands.store import many
+from killick.cli.context import Shell, command, run_argument
+from killick.cli.exit_codes import CommandFailed
+from killick.permissions import open_output
+
+_ALL: Final = "*"
+
+
+@command("export", json=False)
+@run_argument
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A file.  [default: stdout]")
+@click.option("--with-children", is_flag=True, help="With the runs that it spawned, and theirs.")
+@click.option(
+    "--redact",
+    "fields",
+    metavar="[FIELD,…]",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    help="Put stand-ins in the place of values: of all, or of the fields that are named.",
+)
+def export_command(shell: Shell, run: str, output: Path | None, with_children: bool, fields: tuple[str, ...]) -> None:
+    """A run as one file of JSON lines: its events, their values, and the chain that proves them.
+
+    `killick replay run.killick` and killick.testing.replay("run.killick", agent) take it, with no store. The file
+    holds what the run saw and did: treat it as you treat that, or redact it.
+
+    \b
+      killick export claim_17 -o claim_17.killick
+      killick export claim_17 --redact name,amount -o for_them.killick
+    """
+    named = [name for field in fields for name in field.split(",") if name]
+    if _ALL in named and len(named) > 1:
+        raise CommandFailed("--redact: is for everything, or for the fields that it names; leave one of the two out")
+    redact = named == [_ALL] or named
+    data = shell.client.export(shell.run(run), children=with_children, redact=redact)
+    if output is None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        with open_output(output) as file:
+            file.write(data)
+    except OSError as error:
+        raise CommandFailed(f"{output}: cannot be written ({error.strerror}); name another file") from None
+    header = msgspec.json.decode(data.split(b"\n", 1)[0])
+    below = len(header.get("children", ()))
+    children = f", {many(below, 'child', 'children')}" if below else ""
+    redacted = "" if not named else ", redacted" if redact is True else f", {', '.join(named)} redacted"
+    shell.note(f"{output}: {many(header['events'], 'event')}{children}, {decimal(len(data))}{redacted}")

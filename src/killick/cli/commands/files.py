@@ -1,0 +1,278 @@
+"""How files look: `show --files`, what `diff` says of them, and the command `restore`. Decides nothing."""
+
+from __future__ import annotations
+
+import base64
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import click
+from rich.text import Text
+
+from killick.cli import style as paint
+from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.exit_codes import CommandFailed
+from killick.cli.selection import complete_place
+from killick.client.file_restore import Restoration
+from killick.history import workspace_files as history
+from killick.history.phrasing import counted, sized
+from killick.history.workspace_files import FileChange, Files, FilesDiff, How, Listed, Listing
+from killick.workspace import tree
+
+LINES_MAX: Final = 48
+"""A listing that is longer is folded to what changed and to the names of the folder itself."""
+
+TOLD_MAX: Final = 40
+"""So many changes, and so many lines of each file, are printed; `--files` prints all."""
+
+_AT_ONCE: Final = 1_000
+"""So many lines are printed at once: one by one they take longer than they were long in the making."""
+
+READ_MAX: Final = 4 << 20
+"""How much of a file is told as JSON."""
+
+SIGNS: Final[Mapping[How, tuple[str, str]]] = {
+    "added": ("+", "green"), "removed": ("-", "red"), "changed": ("~", "yellow"), "touched": ("·", "cyan"),
+}  # fmt: skip
+_TYPES: Final = {"file": stat.S_IFREG, "folder": stat.S_IFDIR, "link": stat.S_IFLNK, "fifo": stat.S_IFIFO,
+                 "socket": stat.S_IFSOCK, "device": stat.S_IFCHR}  # fmt: skip
+_LINE_STYLES: Final = {"+": "green", "-": "red", "@": "cyan", "\\": "dim"}
+
+
+# show -----------------------------------------------------------------------------------------------
+
+
+def show(shell: Shell, run: str, at: str | None, path: str | None, *, everything: bool) -> None:
+    """Print the files of a run at a place: all, those of a folder, or the content of one."""
+    with history.at(shell.client.log, run, at or "now") as found:
+        if path is not None:
+            name, entry = found.find(path)
+            if not entry.is_folder:
+                _content(shell, found, history.shown(name), entry)
+                return
+        listing = found.listing(path or "")
+        if shell.json:
+            shell.emit(listing)
+            return
+        folded = None
+        if len(listing.entries) > LINES_MAX and not everything:
+            folded = found.listing(path or "", deep=False)
+        lines = list(_listing(shell, listing, folded))
+        for first in range(0, len(lines), _AT_ONCE):
+            shell.out.print(Text("\n").join(lines[first : first + _AT_ONCE]), soft_wrap=True)
+
+
+def _content(shell: Shell, found: Files, path: str, entry: tree.Entry) -> None:
+    if shell.json:
+        told = {"run": found.run, "at": found.at, "snapshot": found.root.hex()}
+        fields = history.listed(path.encode(), entry)
+        shell.emit({**told, **{name: getattr(fields, name) for name in fields.__struct_fields__[:6]},
+                    **_told(b"".join(found.pieces(path, entry, READ_MAX)), entry)})  # fmt: skip
+        return
+    pieces = found.pieces(path, entry)
+    if entry.kind == tree.LINK:
+        shell.out.print(f"{path} → {history.shown(entry.ref)}", soft_wrap=True, markup=False)
+        return
+    if not shell.out.is_terminal:
+        sys.stdout.flush()
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        return
+    begins = b"".join(found.pieces(path, entry, 8_192))
+    if b"\0" in begins:
+        typed = shell.typed("show", found.run, "--files", "--at", found.at, path)
+        raise CommandFailed(f"{path}: is binary, {sized(entry.size)}, and for no terminal; {typed} > FILE")
+    for piece in pieces:
+        shell.out.print(Text(_plain(piece.decode("utf-8", "replace"))), soft_wrap=True, end="")
+
+
+def _told(data: bytes, entry: tree.Entry) -> dict[str, Any]:
+    cut = {"cut_at": READ_MAX} if entry.size > READ_MAX else {}
+    try:
+        return {"text": data.decode(), **cut}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode(), **cut}
+
+
+def _plain(text: str) -> str:
+    """A text that moves no cursor: what is no printable character and no line is shown as what it is."""
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
+
+
+def _listing(shell: Shell, found: Listing, folded: Listing | None) -> Iterator[Text]:
+    head = Text.assemble((found.run, "bold"), "  files at ", (_at(found.at, found.seq), "bold"))
+    yield head.append(f"  {found.path}/" if found.path else "")
+    held = f"{_many(found.files, 'file')} in {_many(found.folders + 1, 'folder')}, {sized(found.size_bytes)}"
+    yield _labelled("folder", Text(found.folder))
+    yield _labelled("snapshot", Text.assemble((found.snapshot[: history.ID_DIGITS], "cyan"), f"  {held}"))
+    if found.since is not None:
+        yield _labelled("since", Text(f"{found.since}: ").append_text(counts_of(found.changed)))
+    entries = (folded or found).entries
+    changed = [each for each in found.entries if each.how is not None] if folded is not None else []
+    changed = [each for each in changed if each not in entries]
+    for block in ([*changed[:LINES_MAX]], entries):
+        if block:
+            yield Text()
+            yield from _rows(block)
+            if block is not entries and len(changed) > LINES_MAX:
+                yield Text(f"    and {len(changed) - LINES_MAX:,} more that changed; --all lists them", style="dim")
+    if not entries:
+        yield Text()
+        yield Text("  nothing is in it", style="dim")
+    if found.left_out:
+        yield Text(f"    and {found.left_out:,} more", style="dim")
+    yield Text()
+    place = () if found.at == "now" else ("--at", found.at.partition(" ")[0])
+    more = f"{shell.typed('show', found.run, '--files', *place)}  PATH{'  --all' if folded is not None else ''}"
+    yield Text(f"more: {more}", style="dim")
+
+
+def _rows(entries: Iterable[Listed]) -> Iterator[Text]:
+    for each in entries:
+        sign, style = SIGNS[each.how] if each.how is not None else (" ", "")
+        size = sized(each.size) if each.kind == "file" or each.files else ""
+        when = _many(each.files, "file") if each.files is not None else paint.moment(each.mtime_ns // 1_000)
+        line = Text.assemble("  ", (f"{sign} ", f"bold {style}"), (stat.filemode(_TYPES[each.kind] | each.mode), "dim"))
+        line.append(f" {size:>8}  ").append(f"{when:<19}  ", style="dim")
+        yield line.append_text(_name(each, style))
+
+
+def _name(each: Listed, style: str) -> Text:
+    if each.kind == "folder":
+        return Text(f"{each.path}/", style=style or "bold blue")
+    told = Text(each.path, style=style or ("cyan" if each.kind == "link" else "green" if each.mode & 0o111 else ""))
+    return told.append(f" → {each.target}" if each.target is not None else "", style="dim")
+
+
+def _many(count: int, noun: str) -> str:
+    return counted(count, noun).replace(str(count), f"{count:,}", 1)
+
+
+def _labelled(label: str, told: Text) -> Text:
+    return Text.assemble((f"  {label:<9}", "dim")).append_text(told)
+
+
+def _at(label: str, seq: int) -> str:
+    return label if label == f"@{seq}" or label.startswith("snapshot") else f"{label} @{seq}"
+
+
+def counts_of(counts: Mapping[How, int]) -> Text:
+    """2 added, 1 changed: each in its colour."""
+    told = [Text.assemble((f"{counts[how]:,} {how}", style)) for how, (_, style) in SIGNS.items() if counts.get(how)]
+    return Text(", ").join(told) if told else Text("nothing changed", style="dim")
+
+
+# diff -----------------------------------------------------------------------------------------------
+
+
+def print_diff(shell: Shell, found: FilesDiff, *, whole: bool = False) -> None:
+    """What is other in the files of two places; lines of small texts, all of them where that is asked for."""
+    one, two = found.before, found.after
+    head = Text.assemble(("files", "bold"))
+    for between, side in (("  ", one), (" → ", two)):
+        head.append(between, style="dim").append(side.snapshot[: history.ID_DIGITS], style="cyan")
+    shell.out.print(head.append("  ").append_text(counts_of(found.counts)), soft_wrap=True)
+    told = found.changes if whole else found.changes[:TOLD_MAX]
+    room = TOLD_MAX * 5
+    for change in told:
+        shell.out.print(_change(change), soft_wrap=True)
+        limit = len(change.lines) if whole else max(min(TOLD_MAX, room), 0)
+        room -= min(len(change.lines), limit)
+        for line in _diff_lines(change, limit, shell.out.width):
+            shell.out.print(line, soft_wrap=True)
+    left = len(found.changes) - len(told) + found.left_out
+    if left:
+        shell.out.print(Text(f"  and {left:,} more; --files lists them", style="dim"), soft_wrap=True)
+
+
+def _change(change: FileChange) -> Text:
+    sign, style = SIGNS[change.how]
+    is_folder = "folder" in {each.kind for each in (change.before, change.after) if each is not None}
+    line = Text.assemble("  ", (sign, f"bold {style}"), " ").append(change.path + "/" * is_folder, style=style)
+    for count, kind in ((change.plus, "+"), (change.minus, "-")):
+        line.append(f" {kind}{count}" if count else "", style=_LINE_STYLES[kind])
+    about = change.about if change.about != "folder" else ""
+    return line.append(f"  {about}" if about else "", style="dim")
+
+
+def _diff_lines(change: FileChange, limit: int, width: int) -> Iterator[Text]:
+    # A file that is new or gone is told by its lines alone: where they stand is no news.
+    lines = [line for line in change.lines if change.how == "changed" or line[:2] != "@@"]
+    for line in lines[:limit]:
+        told = Text(f"      {_plain(line.expandtabs(4))}", style=_LINE_STYLES.get(line[:1], "dim"))
+        told.truncate(width, overflow="ellipsis")
+        yield told
+    if len(lines) > limit:
+        yield Text(f"      … {counted(len(lines) - limit, 'more line')}; --files prints them", style="dim")
+
+
+# restore --------------------------------------------------------------------------------------------
+
+
+@command("restore")
+@run_argument
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--at", metavar="PLACE", help="As they were then: 6:before, 6:after, 4~1:before, @17, start.",
+    shell_complete=complete_place,
+)  # fmt: skip
+@click.option("--snapshot", "snapshot", metavar="ID", help="As a snapshot has them: one that a restore kept, perhaps.")
+@click.option("--to", metavar="DIR", help="Into another folder, which is made, or is empty; the run's own stays.")
+@click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
+@click.option("--dry-run", is_flag=True, help="Only say what it would do.")
+def restore_command(
+    shell: Shell,
+    run: str,
+    paths: tuple[str, ...],
+    at: str | None,
+    snapshot: str | None,
+    to: str | None,
+    by: str | None,
+    dry_run: bool,
+) -> None:
+    """Bring back the files of a run's workspace as they were at a place: all of them, or those that are named.
+
+    Files only: the run stays where it is; `rewind` takes both back. What is there is kept as a snapshot first, whose
+    id is said, so nothing is lost. While somebody is at the run its own folder is not touched; --to writes elsewhere.
+
+    \b
+      killick restore fix_17 --at 6:before
+      killick restore fix_17 --at 6:before src/app.py
+      killick restore fix_17 --at 4:after --to look
+      killick restore fix_17 --snapshot 41d0c8aa12ab
+    """
+    run = shell.run(run)
+    if (at is None) == (snapshot is None):
+        raise CommandFailed("name what to bring back: --at PLACE or --snapshot ID")
+    done = shell.client.restore(
+        run, at, snapshot=snapshot, paths=paths, to=to, by=by or somebody(), dry_run=dry_run,
+    )  # fmt: skip
+    if shell.json:
+        shell.emit(done)
+        return
+    _print_restored(shell, done)
+
+
+def _print_restored(shell: Shell, done: Restoration) -> None:
+    what = counted(len(done.paths), "path") if done.paths else "files"
+    would = "would go back to" if done.dry_run else "as they were at" if done.elsewhere else "went back to"
+    head = Text.assemble((done.run, "bold cyan"), f"  {what} {would} ", (done.at, "bold"))
+    if done.snapshot[:12] not in done.at:
+        head.append(f"  {done.snapshot[:12]}", style="cyan")
+    shell.out.print(head, soft_wrap=True)
+    lines = [("in", Text(done.folder))]
+    did_nothing = not (done.written or done.removed or done.left)
+    told = "nothing: they are so already" if did_nothing else f"{done.written:,} written, {done.removed:,} removed"
+    lines.append(("would be" if done.dry_run else "done", Text(told)))
+    lines += [("left" if not number else "", Text(each, style="yellow")) for number, each in enumerate(done.left[:12])]
+    if len(done.left) > 12:
+        lines.append(("", Text(f"and {len(done.left) - 12:,} more; --json lists them", style="dim")))
+    if done.before is not None and not did_nothing:
+        lines.append(("before", Text.assemble((done.before[:12], "cyan"), (" has what was there:", "dim"))))
+        lines.append(("", Text(shell.typed("restore", done.run, "--snapshot", done.before[:12]), style="green")))
+    if not done.elsewhere:
+        lines.append(("run", Text(f"stays where it is, {shell.client.info(done.run).status}", style="dim")))
+    for label, line in lines:
+        shell.out.print(_labelled(label, line), soft_wrap=True)

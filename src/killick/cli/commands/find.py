@@ -1,0 +1,325 @@
+"""The command `find`: decisions, calls, failures, effects and answers across all runs, newest first."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from killick.cli import style as paint
+from killick.cli.context import Shell, command, complete_run, completing
+from killick.cli.exit_codes import CommandFailed
+from killick.errors import StoreFull, StoreReadOnly
+from killick.history.search.results import (
+    Findings,
+    FoundAnswer,
+    FoundCall,
+    FoundDecision,
+    FoundEffect,
+    FoundFailure,
+    SearchHit,
+    Standing,
+)
+
+LIMIT: Final = 20
+WHY_LINES_MAX: Final = 3
+"""Lines of a reason that are shown; --json has all of it."""
+
+_STANDING: Final = {"stands": ("✓", "green"), "undone": ("↶", "magenta"), "in_doubt": ("?", "bold red")}
+
+
+class _Questions(click.Group):
+    """The questions by their names, in the plural as they stand or in the singular."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self.commands and f"{name}s" in self.commands:
+            args = [f"{name}s", *args[1:]]
+        elif name not in self.commands and not name.startswith("-"):
+            close = get_close_matches(name, self.commands, 1, 0.5)
+            hint = f"did you mean {close[0]}?" if close else f"ask for {', '.join(self.commands)}"
+            raise CommandFailed(f"{name}: cannot be looked for; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group("find", cls=_Questions, invoke_without_command=True, context_settings={"max_content_width": 100})
+@click.pass_context
+def find_command(context: click.Context) -> None:
+    """Look across all runs and time.
+
+    \b
+      killick find calls send_email --where to=ada@x.org
+      killick find decisions --choice refund --since 7d
+      killick find failures TimeoutError --tool fetch
+      killick find effects --in-doubt
+      killick find answers --by ann
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@completing
+def _complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
+    return dict.fromkeys(each.agent for each in shell.client.list(limit=1_000))
+
+
+def _question(name: str) -> Callable[[Callable[..., Findings[Any]]], click.Command]:
+    """Declare a question: a function of a Shell, its own options and what narrows any question."""
+
+    def declare(ask: Callable[..., Findings[Any]]) -> click.Command:
+        own = {parameter.name for parameter in getattr(ask, "__click_params__", ())}
+
+        @functools.wraps(ask)
+        def asked(
+            shell: Shell, agent: str | None, run: str | None, since: str | None, until: str | None, limit: int,
+            everything: bool, **asking: Any,
+        ) -> None:  # fmt: skip
+            if limit < 1:
+                raise CommandFailed(f"--limit {limit}: shows nothing; name at least 1, or --all")
+            now = shell.client.clock.now_us()
+            within = {
+                "agent": agent,
+                "run": None if run is None else shell.run(run),
+                "since_us": None if since is None else paint.moment_of(since, now),
+                "until_us": None if until is None else paint.moment_of(until, now),
+                "limit": None if everything else limit,
+            }
+            _catch_up(shell)
+            _print(shell, name, ask(shell, **asking, **within))
+
+        wrapped: Any = asked
+        for option in reversed((
+            click.option("--agent", metavar="NAME", help="Only runs of this agent.", shell_complete=_complete_agent),
+            click.option("--run", metavar="RUN", help="Only this run.", shell_complete=complete_run),
+            click.option("--since", metavar="WHEN", help="2h, 3d, 2026-11-14 or 2026-11-14T09:30."),
+            click.option("--until", metavar="WHEN", help="Before then."),
+            click.option("--limit", metavar="N", type=int, default=LIMIT, help=f"How many.  [default: {LIMIT}]"),
+            click.option("--all", "everything", is_flag=True, help="However many there are."),
+        )):  # fmt: skip
+            wrapped = option(wrapped)
+        made = command(name)(wrapped)
+        # What only this question takes comes first in its help.
+        made.params.sort(key=lambda parameter: parameter.name not in own)
+        find_command.add_command(made)
+        return made
+
+    return declare
+
+
+@_question("decisions")
+@click.option("--question", metavar="TEXT", help="What was to be decided.")
+@click.option("--choice", metavar="VALUE", help="What was chosen.")
+@click.option("--by", metavar="WHO", help="Who chose: agent, model, or a name.")
+@click.option("--because", metavar="TEXT", help="Words of the reason.")
+def decisions(shell: Shell, **asked: Any) -> Findings[FoundDecision]:
+    """What was chosen, from what, by whom and why.
+
+    \b
+      killick find decisions --choice refund --by model
+    """
+    return shell.client.find.decisions(**asked)
+
+
+_where: Final = click.option(
+    "--where", "conditions", metavar="NAME=VALUE", multiple=True, help="An argument; a.b=value for one inside another."
+)
+
+
+@_question("calls")
+@click.argument("tool", required=False)
+@_where
+def calls(shell: Shell, tool: str | None, conditions: tuple[str, ...], **within: Any) -> Findings[FoundCall]:
+    """Calls of tools, with what came of them.
+
+    \b
+      killick find calls send_email --where to=ada@x.org
+    """
+    return shell.client.find.calls(tool, where=_conditions(conditions), **within)
+
+
+@_question("failures")
+@click.argument("kind", required=False)
+@click.option("--tool", metavar="NAME", help="Only attempts of this tool.")
+def failures(shell: Shell, kind: str | None, tool: str | None, **within: Any) -> Findings[FoundFailure]:
+    """What went wrong. KIND is an error's type, or one it derives from, or timeout, died, cancelled, expired.
+
+    \b
+      killick find failures ConnectionError --since 1d
+    """
+    return shell.client.find.failures(kind, tool=tool, **within)
+
+
+@_question("effects")
+@click.argument("tool", required=False)
+@_where
+@click.option("--standing", "status", flag_value="stands", help="What happened and was not undone.")
+@click.option("--undone", "status", flag_value="undone", help="What was undone.")
+@click.option("--in-doubt", "status", flag_value="in_doubt", help="What may have happened: nobody knows yet.")
+def effects(
+    shell: Shell, tool: str | None, conditions: tuple[str, ...], status: Standing | None, **within: Any
+) -> Findings[FoundEffect]:
+    """What was done to the world. A rewind leaves it standing.
+
+    \b
+      killick find effects pay --standing --where iban=DE02
+    """
+    return shell.client.find.effects(tool, status=status, where=_conditions(conditions), **within)
+
+
+@_question("answers")
+@click.option("--by", metavar="WHO", help="Who answered.")
+@click.option("--verb", metavar="VERB", help="approve, reject, edit, respond, happened, not or stop.")
+@click.option("--to", metavar="WHO", help="Who was asked.")
+def answers(shell: Shell, **asked: Any) -> Findings[FoundAnswer]:
+    """What people answered, and what they said to it.
+
+    \b
+      killick find answers --by ann --verb approve
+    """
+    return shell.client.find.answers(**asked)
+
+
+def _conditions(texts: tuple[str, ...]) -> dict[str, Any]:
+    """`name=value` as people write it: a value is compared as text, or as a number; null: nothing is there."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise CommandFailed(f"{text!r}: no name and value; write it as name=value")
+        found[name] = None if value == "null" else value
+    return found
+
+
+def _catch_up(shell: Shell) -> None:
+    """Mark what is new before the question does, to show how far that is. A store that cannot be written is read."""
+    with contextlib.suppress(StoreReadOnly, StoreFull), contextlib.ExitStack() as stack:
+        shown: list[Status] = []
+
+        def tell(events: int) -> None:
+            line = f"looking at what is new … {events:,} events"
+            if not shown:
+                shown.append(stack.enter_context(shell.err.status(line)))
+            shown[0].update(line)
+
+        shell.client.find.catch_up(tell)
+
+
+# printing -----------------------------------------------------------------------------------------
+
+
+def _print(shell: Shell, what: str, found: Findings[Any]) -> None:
+    if found.scanned is not None:
+        shell.note(f"read every log, since the index cannot be written: {found.scanned}")
+    for run in found.unread:
+        shell.note(f"{run}: could not be read whole; killick verify says why")
+    if shell.json:
+        shell.emit({"found": [_document(hit) for hit in found], "more": found.more, "scanned": found.scanned,
+                    "unread": found.unread})  # fmt: skip
+        return
+    for hit in found:
+        for line in _lines(hit, shell.out.width):
+            shell.out.print(line, soft_wrap=True)
+    if not found:
+        shell.out.print(f"no {what} found", style="dim")
+    elif found.more:
+        shell.note(f"the newest {len(found)} {what}; --limit N or --all shows more")
+
+
+def _document(hit: SearchHit) -> dict[str, Any]:
+    return {"kind": hit.__struct_config__.tag, **{name: getattr(hit, name) for name in hit.__struct_fields__}}
+
+
+def _lines(hit: SearchHit, width: int) -> Iterator[Text]:
+    """Where and when on the first line, then what, then why."""
+    step = "" if hit.step is None else f"  step {hit.step}"
+    first = Text.assemble((paint.moment(hit.at_us), "dim"), "  ", (hit.run, "bold"), step, (f"  {hit.agent}", "dim"))
+    if hit.rewound:
+        first.append("  rewound since", "magenta")
+    first.truncate(width, overflow="ellipsis")
+    yield first
+    what, *why = _SAYS[type(hit)](hit, width - 4)
+    what.truncate(width - 2, overflow="ellipsis")
+    yield Text("  ").append_text(what)
+    for reason in filter(None, why):
+        yield from _indented(reason, width)
+
+
+def _indented(text: Text, width: int) -> Iterator[Text]:
+    room = max(width - 4, 20)
+    lines = list(text.wrap(Console(width=room), room))
+    for place, line in enumerate(lines[:WHY_LINES_MAX]):
+        line.rstrip()
+        if place + 1 == WHY_LINES_MAX < len(lines):
+            line.append("…")
+        yield Text("    ").append_text(line)
+
+
+def _said(label: str, value: Any, style: str = "") -> Text:
+    """A reason on its own lines; none where there is none."""
+    if value in (None, "", ()):
+        return Text("")
+    return Text.assemble((label, "dim"), (paint.brief(value, 2_000), style))
+
+
+def _call(tool: str, arguments: Any, width: int) -> str:
+    return f"{tool}({paint.arguments(arguments, max(width - len(tool) - 2, 10))})"
+
+
+def _decision(hit: FoundDecision, width: int) -> list[Text]:
+    half = max(width // 2, 20)
+    what = Text.assemble(paint.brief(hit.question, half), " → ", (paint.brief(hit.choice, half), "bold"))
+    what.append(f"  by {hit.by}", "dim")
+    return [what, _said("because: ", hit.because), _said("of: ", _options(hit.options), "dim")]
+
+
+def _options(options: Any) -> str | None:
+    listed: tuple[Any, ...] = tuple(options) if isinstance(options, list | tuple) else ()  # pyright: ignore
+    return " | ".join(paint.brief(each, 30) for each in listed) or None
+
+
+def _called(hit: FoundCall, width: int) -> list[Text]:
+    sign = (f"{paint.SIGNS.get(hit.status, '·')} ", paint.STYLES.get(hit.status, ""))
+    tries = f"  {hit.attempts} attempts" if hit.attempts > 1 else ""
+    state = "" if hit.status == "done" else f"  {hit.status.replace('_', ' ')}"
+    room = width - len(tries) - len(state) - 2
+    what = Text.assemble(sign, _call(hit.tool, hit.arguments, room), (state, sign[1]), (tries, "yellow"))
+    return [what, _said("→ ", hit.output if hit.status == "done" else None)]
+
+
+def _failed(hit: FoundFailure, width: int) -> list[Text]:
+    place = {"run": "the run failed", "step": str(hit.tool), "attempt": f"{hit.tool}, attempt {hit.attempt}"}[hit.of]
+    return [Text.assemble(("✗ ", "red"), place, ": ", (hit.type, "bold red")), _said("", hit.message)]
+
+
+def _done(hit: FoundEffect, width: int) -> list[Text]:
+    sign, style = _STANDING[hit.status]
+    state = f"  {hit.status.replace('_', ' ')}"
+    call = _call(hit.tool, hit.arguments, width - len(state) - 2)
+    return [Text.assemble((f"{sign} ", style), call, (state, style)), Text(hit.key, style="dim")]
+
+
+def _answered(hit: FoundAnswer, width: int) -> list[Text]:
+    what = Text.assemble((hit.by or "somebody", "bold"), ": ", (hit.verb, "green" if hit.verb == "approve" else "bold"))
+    if hit.value is not None:
+        what.append(f"  {paint.brief(hit.value, width // 2)}")
+    who = f" of {', '.join(hit.to)}" if hit.to else ""
+    return [what, _said("said: ", hit.comment), _said(f"asked{who}: ", hit.prompt, "dim")]
+
+
+_SAYS: Final[dict[type[msgspec.Struct], Callable[[Any, int], list[Text]]]] = {
+    FoundDecision: _decision,
+    FoundCall: _called,
+    FoundFailure: _failed,
+    FoundEffect: _done,
+    FoundAnswer: _answered,
+}

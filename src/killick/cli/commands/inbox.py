@@ -1,0 +1,362 @@
+"""The commands of people who are asked: `inbox` lists what waits, `answer` answers it, `say` speaks to a run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, cast
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from killick.cli import approval_view, prompt
+from killick.cli import style as paint
+from killick.cli.context import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
+from killick.cli.exit_codes import CommandFailed
+from killick.client.inbox import agreement, lacking, whom
+from killick.engine.approval import argument_edits
+from killick.engine.steps.waits import QUESTION_VERBS, SETTLEMENT_VERBS, Verb
+from killick.engine.views import Wait
+from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
+from killick.history.timeline import timeline
+from killick.store.protocol import ENDED, is_held
+
+VERBS: Final[tuple[Verb, ...]] = (*QUESTION_VERBS, *SETTLEMENT_VERBS)
+_ALSO: Final = {
+    "yes": "approve", "ok": "approve", "accept": "approve", "allow": "approve", "no": "reject", "deny": "reject",
+    "refuse": "reject", "change": "edit", "reply": "respond", "done": "happened", "did": "happened", "retry": "not",
+    "didnt": "not", "abort": "stop",
+}  # fmt: skip
+"""What people type instead, so that they can be told the word."""
+
+_NEEDS_VALUE: Final = ("edit", "respond")
+
+
+# how a wait looks ---------------------------------------------------------------------------------
+
+
+def commands(shell: Shell, wait: Wait) -> list[str]:
+    """What somebody can type to end a wait."""
+    return [shell.typed(*words) for words in _commands(wait)]
+
+
+def _commands(wait: Wait) -> list[tuple[str, ...]]:
+    if wait.waits_for == "event":
+        return [("send", wait.run, wait.name, "BODY")]
+    if wait.waits_for == "child":
+        return [("show", wait.name)]
+    chosen = [("respond", "--value", str(option)) for option in wait.options if "respond" in wait.verbs]
+    verbs = [verb for verb in wait.verbs if verb != "respond" or not chosen]
+    takes: list[tuple[str, ...]] = []
+    for verb in verbs:
+        takes += [(verb,)] if verb not in _NEEDS_VALUE else []
+        if verb == "edit" and wait.rule is not None:
+            takes.append((verb, "--set", argument_edits.example(wait)))
+        elif verb in (*_NEEDS_VALUE, "happened"):
+            takes.append((verb, "--value", "VALUE"))
+    return [("answer", wait.id, *words) for words in (*chosen, *takes)]
+
+
+def print_wait(shell: Shell, wait: Wait, *, err: bool = False) -> None:
+    """A wait: what is asked, of whom, until when, and what to type."""
+    out = shell.err if err else shell.out
+    show, now = out.print, shell.client.clock.now_us()
+    if wait.rule is not None:
+        for line in _approval(shell, wait, out.width, now):
+            show(line, soft_wrap=True)
+        _print_commands(shell, wait, out)
+        return
+    what = {"event": f"a message {wait.name!r}", "child": f"its child {wait.name}"}.get(wait.waits_for, wait.name)
+    head = Text().append(wait.id, style="bold cyan").append(f"  {wait.prompt or f'waits for {what}'}", style="bold")
+    show(head, soft_wrap=True)
+    asked = f"asked of {', '.join(wait.to)}" if wait.to else "asked" if wait.verbs else "began"
+    about = Text().append(f"  {asked} {paint.ago(wait.since_us, now)}", style="dim")
+    if (until := _until(wait, now)) is not None:
+        about.append("; ", style="dim").append_text(until)
+    show(about, soft_wrap=True)
+    if (would := intended(wait)) is not None:
+        show(Text(f"  about {would}"), soft_wrap=True)
+    _print_commands(shell, wait, out)
+
+
+def _approval(shell: Shell, wait: Wait, width: int, now: int) -> Iterator[Text]:
+    """What is to be agreed to: the call, why that is asked, of whom and until when, and who agreed so far."""
+    head = Text().append(wait.id, style="bold cyan").append("  ")
+    yield from paint.wrapped(head, Text(argument_edits.call(wait.intention), style="bold"), width)
+    rule = approval_view.by_rule(wait.rule)
+    reason = Text(argument_edits.visible(wait.reason or f"{wait.run} wants to do this"))
+    reason.append(f" ({rule})" if rule else "", style="dim")
+    asked = Text(f"asked of {whom(wait.to, wait.may)} {paint.ago(wait.since_us, now)}", style="dim")
+    if wait.round:
+        asked.append(f", {approval_view.passed_on(timeline(shell.client.log, wait.run).step(wait.step))}", style="dim")
+    voted, until = Text(agreement(wait.need, wait.votes), style="yellow"), _until(wait, now)
+    if until is not None:
+        voted.append("; " if voted else "", style="dim").append_text(until)
+    for line in (reason, asked, voted):
+        yield from paint.wrapped(Text("  "), line, width) if line else ()
+
+
+def _until(wait: Wait, now: int) -> Text | None:
+    if wait.deadline_us is None:
+        return None
+    left = wait.deadline_us - now
+    style = "bold red" if left <= 0 else "yellow" if left < 3_600_000_000 else "dim"
+    return Text(f"until {paint.moment(wait.deadline_us)} ({paint.ago(wait.deadline_us, now)})", style=style)
+
+
+def _print_commands(shell: Shell, wait: Wait, out: Console) -> None:
+    """What can be typed, on a line that can be copied; what else could be, beside it or below."""
+    first, *others = _commands(wait) or [("verify", wait.run)]
+    line = Text().append(f"  {shell.typed(*first)}", style="green")
+    also = Text(f"(or {_others(others)})", style="dim") if others else Text()
+    if line.cell_len + also.cell_len + 2 <= out.width:
+        out.print(line.append("  " * bool(others)).append_text(also), soft_wrap=True)
+        return
+    out.print(line, soft_wrap=True)
+    for each in paint.wrapped(Text("  "), also, out.width):
+        out.print(each, soft_wrap=True)
+
+
+def _others(commands: list[tuple[str, ...]]) -> str:
+    """What else can be answered, without the words that all have in common."""
+    bare = [words[2] for words in commands if len(words) == 3]
+    edits = [shlex.join(words[2:]) for words in commands if "--set" in words]
+    chosen = [" ".join(words[2:]) for words in commands if "--value" in words and words[-1] != "VALUE"]
+    valued = "|".join(words[2] for words in commands if words[-1] == "VALUE")
+    return ", ".join([*chosen, *bare, *edits, *([f"{valued} --value VALUE"] if valued else [])])
+
+
+def intended(wait: Wait) -> str | None:
+    """The call that a wait is about, as it would be written, where the question does not say it already."""
+    found = wait.intention
+    if not isinstance(found, dict):
+        return None
+    told = cast("dict[str, Any]", found)
+    return None if (wait.prompt or "").startswith(f"{told.get('tool')}(") else argument_edits.call(told)
+
+
+# inbox --------------------------------------------------------------------------------------------
+
+
+@command("inbox")
+@click.option("--to", metavar="WHO", help="Only what is asked of them.")
+@click.option("--limit", metavar="N", type=click.IntRange(1), default=50, show_default=True, help="At most so many.")
+def inbox_command(shell: Shell, to: str | None, limit: int) -> None:
+    """Everything that waits for a person, the most urgent first, with what to type.
+
+    \b
+      killick inbox
+      killick inbox --to managers --json
+    """
+    waiting = shell.client.inbox(to=to, limit=10_000)
+    if shell.json:
+        shell.emit([{**_fields(wait), "commands": commands(shell, wait)} for wait in waiting[:limit]])
+        return
+    for number, wait in enumerate(waiting[:limit]):
+        if number:
+            shell.out.print()
+        print_wait(shell, wait)
+    if not waiting:
+        shell.note(f"nothing waits for {to or 'a person'}")
+    elif len(waiting) > limit:
+        shell.note(f"\n{len(waiting) - limit} more; --limit {len(waiting)} shows them all")
+    for run in dict.fromkeys(wait.run for wait in shell.client.inbox(to=to, answered=True)):
+        agent = shell.client.info(run).agent
+        shell.note(f"{run}: answered, and goes on when somebody runs it: {shell.goes_on(run, agent)}")
+
+
+def _fields(wait: Wait) -> dict[str, Any]:
+    return {name: getattr(wait, name) for name in wait.__struct_fields__}
+
+
+# answer -------------------------------------------------------------------------------------------
+
+
+@completing
+def complete_wait(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """The waits that can be answered."""
+    waits = shell.client.inbox(limit=500)
+    return [(wait.id, paint.brief(wait.prompt or wait.name)) for wait in waits]
+
+
+@completing
+def complete_verb(shell: Shell, context: click.Context) -> Iterable[str]:
+    """The answers that the wait takes."""
+    named = context.params.get("wait") or ""
+    waits = [wait for wait in shell.client.inbox(limit=500) if named in (wait.id, wait.run)]
+    return dict.fromkeys(verb for wait in waits for verb in wait.verbs) or VERBS
+
+
+@command("answer")
+@click.argument("wait", metavar="WAIT_OR_RUN", shell_complete=complete_wait)
+@click.argument("verb", required=False, shell_complete=complete_verb)
+@click.option("--value", metavar="VALUE", help="What to answer: JSON, text, @FILE or - for stdin.")
+@click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Edit one argument of the call; repeatable.")
+@click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
+@click.option("--comment", metavar="TEXT", help="Why, for the record and for the agent.")
+def answer_command(
+    shell: Shell,
+    wait: str,
+    verb: str | None,
+    value: str | None,
+    sets: tuple[str, ...],
+    by: str | None,
+    comment: str | None,
+) -> None:
+    """Answer what a run waits for. The run is enough where it waits for one thing; the first answer counts.
+
+    A question takes approve, reject, edit or respond. An edit of a call names only the arguments that change, by
+    --set or as JSON. What is in doubt takes happened (with --value, what it returned), not (it did not happen) or
+    stop. On a terminal, without VERB, it asks you.
+
+    \b
+      killick answer claim_17 approve
+      killick answer claim_18:9 reject --by mia --comment "no receipt"
+      killick answer refund_20 edit --set amount=100 --set to=Bob --by mia
+    """
+    run, waits = _open_waits(shell, wait)
+    by, given = by or somebody(), None
+    if verb is None:
+        _ask(shell, wait, waits, by)
+        verb = "answered"
+    else:
+        verb = _verb(verb)
+        asked = waits[0] if len(waits) == 1 else None
+        try:
+            is_edit = bool(sets) or (verb == "edit" and asked is not None and asked.rule is not None)
+            given = _edit(asked, wait, verb, value, sets) if is_edit else _value(asked, value)
+            shell.client.answer(wait, verb, value=given, by=by, comment=comment)
+        except AlreadyAnswered:
+            raise
+        except AnswerRefused as refused:
+            raise CommandFailed(f"{refused}{_move(refused, asked, verb, value)}") from refused
+    _tell_answered(shell, run, waits, wait, verb, by, given)
+
+
+def _tell_answered(
+    shell: Shell, run: str, waits: Sequence[Wait], wait: str, verb: str, by: str | None, given: Any
+) -> None:
+    """What was answered, who takes it from here, and where several have to agree how many did."""
+    answered = ", ".join(each.id for each in waits) or wait
+    voted = waits[0] if len(waits) == 1 and waits[0].need > 1 and verb == "approve" else None
+    voters = tuple(dict.fromkeys((*voted.votes, str(by)))) if voted is not None else ()
+    agreed = agreement(voted.need, voters) if voted is not None else ""
+    following = lacking(voted, voters) if voted is not None and len(voters) < voted.need else _next(shell, run)
+    if shell.json:
+        told = {"run": run, "wait": answered, "answer": verb, "by": by, "next": following}
+        shell.emit({**told, "agreed": voters} if agreed else told)
+        return
+    line = Text().append(answered, style="bold cyan").append(f"  {verb}", style="green")
+    if len(waits) == 1 and waits[0].rule is not None:
+        # What was asked when it was answered, which may be another call than the one that somebody saw before.
+        line.append(f" {argument_edits.call(waits[0].intention)}")
+        line.append(f" with {_pairs(given)}" if verb == "edit" else "")
+    shell.out.print(line.append(f": {agreed}" if agreed else ""), soft_wrap=True)
+    shell.note(following)
+
+
+def _pairs(given: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={argument_edits.shown(value)}" for name, value in given.items())
+
+
+def _edit(asked: Wait | None, wait: str, verb: str, value: str | None, sets: Sequence[str]) -> Any:
+    """An edit as it was typed: by name, or whole."""
+    if verb != "edit" or (asked is not None and asked.rule is None):
+        what = "--set goes with edit" if verb != "edit" else "this is no call with arguments; give --value"
+        raise CommandFailed(f"{wait}: {what}")
+    if value is not None and sets:
+        raise CommandFailed(f"{wait}: --value and --set do not go together; choose one")
+    if asked is None or (value is None and not sets):
+        return None
+    return argument_edits.by_name(asked, sets) if sets else argument_edits.checked(asked, _value(asked, value))
+
+
+def _move(refused: AnswerRefused, asked: Wait | None, verb: str, value: str | None) -> str:
+    """What to do about an answer that was refused, where that says nothing of it itself."""
+    if isinstance(refused, NotAsked):
+        return "; --by says who answers"
+    if verb == "edit" and asked is not None and asked.rule is not None:
+        return f"; as in --set {argument_edits.example(asked)}" if "needs a value" in str(refused) else ""
+    return "; add --value" if value is None and verb in _NEEDS_VALUE else "; `killick inbox` shows what is asked"
+
+
+def _open_waits(shell: Shell, wait: str) -> tuple[str, list[Wait]]:
+    """The run that was meant, which exists, and those of its waits that can be answered."""
+    run, step = wait, ""
+    if shell.client.store.head(wait) is None:
+        run, _, step = wait.rpartition(":")
+        shell.run(run or wait)
+    waits = [each for each in shell.client.info(run).waits if each.verbs]
+    return run, [each for each in waits if not step or each.step == step]
+
+
+def _verb(verb: str) -> Verb:
+    if verb in VERBS:
+        return verb
+    meant = [_ALSO[verb.lower()]] if verb.lower() in _ALSO else get_close_matches(verb.lower(), VERBS, 1, 0.5)
+    hint = f"did you mean {meant[0]}?" if meant else f"it is one of {', '.join(VERBS)}"
+    raise CommandFailed(f"{verb}: no such answer; {hint}")
+
+
+def _value(wait: Wait | None, given: str | None) -> Any:
+    """A value as it was asked for: where a text is wanted, 42 is one too."""
+    if given is None:
+        return None
+    text = text_of(given)
+    found = parsed(text)
+    schema = cast("dict[str, Any]", wait.schema if wait is not None and wait.schema else {})
+    options = wait.options if wait is not None else ()
+    if isinstance(found, Unparsed) or schema.get("type") == "string" or (found not in options and text in options):
+        return text
+    return found
+
+
+def _ask(shell: Shell, wait: str, waits: Sequence[Wait], by: str | None) -> None:
+    """Put the question to whoever sits here."""
+    if not (prompt.can_ask() and sys.stdout.isatty()) or shell.json:
+        takes = "; ".join(f"{each.id} takes {', '.join(each.verbs)}" for each in waits)
+        raise CommandFailed(f"{wait}: answer what? {takes or 'nothing is asked; `killick inbox` shows what is'}")
+    for each in waits:
+        if not prompt.can_answer(shell.client, each, by):
+            said = f"{by} agreed already" if by in each.votes else f"is asked of {whom(each.to, each.may)}"
+            raise CommandFailed(f"{each.id}: {said}; --by says who answers")
+        if not prompt.ask_one(shell.client, each, by=by):
+            raise CommandFailed(f"{each.id}: not answered; it waits on")
+
+
+def _next(shell: Shell, run: str) -> str:
+    """Who takes it from here."""
+    client = shell.client
+    head = client.log.head(run)
+    if is_held(client.store, head):
+        return f"{run} is being run by {head.holder}, which takes it from here"
+    return f"goes on when somebody runs it: {shell.goes_on(run, client.info(run).agent)}"
+
+
+# say ----------------------------------------------------------------------------------------------
+
+
+@command("say", json=False)
+@run_argument
+@click.argument("text")
+@click.option("--by", metavar="WHO", help="Who says it.  [default: you]")
+def say_command(shell: Shell, run: str, text: str, by: str | None) -> None:
+    """Tell a run something. Its loop hears it before it asks its model again.
+
+    \b
+      killick say claim_17 "the second invoice is the right one"
+    """
+    refuse_deaf(shell, shell.run(run))
+    shell.client.say(run, text_of(text), by=by or somebody())
+    shell.note(f"{run}: told; {_next(shell, run)}")
+
+
+def refuse_deaf(shell: Shell, run: str) -> None:
+    """A run that is over takes nothing any more; one that failed does when it is resumed."""
+    row = shell.client.store.index(run)
+    if row is not None and row.status in ENDED:
+        move = f"`{shell.typed('resume', run)}` lets it go on" if row.status == "failed" else "start another"
+        raise CommandFailed(f"{run}: is over ({row.status}) and hears nothing; {move}")

@@ -1,0 +1,83 @@
+"""`killick proxy`: stands between agents and a model provider, pages what they send and records every call."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+import click
+
+from killick.cli.commands.worker import telling
+from killick.cli.context import Shell, command
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.errors import AccessRefused
+
+EXTRA: Final = ("httpx", "uvicorn")
+"""What the proxy needs that Killick by itself does not."""
+
+
+@command("proxy")
+@click.option("--upstream", metavar="URL", required=True, help="The provider: https://api.openai.com.")
+@click.option("--budget", metavar="TOKENS", type=click.IntRange(1), default=100_000, show_default=True,
+              help="How many tokens a call may take before pages leave it.")  # fmt: skip
+@click.option("--paging/--no-paging", default=True, help="Page what is sent, or only record it.  [default: page]")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to serve on.")
+@click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8787, show_default=True,
+              help="The port; 0 takes a free one.")  # fmt: skip
+@click.option("--agent", metavar="NAME", default="proxy", show_default=True,
+              help="The agent that conversations are recorded as runs of.")  # fmt: skip
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
+              show_default=True, help="How long the provider may be silent.")  # fmt: skip
+@click.option("--body-mb", metavar="N", type=click.IntRange(1), default=64, show_default=True,
+              help="Larger requests are passed on without being read.")  # fmt: skip
+def proxy_command(
+    shell: Shell, upstream: str, budget: int, paging: bool, host: str, port: int, agent: str, timeout: float,
+    body_mb: int,
+) -> Exit:  # fmt: skip
+    """Stand between agents and a model provider: page what they send, record every call.
+
+    Clients are pointed at it and need no change. What they ask of the chat completions, responses and messages of
+    OpenAI and Anthropic is recorded, a run for each conversation; everything else is passed on as it is.
+
+    \b
+      killick proxy --upstream https://api.openai.com
+      killick proxy --upstream https://api.anthropic.com --budget 60000
+      OPENAI_BASE_URL=http://127.0.0.1:8787/v1 python agent.py
+    """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise CommandFailed(f"the proxy needs its extra ({', '.join(missing)} missing); pip install 'killick[proxy]'")
+    if not agent or agent.startswith("killick."):
+        raise CommandFailed(f"{agent!r}: no name for these runs; --agent names another")
+    client = shell.creating()
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "budget": budget if paging else None,
+        "agent": agent,
+        "timeout_seconds": timeout,
+        "body_bytes_max": body_mb << 20,
+        "ready": partial(_ready, shell, upstream),
+    }
+    # The proxy is another surface: this one knows it by name only.
+    server = importlib.import_module("killick.proxy.server")
+    try:
+        with telling(shell):
+            asyncio.run(server.serve(client, upstream, **options))
+    except AccessRefused as error:
+        raise CommandFailed(str(error)) from None
+    return Exit.DONE
+
+
+def _ready(shell: Shell, upstream: str, url: str) -> None:
+    if shell.json:
+        shell.emit_line({"what": "proxying", "url": url, "upstream": upstream, "store": shell.client.store.place})
+        return
+    for line in (
+        f"proxying {upstream} at {url}, recording to {shell.client.store.place}",
+        f"  OPENAI_BASE_URL={url}/v1",
+        f"  ANTHROPIC_BASE_URL={url}",
+    ):
+        shell.out.print(line, soft_wrap=True, markup=False)

@@ -1,0 +1,108 @@
+"""`killick store prune`: says which old runs can go and which stay, asks, and archives them. Decides nothing itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+import click
+import msgspec
+from rich.filesize import decimal
+
+from killick.archive.bundle import name_at
+from killick.archive.prune import Chosen, Pruned, choose, prune
+from killick.cli import style
+from killick.cli.commands.store import LISTED_MAX, agreed, dry_run_option, many, progress, say, yes_option
+from killick.cli.context import Shell, command
+from killick.cli.exit_codes import Exit
+from killick.history.phrasing import sized
+from killick.history.vaults import Cleaned
+from killick.store.protocol import ENDED
+
+
+@command("prune")
+@click.option("--older", metavar="WHEN", default="90d", show_default=True, help="Not changed for so long, or since.")
+@click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only these: {', '.join(ENDED)}.")
+@click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
+@click.option("--to", metavar="FILE", help="The archive.  [default: killick-pruned-TIME.jsonl.gz here]")
+@dry_run_option
+@yes_option
+def prune_command(
+    shell: Shell, older: str, status: tuple[str, ...], agent: str | None, to: str | None, dry_run: bool, yes: bool
+) -> Exit:
+    """Move runs that ended long ago into an archive.
+
+    The archive is one new file. It is complete, on the device and proved before the first run leaves the store; with
+    the runs go the values that nothing needs any more. A run stays while something that stays may need it, and the
+    command says why. Ids stay taken, and rights that were used up stay used. `killick verify FILE` proves an archive.
+    Snapshots of the files of runs that are gone, which no archive has, leave the vault for good.
+
+    \b
+      killick store prune --older 90d --dry-run
+      killick store prune --older 30d --status completed --to /backup/october.jsonl.gz
+    """
+    kd = shell.client
+    now_us = kd.clock.now_us()
+    until_us = style.moment_of(older, now_us)
+    wanted = tuple(each.strip() for text in status for each in text.split(",")) or ENDED
+    path = to or name_at(now_us)
+    with progress(shell) as tell:
+        chosen = choose(kd.log, until_us=until_us, status=wanted, agent=agent, progress=tell)
+    if not shell.json:
+        _print_chosen(shell, chosen, until_us)
+    if dry_run:
+        done = chosen.untouched(kd.log)
+    else:
+        if chosen.going:
+            question = f"Move {many(len(chosen.going), 'run')} into {path}, and out of the store?"
+            agreed(shell, question, yes=yes)
+        with progress(shell) as tell:
+            done = prune(kd.log, chosen, path, holder=kd.ids.new("prune"), now_us=now_us, progress=tell)
+    if shell.json:
+        shell.emit(msgspec.to_builtins(done))
+    else:
+        if not dry_run:
+            _print_done(shell, chosen, done)
+        for vault in done.vaults:
+            _print_vault(shell, vault, dry_run=dry_run)
+    return Exit.BAD if any(vault.problem is not None for vault in done.vaults) else Exit.DONE
+
+
+def _print_vault(shell: Shell, vault: Cleaned, *, dry_run: bool) -> None:
+    """What became of the files of runs that are gone."""
+    if vault.problem is not None:
+        say(shell, "✗", (vault.vault, "bold"), f"  is not cleaned: {vault.problem}")
+    if not vault.snapshots and not vault.bytes_freed:
+        return
+    freed = f"{many(vault.snapshots, 'snapshot')} of files, {sized(vault.bytes_freed)}, "
+    say(shell, "" if dry_run else "✓", freed, "would leave " if dry_run else "left ", (vault.vault, "bold"))
+
+
+def _print_chosen(shell: Shell, chosen: Chosen, until_us: int) -> None:
+    going = chosen.going
+    events = f", with {many(chosen.events, 'event')}," if going else ""
+    say(shell, "", f"{many(len(going), 'run')}{events} ended before {style.moment(until_us)} and can go")
+    for row in going[:LISTED_MAX]:
+        ended = style.ago(row.changed_at_us, shell.client.clock.now_us())
+        say(shell, "", "  ", (row.run, "bold"), f"  {row.agent}, ", (row.status, style.STYLES[row.status]), f" {ended}")
+    if len(going) > LISTED_MAX:
+        say(shell, "", (f"  and {len(going) - LISTED_MAX:,} more", "dim"))
+    _print_kept(shell, chosen.kept)
+
+
+def _print_kept(shell: Shell, kept: Mapping[str, str]) -> None:
+    for run, why in list(kept.items())[:LISTED_MAX]:
+        say(shell, "", ("  stays: ", "dim"), (run, "bold"), f"  {why}")
+    if len(kept) > LISTED_MAX:
+        say(shell, "", (f"  and {len(kept) - LISTED_MAX:,} more stay; --json lists them", "dim"))
+
+
+def _print_done(shell: Shell, chosen: Chosen, done: Pruned) -> None:
+    _print_kept(shell, {run: why for run, why in done.kept.items() if run not in chosen.kept})
+    swept = f"; {many(done.values, 'value')} that nothing needed went too" if done.values else ""
+    if done.file is None:
+        say(shell, "✓", f"nothing was moved{swept}")
+        return
+    moved = f"{many(len(done.runs), 'run')}, {many(done.events, 'event')} moved into "
+    say(shell, "✓", moved, (done.file, "bold"), f" ({decimal(done.size_bytes)}){swept}")
+    say(shell, "", (f"    {shlex.join(('killick', 'verify', done.file))}", "green"))  # for which no store is needed

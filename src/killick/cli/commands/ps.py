@@ -1,0 +1,373 @@
+"""The command `ps`: runs and where each one is, newest first; once, or live. Reads only what it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Container, Generator, Sequence
+from typing import Final
+
+import click
+import msgspec
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from killick.cli import style
+from killick.cli.context import Shell, command
+from killick.cli.exit_codes import CommandFailed
+from killick.history import listing
+from killick.history.listing import STATUSES, About, Line
+from killick.store.protocol import RunQuery, RunRow
+
+LOOK_SECONDS: Final = 0.5
+MARKED_US: Final = 3_000_000
+"""How long what changed stands out."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as the table has it. `about` is what it waits for, or what went wrong; `next` a command to type."""
+
+    run: str
+    agent: str
+    status: str
+    where: str
+    about: str
+    since_us: int | None
+    attempts: int
+    changed_at_us: int
+    started_at_us: int
+    priority: int
+    tags: tuple[str, ...]
+    next: str | None = None
+
+
+class ListRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs somebody asked for."""
+
+    status: tuple[str, ...] = ()
+    agent: str | None = None
+    tag: str | None = None
+    since_us: int | None = None
+    limit: int = 30
+
+    @property
+    def query(self) -> RunQuery:
+        statuses = tuple(dict.fromkeys("running" if each == "orphaned" else each for each in self.status))
+        return RunQuery(status=statuses, agent=self.agent, tag=self.tag, since_us=self.since_us)
+
+    def has(self, status: str) -> bool:
+        if not self.status or status in self.status:
+            return True
+        return status == "broken" or (status == "orphaned" and "running" in self.status)
+
+
+@command("ps")
+@click.option("--status", "-s", metavar="STATUS", multiple=True, help=f"Only these: {', '.join(STATUSES)}.")
+@click.option("--failed", "short", flag_value="failed", multiple=True, help="Only failed ones.")
+@click.option("--waiting", "short", flag_value="waiting", multiple=True, help="Only waiting ones.")
+@click.option("--running", "short", flag_value="running", multiple=True, help="Only running ones.")
+@click.option("--agent", "-a", metavar="NAME", help="Only runs of this agent.")
+@click.option("--tag", metavar="TAG", help="Only runs with this tag.")
+@click.option("--since", metavar="WHEN", help="Only what changed since: 2h, 3d, 2026-11-14.")
+@click.option(
+    "--limit", "-n", metavar="N", type=click.IntRange(1), default=30, show_default=True, help="At most so many."
+)
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--watch", "-w", is_flag=True, help="Go on showing them as they change, until q or Ctrl-C.")
+def ps_command(
+    shell: Shell,
+    status: tuple[str, ...],
+    short: tuple[str, ...],
+    agent: str | None,
+    tag: str | None,
+    since: str | None,
+    limit: int,
+    everything: bool,
+    watch: bool,
+) -> None:
+    """Runs, and where each one is, newest first.
+
+    \b
+      killick ps
+      killick ps --failed --since 2h
+      killick ps --agent settle --watch
+    """
+    statuses = tuple(each.strip() for text in (*status, *short) for each in text.split(","))
+    if unknown := [each for each in statuses if each not in STATUSES]:
+        raise CommandFailed(f"{unknown[0]}: no such status; there are {', '.join(STATUSES)}")
+    now = shell.client.clock.now_us()
+    wanted = ListRequest(
+        status=statuses,
+        agent=agent,
+        tag=tag,
+        since_us=style.moment_of(since, now) if since is not None else None,
+        limit=sys.maxsize if everything else limit,
+    )
+    if watch:
+        Watching(shell, wanted).go()
+        return
+    listing = Listing(shell, wanted)
+    seen = listing.seen()
+    if shell.json:
+        shell.emit(seen)
+    elif seen:
+        for line in (*drawn(seen, now, shell.out.width), listing.last_line(len(seen))):
+            shell.out.print(line, soft_wrap=True)
+    else:
+        shell.note(listing.nothing())
+
+
+# reading ------------------------------------------------------------------------------------------
+
+
+class Listing:
+    """Which runs somebody asked for, as they stand."""
+
+    def __init__(self, shell: Shell, wanted: ListRequest) -> None:
+        self.shell = shell
+        self.client = shell.client
+        self.wanted = wanted
+        self.lines = listing.Listing(shell.client.log)
+
+    def rows(self, limit: int) -> list[RunRow]:
+        """Newest first, page by page."""
+        found: list[RunRow] = []
+        before = None
+        while len(found) < limit:
+            page = self.client.store.runs(self.wanted.query, before=before, limit=min(limit - len(found), 10_000))
+            found += page
+            if len(page) < 10_000:
+                break
+            before = page[-1].number
+        return found
+
+    def seen(self) -> list[Seen]:
+        lines = self.lines.lines(self.rows(self.wanted.limit), self.client.clock.now_us())
+        return [self._seen(line) for line in lines if self.wanted.has(line.status)]
+
+    def _seen(self, line: Line) -> Seen:
+        about = "; ".join(told for told in map(_told, line.about) if told)
+        if line.status == "broken":
+            about = f"{about}; {self.shell.typed('verify', line.run)}"
+        return Seen(
+            run=line.run,
+            agent=line.agent,
+            status=line.status,
+            where=line.where,
+            about=f"due; {about}" if line.due else about,
+            since_us=line.since_us,
+            attempts=line.attempts,
+            changed_at_us=line.changed_at_us,
+            started_at_us=line.started_at_us,
+            priority=line.priority,
+            tags=line.tags,
+            next=self.shell.typed("resume", line.run) if _is_stuck(line) else None,
+        )
+
+    def counts(self) -> Counter[str]:
+        """How many there are of each status, of those that match in all else."""
+        return listing.counted(self.client.store, self.wanted.query)
+
+    def last_line(self, shown: int) -> Text:
+        counts = self.counts()
+        line = Text()
+        for name in STATUSES:
+            if counts[name]:
+                line.append(" · " if line else "").append_text(style.status(f"{counts[name]} {name}"))
+                line.stylize(style.STYLES[name], len(line) - len(f"{counts[name]} {name}"))
+        matching = sum(count for name, count in counts.items() if self.wanted.has(name))
+        if shown < matching:
+            more = f"{shown} of {matching} shown; --all shows the rest"
+            line.append(f"   {more}", style="dim")
+        return line
+
+    def nothing(self) -> str:
+        counts = self.counts()
+        if not counts and not (self.wanted.agent or self.wanted.tag or self.wanted.since_us):
+            return f"{self.shell.store}: no runs yet; `killick run app.py:agent` starts one, `killick demo` shows one"
+        told = ", ".join(f"{counts[name]} {name}" for name in STATUSES if counts[name])
+        if not told and self.wanted.agent is not None:
+            told = f"runs of {', '.join(self.client.store.agents())}"
+        return f"no run matches{f'; there are {told}' if told else ''}"
+
+
+def _is_stuck(line: Line) -> bool:
+    """Whether a person has to resume it."""
+    quarantined = any(about.kind == "crash" and about.at_us is None for about in line.about)
+    return quarantined or line.status in ("orphaned", "paused", "failed")
+
+
+def _told(about: About) -> str:
+    """What a run waits for, by the clocks of whoever is at the terminal."""
+    match about.kind:
+        case "worker":
+            return ""  # the command that helps is told instead
+        case "time":
+            return f"until {style.moment(about.at_us or 0)[:16]}"
+        case "crash" if about.at_us is not None:
+            return f"{about.text}; a worker tries again at {style.moment(about.at_us)[11:]}"
+        case "backoff":
+            return f"{about.text} at {style.moment(about.at_us or 0)[11:]}"
+        case _:
+            return about.text
+
+
+# drawing ------------------------------------------------------------------------------------------
+
+HEADS: Final = ("RUN", "AGENT", "STATUS", "WHERE", "WAITS FOR", "CHANGED")
+_GIVE_WAY: Final = ((4, 24), (3, 12), (1, 8), (4, 4))
+"""Which columns become narrower first where there is no room, and how far. A run's id and its status never do."""
+
+
+def drawn(seen: Sequence[Seen], now_us: int, width: int, marked: Container[str] = ()) -> list[Text]:
+    """The table, line by line. Made by hand, for thousands of rows."""
+    cells = [_cells(each, now_us) for each in seen]
+    widths = [max(len(head), *(cell[at].cell_len for cell in cells)) for at, head in enumerate(HEADS)]
+    waits = [cell[4].cell_len + len(_waited(each, now_us)) for cell, each in zip(cells, seen, strict=True)]
+    widths[4] = max(len(HEADS[4]), *waits)
+    for column, least in _GIVE_WAY:
+        over = sum(widths) + 2 * (len(HEADS) - 1) - width
+        widths[column] = min(widths[column], max(least, widths[column] - max(over, 0)))
+    heads = "  ".join(f"{head[:room]:<{room}}" for head, room in zip(HEADS, widths, strict=True))
+    lines = [Text(heads.rstrip(), style="dim")]
+    for each, cell in zip(seen, cells, strict=True):
+        waited = _waited(each, now_us)
+        cell[4].truncate(max(widths[4] - len(waited), 4), overflow="ellipsis")
+        cell[4].append(waited, style="dim")
+        line = Text()
+        for column, (text, room) in enumerate(zip(cell, widths, strict=True)):
+            text.truncate(room, overflow="ellipsis", pad=column < len(HEADS) - 1)
+            line.append("  " if column else "").append_text(text)
+        line.rstrip()
+        if each.run in marked:
+            line.stylize("reverse")
+        lines.append(line)
+    return lines
+
+
+def _cells(seen: Seen, now_us: int) -> list[Text]:
+    about = Text(style.brief(seen.about, 400), style="red" if seen.status in ("broken", "failed") else "")
+    if seen.status == "orphaned":
+        about = Text(str(seen.next), style="green")
+    tries = f" ×{seen.attempts}" if seen.attempts > 1 else ""
+    return [
+        Text(seen.run, style="bold"), Text(seen.agent), style.status(seen.status), Text(seen.where + tries), about,
+        Text(_coarse(now_us - seen.changed_at_us), style="dim"),
+    ]  # fmt: skip
+
+
+def _waited(seen: Seen, now_us: int) -> str:
+    """Since when it waits, where that is not since it last changed."""
+    if seen.since_us is None or not seen.about or seen.changed_at_us - seen.since_us < 60_000_000:
+        return ""
+    return f" ({_coarse(now_us - seen.since_us)})"
+
+
+def _coarse(us: int) -> str:
+    """How long, by its largest unit."""
+    told = style.span(max(us, 0))
+    return told if told[-2:] in (" s", "ms", "µs") else told.partition(" ")[0]
+
+
+# watching -----------------------------------------------------------------------------------------
+
+
+class Watching:
+    """Shows runs again whenever something changed."""
+
+    def __init__(self, shell: Shell, wanted: ListRequest) -> None:
+        self.shell = shell
+        self.wanted = wanted
+        self.listing = Listing(shell, wanted)
+        self.clock = shell.client.clock
+        self.last: dict[str, Seen] = {}
+        self.changed: dict[str, int] = {}
+
+    def go(self) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            if self.shell.out.is_terminal and not self.shell.json:
+                self._table()
+            else:
+                self._lines()
+
+    def _look(self) -> tuple[list[Seen], list[Seen]]:
+        """What there is now, and what of it is news."""
+        seen = self.listing.seen()
+        news = [each for each in seen if self.last.get(each.run) != each]
+        now = self.clock.now_us()
+        if self.last:
+            self.changed.update({each.run: now for each in news})
+        self.last.update({each.run: each for each in news})
+        return seen, news
+
+    def _table(self) -> None:
+        out = self.shell.out
+        counts, shown = Text(), list[Text]()
+        with keys() as pressed, Live(console=out, auto_refresh=False, transient=False) as live:
+            while True:
+                room = max(out.height - 3, 1)
+                seen, news = self._look()
+                now = self.clock.now_us()
+                marked = frozenset(run for run, at in self.changed.items() if now - at < MARKED_US)
+                if news or not counts:
+                    counts = self.listing.last_line(min(len(seen), room))
+                hint = Text("  q leaves", style="dim")
+                lines = (
+                    drawn(seen[:room], now, out.width, marked) if seen else [Text(self.listing.nothing(), style="dim")]
+                )
+                lines.append(Text().append_text(counts).append_text(hint))
+                if lines != shown:
+                    shown = lines
+                    live.update(Group(*lines), refresh=True)
+                if pressed(self.clock.nap_seconds(LOOK_SECONDS)):
+                    return
+
+    def _lines(self) -> None:
+        """One line a change, for a pipe."""
+        first = True
+        pause = threading.Event()
+        while True:
+            _, news = self._look()
+            for each in reversed(news[:0] if first else news):
+                if self.shell.json:
+                    self.shell.emit_line(each)
+                else:
+                    told = [
+                        style.moment(self.clock.now_us()),
+                        each.run,
+                        each.agent,
+                        each.status,
+                        each.where,
+                        each.about,
+                    ]
+                    self.shell.out.print(Text("  ".join(filter(None, told))), soft_wrap=True)
+            sys.stdout.flush()
+            first = False
+            pause.wait(self.clock.nap_seconds(LOOK_SECONDS))
+
+
+@contextlib.contextmanager
+def keys() -> Generator[Callable[[float], bool]]:
+    """A function that waits so long and says whether somebody pressed q; where nobody can, it only waits."""
+    try:
+        import select
+        import termios
+        import tty
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError, AttributeError):  # no terminal, or not one of these
+        yield threading.Event().wait
+        return
+
+    def pressed(seconds: float) -> bool:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready) and sys.stdin.read(1) in ("q", "Q", "")
+
+    try:
+        tty.setcbreak(sys.stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,282 @@
+"""The command that runs an agent's code against a record, with the world shut off: `replay`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from killick.archive import bundle
+from killick.archive.export import Export, export, read
+from killick.cli import apps
+from killick.cli import style as paint
+from killick.cli.context import Shell, command, complete_run
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.definitions.registry import AGENTS, AnyAgent
+from killick.errors import AgentUnknown, RunUnknown
+from killick.history.diff import shown, values
+from killick.model.codec import plain
+from killick.replay.live_step import Live, may_try
+from killick.replay.replay import Replay
+from killick.replay.result import SECONDS, Played, Replayed, ReplayRequest
+from killick.sanitizer import visible
+
+_NAME_CHARS: Final = 20
+_CHANGES_MAX: Final = 12
+
+
+@command("replay", app=True)
+@click.argument("source", metavar="RUN|FILE", shell_complete=complete_run)
+@click.option("--to", metavar="STEP", help="Stop when this step has its outcome; 6:before stops before it.")
+@click.option("--break", "stop_at", metavar="STEP", help="Open the debugger in the agent's code at this step.")
+@click.option("--live", metavar="STEP", help="Run this one tool or model call for real.")
+@click.option("--agent", "target", metavar="TARGET", help="The agent: app.py:agent, module:agent, or its name.")
+@click.option("--run", metavar="RUN", help="A run of the file: a child, or one of an archive.")
+@click.option("--yes", is_flag=True, help="Run it for real without asking.")
+def replay_command(
+    shell: Shell,
+    source: str,
+    to: str | None,
+    stop_at: str | None,
+    live: str | None,
+    target: str | None,
+    run: str | None,
+    yes: bool,
+) -> Exit:
+    """Run the agent's code again against a record, with the world shut off, and say where they part.
+
+    On a copy in memory, of a run or of a file that `killick export` wrote. Nothing is called: a step that is on record
+    gives its recorded outcome, one that is not stops the replay, and so does I/O outside of a step. Exits with 1 when
+    the code parts from the record.
+
+    \b
+      killick replay claim_17
+      killick replay claim_17 --agent app.py:review --to 6
+    """
+    found, key = _found(shell, source, run)
+    name = run or found.header.run
+    agent = _agent(shell, found, name, target)
+    seconds = None if stop_at is not None or live is not None else SECONDS
+    asked = ReplayRequest(to=to, stop_at=stop_at, live=live, here=True, seconds=seconds)
+    screen = _Screen(shell)
+    replay = Replay(found, agent, run=run, secret_key=key, asked=asked, tell=screen.step)
+    if live is not None:
+        _refuse_unsaid(replay, live, yes=yes)
+    screen.begin(replay, source)
+    with contextlib.redirect_stdout(sys.stderr) if shell.json else contextlib.nullcontext():
+        replayed = replay.outcome()
+    if shell.json:
+        shell.emit(_document(replayed))
+    else:
+        screen.end(replayed)
+    if replay.missed is not None:
+        shell.note(f"the code never came to step {replay.missed}, so the debugger had nowhere to stop")
+    return Exit.BAD if replayed.parted is not None else Exit.DONE
+
+
+# what is replayed, and with which code ------------------------------------------------------------
+
+
+def _found(shell: Shell, source: str, run: str | None) -> tuple[Export, bytes | None]:
+    """A run of the store, as a copy and with the key of its secrets; or what a file holds."""
+    is_file = Path(source).is_file()
+    if not is_file or (shell.exists and not bundle.is_archive(source) and shell.client.store.head(source) is not None):
+        log = shell.client.log
+        return Export(source, export(log, shell.run(source), children=run is not None)), log.store.secret_key
+    if not bundle.is_archive(source):
+        found = read(source)
+        if run is not None and run not in found.runs:
+            raise CommandFailed(f"{source}: has no run {run}; it has {', '.join(found.runs)}")
+        return found, None
+    for found in bundle.read(source):
+        if run is None or found.header.run == run:
+            return found, None
+    raise RunUnknown(run or source)
+
+
+def _agent(shell: Shell, found: Export, run: str, target: str | None) -> AnyAgent:
+    """The agent that is named, or the one that the record names, in the app or in a file here."""
+    if target is not None:
+        return shell.agent(target)
+    name = _name_of(found, run)
+    shell.load_app()
+    with contextlib.suppress(AgentUnknown):
+        return AGENTS.get(name)
+    here = [each for each in apps.declared_here() if each.endswith(f":{name}")]
+    if len(here) == 1:
+        return shell.agent(here[0])
+    which = f"which of them: --agent {' or '.join(here)}?" if here else f"where is it? Name it: --agent app.py:{name}"
+    raise CommandFailed(f"{run}: was a run of {name}; {which}")
+
+
+def _name_of(found: Export, run: str) -> str:
+    """The agent whose run it is, as its first event says."""
+    first = found.rows[found.lineage(run)[0].run][0]
+    name: str = msgspec.json.decode(first.body).get("agent", "")
+    return name
+
+
+def _refuse_unsaid(replay: Replay, step: str, *, yes: bool) -> None:
+    """What does something to the world is run only if somebody says so."""
+    if replay.export.header.redacted is not None:
+        raise CommandFailed(f"--live {step}: the file is redacted, and stand-ins are nothing to call anybody with")
+    found = may_try(replay.state, replay.run, step)
+    if found.effect in ("reads", None) or yes:
+        return
+    arguments = replay.state.data(found.edited or found.intended).get("arguments")
+    call = f"{found.name}({paint.arguments(arguments, 120)})"
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"--live {step}: {call} does something to the world; nobody is here to say so; add --yes")
+    if not click.confirm(
+        visible(f"Run step {step} for real, {call}, whose effect is {found.effect}?"), default=False, err=True
+    ):
+        raise CommandFailed(f"--live {step}: nothing was run")
+
+
+# what is shown ------------------------------------------------------------------------------------
+
+
+class _Screen:
+    """Tells a person what comes of a replay, as it comes."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._replay: Replay | None = None
+
+    def _print(self, *parts: str | tuple[str, str], wrap: bool = True) -> None:
+        cut: Any = {"soft_wrap": True} if wrap else {"no_wrap": True, "overflow": "ellipsis"}
+        self._shell.out.print(Text.assemble(*parts), **cut)
+
+    def begin(self, replay: Replay, source: str) -> None:
+        self._replay = replay
+        if self._shell.json:
+            return
+        state = replay.state
+        origin = f", from {source}" if source != replay.run else ""
+        redacted = ", redacted" if replay.export.header.redacted is not None else ""
+        count = len(state.fold.steps)
+        told = f"  {state.agent}, {count} step{'' if count == 1 else 's'} on record{origin}{redacted}, "
+        self._print((replay.run, "bold"), told, (state.status, paint.STYLES.get(state.status, "")))
+
+    def step(self, played: Played) -> None:
+        """One step that was given its outcome."""
+        if self._shell.json:
+            return
+        style, live = paint.STYLES.get(played.status, ""), "live " if played.is_live else ""
+        told = paint.brief(_said(played), max(self._shell.out.width - _NAME_CHARS - 11 - len(live), 40))
+        self._print(
+            (f"  {paint.SIGNS.get(played.status, '·')} ", style), (f"{played.step:<5} ", "dim"),
+            f"{paint.brief(played.name, _NAME_CHARS):<{_NAME_CHARS}} ", (live, "bold yellow"),
+            (told, "red" if played.status == "failed" else "dim"), wrap=False,
+        )  # fmt: skip
+        if played.drift is not None:
+            for line in _changes(played.drift.recorded, played.drift.found):
+                self._print(("          ~ ", "yellow"), ("drifts: ", "yellow"), line, wrap=False)
+        if played.is_live and self._replay is not None and self._replay.live is not None:
+            for line in _lived(self._replay.live):
+                self._print(("          ", ""), (line, "yellow"), wrap=False)
+
+    def end(self, replayed: Replayed) -> None:
+        for stray in replayed.strays:
+            self._print(("  ~ ", "yellow"), str(stray))
+        if replayed.played:
+            self._print("")
+        sign, style = {
+            "agrees": ("✓", "bold green"), "parted": ("✗", "bold red"), "beyond": ("→", "bold yellow"),
+            "stopped": ("■", "bold cyan"),
+        }[replayed.outcome]  # fmt: skip
+        self._print((f"{sign} ", style), verdict(replayed))
+
+
+def verdict(replayed: Replayed) -> str:
+    """What came of it, in one line."""
+    called = "nothing was called" if replayed.live is None else "nothing else was called"
+    match replayed.outcome:
+        case "parted":
+            assert replayed.parted is not None
+            step, reason = replayed.parted.step, replayed.parted.reason
+            at = f"at step {step}"
+            told = reason.removeprefix(f"{at} ")
+            told = told if called in told else f"{told}; {called}"
+            return f"parted{f' {at}' if step is not None else ''}: {told}"
+        case "beyond":
+            return f"goes on beyond the record with {replayed.beyond}; {called}"
+        case "stopped" if str(replayed.stopped).startswith("the debugger"):
+            return f"stopped: {replayed.stopped}; {called}"
+        case "stopped":
+            return f"stopped {replayed.stopped}; what the code does next was not looked at, and {called}"
+        case _:
+            count = len(replayed.played)
+            ends = {
+                "completed": "came to the same result", "failed": "failed with the same error",
+                "cancelled": "came to where it was cancelled",
+            }.get(replayed.status, f"is {replayed.status} where the record ends")  # fmt: skip
+            return f"agrees: the code took {count} step{'' if count == 1 else 's'} again and {ends}; {called}"
+
+
+def _said(played: Played) -> str:
+    if played.failure is not None:
+        return str(played.failure)
+    if played.status != "done":
+        return played.status
+    output: Any = played.output
+    if not isinstance(output, dict) or played.sort != "wait":
+        return "" if output is None and played.sort in ("wait", "scope", "child") else paint.inline(output)
+    told: dict[str, Any] = output  # pyright: ignore[reportUnknownVariableType]
+    if set(told) == {"kind", "value"}:
+        value = f" {paint.inline(told['value'])}" if told["value"] is not None else ""
+        return f"{told['kind']}{value}"
+    if set(told) == {"status", "result", "failure"}:
+        return paint.inline(told["result"]) if told["status"] == "completed" else str(told["status"])
+    return paint.inline(told)
+
+
+def _lived(live: Live) -> Iterator[str]:
+    """What a step gave for real, beside what is on record."""
+    if live.found_failure is not None or live.recorded_failure is not None:
+        was = live.recorded_failure or shown(_json(live.recorded), 80)
+        now = live.found_failure or shown(_json(live.found), 80)
+        yield f"for real: the record has {was}, it gave {now}"
+        return
+    lines = list(_changes(live.recorded, live.found))
+    yield from (f"for real: {line}" for line in lines or ["it gave what is on record"])
+
+
+def _changes(recorded: Any, found: Any) -> Iterator[str]:
+    changes = values(_json(recorded), _json(found))
+    for change in changes[:_CHANGES_MAX]:
+        yield f"{f'{change.path}: ' if change.path else ''}{shown(change.before, 60)} is now {shown(change.after, 60)}"
+    if len(changes) > _CHANGES_MAX:
+        yield f"and {len(changes) - _CHANGES_MAX} more"
+
+
+def _json(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(plain(value)))
+
+
+def _document(replayed: Replayed) -> dict[str, Any]:
+    """The same for a program."""
+    parted = replayed.parted
+    return {
+        "run": replayed.run,
+        "agent": replayed.agent,
+        "outcome": replayed.outcome,
+        "says": verdict(replayed),
+        "status": replayed.status,
+        "result": replayed.result,
+        "failure": replayed.failure,
+        "parted": None if parted is None else {"step": parted.step, "reason": parted.reason},
+        "beyond": replayed.beyond,
+        "stopped": replayed.stopped,
+        "redacted": replayed.is_redacted,
+        "played": replayed.played,
+        "drifts": replayed.drifts,
+        "strays": [{**stray._asdict()} for stray in replayed.strays],
+        "live": replayed.live,
+    }

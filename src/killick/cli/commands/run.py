@@ -1,0 +1,421 @@
+"""The commands that run agents: `run` drives one here and shows it go, `start` leaves it to somebody else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Final, NamedTuple, get_type_hints
+
+import click
+import msgspec
+from rich.text import Text
+
+from killick.cli import apps, prompt
+from killick.cli import style as paint
+from killick.cli.commands.inbox import commands, print_wait
+from killick.cli.context import Shell, Unparsed, command, completing, parsed, text_of
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.client.client import Client
+from killick.definitions.registry import AGENTS, AnyAgent
+from killick.errors import (
+    AgentUnknown,
+    KillickError,
+    RunDiverged,
+    RunFailed,
+    RunPaused,
+    RunWaiting,
+    StepFailed,
+    ValueRefused,
+)
+from killick.model.codec import plain
+from killick.model.fold import Step
+from killick.model.state import State
+from killick.store.protocol import ENDED
+
+LOOK_SECONDS: Final = 0.1
+"""How often progress looks at the record."""
+
+LONG_US: Final = 1_000_000
+"""A step that takes longer than this is shown before it ends."""
+
+
+@completing
+def complete_agent(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Agents that can be named here, by reading files and running none."""
+    return apps.declared_here(shell.app)
+
+
+def _about_a_run(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The parameters that `run` and `start` share."""
+    for declare in (
+        click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag to find it by. May be repeated."),
+        click.option("--priority", metavar="N", type=int, help="Higher goes first."),
+        click.option("--id", "run", metavar="ID", help="The run's id: the same id again goes on with the same run."),
+        click.option(
+            "--input", "-i", "text", metavar="VALUE", help="What to give it: JSON, text, @FILE, or - (stdin)."
+        ),
+        click.argument("agent", required=False, shell_complete=complete_agent),
+    ):
+        fn = declare(fn)
+    return fn
+
+
+# run ----------------------------------------------------------------------------------------------
+
+
+@command("run", app=True)
+@_about_a_run
+@click.option("--fresh", is_flag=True, help="A new run, even where one of the same input was not finished.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the result.")
+def run_command(
+    shell: Shell,
+    agent: str | None,
+    text: str | None,
+    run: str | None,
+    priority: int | None,
+    tags: tuple[str, ...],
+    fresh: bool,
+    quiet: bool,
+) -> Exit:
+    """Run an agent here: starts it, or goes on with it. Prints its result.
+
+    AGENT is app.py:agent, module:agent, or a name in the app of [tool.killick]. Without it, --id names a run to go on
+    with. Timers are sat out. Where it waits for a person it asks you, or without a terminal ends with exit code 3.
+
+    \b
+      killick run app.py:review --input '{"id": 17}'
+      killick run app.py:review --id claim_17
+    """
+    if fresh and run:
+        raise CommandFailed("--fresh starts a new run, --id names one; leave one of them out")
+    going = _going(shell, agent, text, run)
+    client, found = shell.creating(), going.agent
+    with _hushed():
+        run, new = client.begin(found, going.input, going.run, priority, tags, fresh)
+    if new is not None:
+        client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
+    elif going.run is None and not quiet:
+        shell.note(f"{run}: goes on with this run, which was not finished; --fresh starts another")
+    going = going._replace(run=run)
+    row = client.store.index(run)
+    is_over = row is not None and row.status in ENDED
+    try:
+        result = _outcome(shell, going, quiet=quiet) if is_over else _drive(shell, going, quiet=quiet)
+    except KeyboardInterrupt:
+        raise CommandFailed(f"{run}: parked where it was; to go on: {going.again(shell)}", Exit.INTERRUPTED) from None
+    except (RunWaiting, RunFailed) as stopped:
+        return _stopped(shell, going, stopped)
+    if shell.json:
+        shell.emit({"run": run, "status": "completed", "result": result})
+    else:
+        _print_result(shell, result)
+    if not (quiet or is_over):
+        facts = client.state(run).fold.facts
+        took = paint.span(facts.changed_at - facts.started_at)
+        shell.note(f"{run}: completed, {_steps(facts.committed)} in {took}")
+    return Exit.DONE
+
+
+class Going(NamedTuple):
+    """A run to be driven: by which agent, named how, on what."""
+
+    agent: AnyAgent
+    target: str | None
+    input: Any
+    run: str | None
+
+    def again(self, shell: Shell) -> str:
+        """The command that goes on with it."""
+        if self.target is None or shell.app:
+            return shell.goes_on(str(self.run), self.agent.name)
+        return shell.typed("run", self.target, "--id", str(self.run))
+
+
+def _going(shell: Shell, target: str | None, text: str | None, run: str | None) -> Going:
+    """What to run: as it is named, or as it is on record. Makes nothing yet."""
+    if target is not None:
+        agent = shell.agent(target)
+        if text is None and run is not None and (recorded := _recorded(shell, run)) is not None:
+            return Going(agent, target, recorded.input, run)
+        return Going(agent, target, fitting(agent, text), run)
+    if run is None:
+        raise CommandFailed("run what? Name an agent, as app.py:agent, or a run to go on with, as --id RUN")
+    recorded = shell.client.state(shell.run(run))
+    shell.load_app()
+    try:
+        agent = AGENTS.get(recorded.agent)
+    except AgentUnknown:
+        raise CommandFailed(
+            f"{run}: is a run of {recorded.agent}, which is not declared here; say where it is: "
+            f"{shell.goes_on(run, recorded.agent)}"
+        ) from None
+    return Going(agent, None, recorded.input if text is None else fitting(agent, text), run)
+
+
+def _recorded(shell: Shell, run: str) -> State | None:
+    """A run that may exist, in a store that may."""
+    return shell.client.state(run) if shell.exists and shell.client.store.head(run) is not None else None
+
+
+def _outcome(shell: Shell, going: Going, *, quiet: bool) -> Any:
+    """The recorded outcome of a run that is over."""
+    if not quiet:
+        shell.note(f"{going.run}: ended earlier; this is its recorded outcome")
+    with _hushed():
+        return shell.client.run(going.agent, going.input, id=going.run)
+
+
+def _drive(shell: Shell, going: Going, *, quiet: bool) -> Any:
+    """Drive a run to its result, asking whoever sits here what it asks."""
+    client, run = shell.client, str(going.run)
+
+    async def go() -> Any:
+        return await client.run.soon(going.agent, going.input, id=run)
+
+    while True:
+        try:
+            with Progress(shell, client, run, shown=shell.err.is_terminal and not quiet):
+                return client.blocking(go())
+        except RunWaiting as waiting:
+            if isinstance(waiting, RunPaused | RunDiverged) or shell.json or not prompt.can_ask():
+                raise
+            if not prompt.ask(client, waiting):
+                raise
+
+
+def _stopped(shell: Shell, going: Going, stopped: RunWaiting | RunFailed) -> Exit:
+    """Say where a run stands that has no result, and what to do about it."""
+    run = stopped.run
+    if isinstance(stopped, RunFailed):
+        failure = stopped.failure
+        # A step that failed names itself in what it says.
+        told = f" at {failure.message}" if failure.is_a(StepFailed) else f": {failure}"
+        line = f"{run}: failed{told}".replace("killick.errors.", "")
+        if shell.json:
+            shell.emit({"run": run, "status": "failed", "failure": stopped.failure, "not_undone": stopped.not_undone})
+        rest = f"; not undone: {', '.join(stopped.not_undone)}" if stopped.not_undone else ""
+        moves = f"`{shell.typed('show', run)}` says why, `{shell.typed('resume', run)}` lets it try again"
+        raise CommandFailed(f"{line}{rest}; {moves}", Exit.BAD)
+    if shell.json:
+        waits = [
+            {**{n: getattr(w, n) for n in w.__struct_fields__}, "commands": commands(shell, w)} for w in stopped.waits
+        ]
+        shell.emit({"run": run, "status": "paused" if isinstance(stopped, RunPaused) else "waiting", "waits": waits})
+    if isinstance(stopped, RunPaused):
+        raise CommandFailed(f"{run}: is paused; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING)
+    if isinstance(stopped, RunDiverged):
+        raise CommandFailed(str(stopped), Exit.WAITING)
+    if not stopped.waits:
+        raise CommandFailed(
+            f"{run}: waits for somebody to look at it; `{shell.typed('resume', run)}` lets it go on", Exit.WAITING
+        )
+    if not shell.json:
+        for wait in stopped.waits:
+            print_wait(shell, wait, err=True)
+        shell.note(f"{run}: waits; when that is done: {going.again(shell)}")
+    return Exit.WAITING
+
+
+def _print_result(shell: Shell, result: Any) -> None:
+    if result is None:
+        return
+    text = result if isinstance(result, str) else msgspec.json.format(msgspec.json.encode(plain(result))).decode()
+    shell.out.print(text, markup=False, soft_wrap=True)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+@contextmanager
+def _hushed() -> Generator[None, None, None]:
+    """Keep the log silent where we say the same in words of the command line."""
+    logger = logging.getLogger("killick")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+# start --------------------------------------------------------------------------------------------
+
+
+@command("start", app=True)
+@_about_a_run
+def start_command(
+    shell: Shell, agent: str | None, text: str | None, run: str | None, priority: int | None, tags: tuple[str, ...]
+) -> None:
+    """Create a run for somebody else to advance, and print its id. The same id again is the same run.
+
+    \b
+      killick start app.py:review --input @claim.json --id claim_20 --priority 5
+    """
+    if agent is None:
+        raise CommandFailed("start what? Name an agent, as app.py:agent")
+    found = shell.agent(agent)
+    value = fitting(found, text)
+    client = shell.creating()
+    known = run is not None and client.store.head(run) is not None
+    handle = client.start(found, value, id=run, priority=priority, tags=tags)
+    status = handle.info().status
+    if shell.json:
+        shell.emit({"run": handle.id, "agent": found.name, "status": status, "created": not known})
+        return
+    shell.out.print(handle.id, markup=False, soft_wrap=True)
+    state = f"was there before and is {status}" if known else "is queued for a worker"
+    shell.note(f"{state}; to run it here: {Going(found, agent, value, handle.id).again(shell)}")
+
+
+# input --------------------------------------------------------------------------------------------
+
+
+def fitting(agent: AnyAgent, text: str | None) -> Any:
+    """The input that somebody wrote, as what the agent takes; or one line that says what it takes."""
+    takes = f"{agent.name} takes {_shape(agent.input_type)}"
+    if text is None:
+        if agent.takes_input and _refused(agent, None) is not None:
+            raise CommandFailed(f"{takes}; add --input VALUE: JSON, text, @FILE, or - for stdin")
+        return None
+    if not agent.takes_input:
+        raise CommandFailed(f"{agent.name} takes no input; leave --input out")
+    raw = text_of(text)
+    found = parsed(raw)
+    if isinstance(found, Unparsed):
+        if (refused := _refused(agent, raw)) is None:
+            return raw
+        if raw[:1] in '{["':
+            raise CommandFailed(f"--input: is not JSON ({found.why}); {takes}")
+        raise CommandFailed(f"{_misfit(refused)}; {takes}")
+    for value in (found, raw):
+        if _refused(agent, value) is None:
+            return value
+    try:
+        # What JSON has no word for is written as text: dates, identifiers, decimals, bytes.
+        return msgspec.convert(found, agent.input_type)
+    except (msgspec.ValidationError, TypeError):
+        raise CommandFailed(f"{_misfit(_refused(agent, found))}; {takes}") from None
+
+
+def _refused(agent: AnyAgent, value: Any) -> ValueRefused | None:
+    try:
+        agent.checked(value)
+    except ValueRefused as refused:
+        return refused
+    return None
+
+
+def _misfit(refused: ValueRefused | None) -> str:
+    assert refused is not None
+    return f"{refused.path}: {refused.reason[:1].lower()}{refused.reason[1:]}".replace("`", "")
+
+
+def _shape(kind: Any) -> str:
+    """A type as people would write it, with its fields where it has some."""
+    try:
+        fields = get_type_hints(kind) if isinstance(kind, type) else {}
+    except (NameError, TypeError):
+        fields = {}
+    inside = ", ".join(f"{name}: {_type(each)}" for name, each in fields.items() if not name.startswith("_"))
+    return f"{_type(kind)}({paint.brief(inside, 120)})" if inside else _type(kind)
+
+
+def _type(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+# progress -----------------------------------------------------------------------------------------
+
+_OVER: Final = ("done", "failed", "cancelled")
+
+
+class Progress:
+    """Shows the steps of a run as they end, from the record, while another thread is busy with it."""
+
+    def __init__(self, shell: Shell, client: Client, run: str, *, shown: bool) -> None:
+        self._shell, self._client, self._run = shell, client, run
+        self._after = client.log.head(run).seq
+        self._shown: dict[tuple[str, int], str] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="killick-progress", daemon=True) if shown else None
+
+    def __enter__(self) -> Progress:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _follow(self) -> None:
+        """Until the run is over. Progress is a courtesy: what cannot be read or printed costs the run nothing."""
+        with suppress(OSError):
+            over = False
+            while not over:
+                over = self._done.wait(LOOK_SECONDS)
+                with suppress(KillickError):
+                    self._look()
+
+    def _look(self) -> None:
+        """Print what is new. Steps are shown as they are now, each as often as it comes to something else."""
+        recorded = self._client.events(self._run, after=self._after)
+        state = self._client.state(self._run)
+        if recorded:
+            self._after = recorded[-1].seq
+        touched = dict.fromkeys(named for each in recorded if (named := getattr(each.event, "step", None)))
+        current = state.fold.facts.current
+        for named in [*touched, *([current] if current and current not in touched else [])]:
+            step = state.fold.step(named)
+            if step is not None:
+                self._show(state, step)
+
+    def _show(self, state: State, step: Step) -> None:
+        now = self._client.clock.now_us()
+        is_new = self._shown.get((step.id, step.intended)) != step.status
+        is_busy = step.status in ("intended", "running")
+        if is_new and (not is_busy or now - step.at > LONG_US):
+            self._shown[step.id, step.intended] = step.status
+            self._shell.err.print(line_of(state, step, now), no_wrap=True, overflow="ellipsis")
+
+
+def line_of(state: State, step: Step, now_us: int) -> Text:
+    """A step on one line: its number, its name, and how it ended or what keeps it."""
+    style = paint.STYLES.get(step.status, "")
+    line = Text().append(f"  {paint.SIGNS.get(step.status, '·')} ", style=style).append(f"{step.id:<4} ", style="dim")
+    line.append(f"{paint.brief(step.name, 32):<20} ", style="bold" if step.status in _OVER else "")
+    if step.status == "delayed" and step.delayed_until is not None:
+        return line.append(f"again {paint.ago(step.delayed_until, now_us)}: {_why(state, step)}", style=style)
+    if step.status in ("failed", "in_doubt"):
+        return line.append(_why(state, step), style=style)
+    if step.status == "done":
+        line.append(paint.span(max(step.ended_at - step.at, 0)), style="dim")
+        tried = len(step.attempts)
+        said = _said(state, step)
+        return line.append(f", {tried} attempts" if tried > 1 else "", style="yellow").append(said)
+    return line.append("waits" if step.status == "waiting" else step.status.replace("_", " "), style=style)
+
+
+def _why(state: State, step: Step) -> str:
+    """What went wrong last."""
+    ended = next((attempt.ended for attempt in reversed(step.attempts) if attempt.ended), step.ended)
+    failure = state.data(ended).get("failure")
+    if isinstance(failure, dict):
+        told: dict[str, Any] = failure  # pyright: ignore[reportUnknownVariableType]
+        return paint.brief(f"{told.get('type')}: {told.get('message')}", 200)
+    return step.status.replace("_", " ")
+
+
+def _said(state: State, step: Step) -> str:
+    """What was decided or answered."""
+    if step.sort == "decision":
+        return f"  {paint.brief(state.output_of(step), 40)}"
+    if step.sort == "wait" and isinstance(answer := state.output_of(step), dict):
+        return f"  {paint.brief(answer.get('kind', answer), 40)}"  # pyright: ignore
+    return ""

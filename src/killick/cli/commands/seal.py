@@ -1,0 +1,224 @@
+"""`killick store seal` and `prove`, and `killick verify --proof`: the files and the words around seals. Decides
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.filesize import decimal
+
+from killick.audit.checkpoint import checkpoint, new_key
+from killick.audit.proof import Proved, has_grown_out_of, verify_proof
+from killick.audit.seal import SEALS, Sealed
+from killick.cli import style
+from killick.cli.commands.store import LISTED_MAX, many, progress, say, say_next
+from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.errors import ProofBroken
+from killick.permissions import create_private
+
+KEY: Final = "KILLICK_SEAL_KEY"
+"""The variable that names the private key."""
+
+_file: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+# seal ---------------------------------------------------------------------------------------------
+
+
+@command("seal")
+@click.option("--key", type=_file, envvar=KEY, help=f"The private key to sign with, in PEM.  [env: {KEY}]")
+@click.option("--new-key", type=_file, help="Make a key here, and seal with it; FILE.pub is for whoever verifies.")
+@click.option("--out", type=_file, help="Write the checkpoint here, and not to stdout.")
+def seal_command(shell: Shell, key: Path | None, new_key: Path | None, out: Path | None) -> Exit:
+    """Seal what changed since the last seal.
+
+    A seal says what every run was, in one tree of hashes whose root is signed. That signed root is the checkpoint: keep
+    it where nobody can change it together with the store. Whoever has it and the public key can tell that an event was
+    changed, a run removed, or the whole store rolled back, with `killick verify --checkpoint FILE --key PUB`. The
+    private key is nowhere in the store.
+
+    \b
+      killick store seal --new-key seal.pem --out monday.seal
+    """
+    kd = shell.client
+    if out is not None and out.exists():
+        _check_older(shell, out)
+    signer = _key(shell, key, new_key)
+    with progress(shell) as tell:
+        done = kd.seal(signer, by=somebody(), progress=tell)
+    if out is not None:
+        written(out, done.file.encode())
+    lost = [run for run, file in done.gone.items() if file is None]
+    if shell.json:
+        shell.emit({**msgspec.to_builtins(done), "out": None if out is None else str(out)})
+    else:
+        _print_sealed(shell, done, out)
+    return Exit.BAD if done.refused or lost else Exit.DONE
+
+
+def _key(shell: Shell, key: Path | None, new: Path | None) -> bytes:
+    if new is None:
+        if key is None:
+            raise CommandFailed(
+                f"seal: needs a key to sign with; --new-key FILE makes one, --key FILE or {KEY} names it"
+            )
+        return found_in(key)
+    private, public = new_key()
+    pub = new.with_name(f"{new.name}.pub")
+    for path, data in ((new, private), (pub, public)):
+        try:
+            with create_private(path) as file:
+                file.write(data)
+        except FileExistsError:
+            raise CommandFailed(
+                f"{path}: is there already, and a key is never overwritten; name another file"
+            ) from None
+        except OSError as error:
+            raise CommandFailed(f"{path}: cannot be written ({error.strerror}); name another file") from None
+    shell.note(f"made a new key: {new}, for nobody but who seals; {pub} is for whoever verifies")
+    return private
+
+
+def _check_older(shell: Shell, out: Path) -> None:
+    """A checkpoint gives way only to one that grew out of it: otherwise it is evidence."""
+    try:
+        older = checkpoint(found_in(out), str(out))
+    except ProofBroken:
+        raise CommandFailed(f"{out}: is there, and is no checkpoint; name another file") from None
+    if not has_grown_out_of(shell.client.log, older):
+        raise CommandFailed(
+            f"{out}: this store is not what that checkpoint signs, so it is kept; see what is different with "
+            f"killick verify --checkpoint {shlex.quote(str(out))} --key PUB",
+            Exit.BAD,
+        )
+
+
+def _print_sealed(shell: Shell, done: Sealed, out: Path | None) -> None:
+    for run, why in done.refused.items():
+        say(shell, "✗", (run, "bold"), f"  {why}: it is not sealed")
+        say_next(shell, "verify", run)
+    for run, file in list(done.gone.items())[:LISTED_MAX]:
+        where = f"was pruned into {file}" if file else "is gone, and nothing says where to"
+        say(shell, "~" if file else "✗", (run, "bold"), f"  {where}")
+    if len(done.gone) > LISTED_MAX:
+        say(shell, "", (f"  and {len(done.gone) - LISTED_MAX:,} more; --json lists them", "dim"))
+    if done.other_key is not None:
+        say(shell, "~", f"the seal before was signed with another key, {done.other_key}")
+    if done.fresh:
+        runs = sum(run != SEALS for run in done.runs)
+        what = f"seal {done.number:,}: {many(runs, 'run')}, {many(done.events, 'new event')}"
+        say(shell, "✓", what, f", signed with key {done.key}")
+    else:
+        say(shell, "✓", f"nothing changed since seal {done.number:,}, signed with key {done.key}")
+    if out is None:
+        shell.out.print(done.file.partition("\n{")[0], markup=False, soft_wrap=True)
+        say(shell, "", "Keep this where nobody can change it together with the store; --out FILE writes it, and more.")
+    else:
+        say(shell, "", "  ", (str(out), "bold"), "  keep it where nobody can change it together with the store")
+
+
+# prove --------------------------------------------------------------------------------------------
+
+
+@command("prove")
+@run_argument
+@click.argument("seq")
+@click.option("--values", is_flag=True, help="Show the event's values too, and not only their hash.")
+@click.option("--since", type=_file, help="A checkpoint that the reader keeps: shows that the seals grew out of it.")
+@click.option("--out", type=_file, help="Write the proof here, and not to stdout.")
+def prove_command(shell: Shell, run: str, seq: str, values: bool, since: Path | None, out: Path | None) -> None:
+    """Prove one event to somebody who has no store.
+
+    The proof is one small file that shows that event alone; `killick verify --proof FILE --key PUB` verifies it
+    anywhere. The event has to be sealed. `killick show RUN --log` lists events and their numbers.
+    """
+    run = shell.run(run)
+    if not seq.removeprefix("@").isdecimal():
+        raise CommandFailed(f"{seq}: is no event's number; killick show {run} --log lists them")
+    number = int(seq.removeprefix("@"))
+    kept = None if since is None else found_in(since)
+    proof = shell.client.prove(run, number, values=values, since=kept)
+    if out is None:
+        click.echo(proof.file, nl=False)
+        return
+    written(out, proof.file)
+    size = checkpoint(proof.checkpoint).size
+    if shell.json:
+        shell.emit({"run": run, "seq": number, "size": size, "bytes": len(proof.file), "out": str(out)})
+        return
+    say(shell, "✓", (str(out), "bold"), f"  event {number} of {run}, {decimal(len(proof.file))}")
+    say(shell, "", (f"    {shlex.join(('killick', 'verify', '--proof', str(out), '--key'))} PUB", "green"))
+
+
+# verify -------------------------------------------------------------------------------------------
+
+
+def verify_file(shell: Shell, path: Path, key: Path | None, kept: Path | None) -> Exit:
+    """Verify a proof, for which no store is needed."""
+    if key is None:
+        raise CommandFailed("--proof: needs --key PUB, the public key of whoever sealed the store")
+    public, known = found_in(key), None if kept is None else found_in(kept)
+    broken, proved = None, None
+    try:
+        proved = verify_proof(found_in(path), public, known)
+    except ProofBroken as error:
+        if error.place == "key":
+            raise CommandFailed(f"{key}: {error.reason}") from None
+        broken = error.reason if error.place == "proof" else str(error)
+    if shell.json:
+        told = {} if proved is None else msgspec.structs.asdict(proved)
+        shell.emit({"holds": broken is None, "broken": broken, **told})
+    elif proved is None:
+        say(shell, "✗", (str(path), "bold"), f"  {broken}")
+    else:
+        _print_proved(shell, proved)
+    return Exit.DONE if broken is None else Exit.BAD
+
+
+def _print_proved(shell: Shell, proved: Proved) -> None:
+    event = dict(proved.event)
+    kind, at = event.pop("kind"), event.pop("at")
+    event.pop("data", None)
+    say(shell, "✓", "proved: event ", (f"{proved.seq} of {proved.run}", "bold"), f"  {kind}, {style.moment(at)}")
+    shown: dict[str, Any] = {**event, **(proved.values or {})}
+    for name, value in shown.items():
+        if value is not None:
+            say(shell, "", (f"  {name}: ", "dim"), style.brief(value, 110))
+    say(shell, "", (f"  in {proved.store}, under a checkpoint of {many(proved.size, 'entry', 'entries')}", "dim"))
+
+
+# files --------------------------------------------------------------------------------------------
+
+
+def found_in(path: Path) -> bytes:
+    """What a file holds, or one line that says why that cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CommandFailed(f"{path}: cannot be read ({error.strerror}); name another file") from None
+
+
+def written(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with create_private(part) as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise CommandFailed(f"{path}: cannot be written ({error.strerror}); name another file") from None

@@ -1,0 +1,125 @@
+"""`killick serve`: the dashboard and the HTTP API over a store, from this process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import importlib
+import os
+import tempfile
+import webbrowser
+from functools import partial
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from killick.cli import apps
+from killick.cli.commands.worker import telling
+from killick.cli.context import Shell, command
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.definitions.registry import AGENTS
+from killick.errors import AccessRefused
+
+EXTRA: Final = ("jinja2", "starlette", "uvicorn")
+"""What the web needs that Killick by itself does not."""
+
+
+@command("serve", app=True)
+@click.argument("target", metavar="[APP]", required=False)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+              help="The address to serve on. One that others can reach takes tokens.")  # fmt: skip
+@click.option("--port", metavar="N", type=click.IntRange(0, 65_535), default=8300, show_default=True,
+              help="The port; 0 takes a free one.")  # fmt: skip
+@click.option("--worker/--no-worker", default=False, help="Also serve the runs that are due.  [default: no]")
+@click.option("--redact", metavar="FIELD", multiple=True,
+              help="Show the values of this field to nobody, nor where else they stand. May be repeated.")  # fmt: skip
+@click.option("--webhook", "webhooks", metavar="NAME=ENV", multiple=True,
+              help="Take webhooks as events of this name; the variable has their secret. May be repeated.")  # fmt: skip
+@click.option("--host-name", "host_names", metavar="NAME", multiple=True,
+              help="A further name of this machine, for a server without tokens. May be repeated.")  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser.")
+def serve_command(
+    shell: Shell, target: str | None, host: str, port: int, worker: bool, redact: tuple[str, ...],
+    webhooks: tuple[str, ...], host_names: tuple[str, ...], opens: bool,
+) -> Exit:  # fmt: skip
+    """Serve the dashboard and the HTTP API, until it is told to stop.
+
+    APP is the file or module that declares the agents, so that they can be started; without it, the app of
+    [tool.killick]. Until the store has a token, its owner signs in by a one-time link that is printed; any address
+    but this machine's own is refused without a token.
+
+    \b
+      killick serve app.py --worker
+      killick serve --open
+      killick serve --host 0.0.0.0 --redact card_number
+    """
+    if missing := [name for name in EXTRA if find_spec(name) is None]:
+        raise CommandFailed(f"the dashboard needs its extra ({', '.join(missing)} missing); pip install 'killick[web]'")
+    if target is not None:
+        apps.load_module(target)
+    else:
+        shell.load_app()
+    if worker and not AGENTS.names():
+        raise CommandFailed("no agents are declared here for a worker; name the app: `killick serve app.py --worker`")
+    client = shell.creating() if target or shell.app else shell.client
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "worker": worker,
+        "redact": redact or tuple(shell.settings.get("redact", ())),
+        "webhooks": dict(map(_secret, webhooks)),
+        "host_names": host_names,
+    }
+    # The web is another surface: this one knows it by name only.
+    server = importlib.import_module("killick.web.server")
+    options["ready"] = partial(_ready, shell, opens=opens, alone=server.is_loopback(host))
+    options["renewed"] = partial(_renewed, shell)
+    try:
+        with telling(shell):
+            asyncio.run(server.serve(client, **options))
+    except AccessRefused as error:
+        raise CommandFailed(str(error)) from None
+    return Exit.DONE
+
+
+def _secret(text: str) -> tuple[str, str]:
+    name, _, variable = text.partition("=")
+    if not name or not variable:
+        raise CommandFailed(f"{text!r}: no name and variable; write it as --webhook order.created=ORDERS_SECRET")
+    if not os.environ.get(variable):
+        raise CommandFailed(f"{variable}: not in the environment; set it to the secret of the webhook {name}")
+    return name, f"env:{variable}"
+
+
+def _ready(shell: Shell, url: str, link: str | None, *, opens: bool, alone: bool) -> None:
+    if shell.json:
+        shell.emit_line({"what": "serving", "url": url, "store": shell.client.store.place, "link": link})
+    else:
+        shell.out.print(f"serving {shell.client.store.place} at {url}", soft_wrap=True, markup=False)
+        if link is not None:
+            shell.out.print(f"sign in, once, by {link}", soft_wrap=True, markup=False)
+    if not alone:
+        shell.note("others can reach this address, in the clear: let a proxy with TLS stand before it")
+    if opens:
+        webbrowser.open(url if link is None else _page_to(link).as_uri())
+
+
+def _renewed(shell: Shell, link: str) -> None:
+    with contextlib.suppress(OSError):  # the browser is signed in, though nobody may read what we print
+        if shell.json:
+            shell.emit_line({"what": "link", "link": link})
+        else:
+            shell.out.print(f"signed in; the next browser signs in by {link}", soft_wrap=True, markup=False)
+
+
+def _page_to(link: str) -> Path:
+    """A page of the owner's that leads to a link: a link on a browser's command line is for every user to see."""
+    descriptor, name = tempfile.mkstemp(prefix="killick-", suffix=".html")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">')
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)

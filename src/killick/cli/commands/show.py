@@ -1,0 +1,498 @@
+"""The command `show`: where a run is and what to type next; then what happened to it, or one of its other faces."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+import msgspec
+from rich.text import Text
+
+from killick.cli import approval_view, moments, style
+from killick.cli.commands.files import show as show_files
+from killick.cli.commands.inbox import commands
+from killick.cli.context import Shell, command, run_argument
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.moments import process
+from killick.cli.run_view import VALUE_CHARS, WHOLE, Page, asked_of, reply_text
+from killick.cli.window import show as show_window
+from killick.client.client import Client
+from killick.client.inbox import agreement, whom
+from killick.engine import views
+from killick.engine.approval import argument_edits
+from killick.engine.steps.waits import VOTE
+from killick.errors import ValueErased
+from killick.history import listing
+from killick.history.explain import why
+from killick.history.graph.graph import Past, family, generations
+from killick.history.graph.svg import svg as svg_of
+from killick.history.graph.text import text as text_of
+from killick.history.phrasing import counted
+from killick.history.timeline import Timeline, timeline
+from killick.history.timeline_parts import Moment, Wait
+from killick.log import boundaries
+from killick.log.boundaries import RunMoment
+from killick.log.log import Recorded
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.permissions import open_output
+from killick.store.protocol import ENDED, is_held, shown_tags
+
+LOOK_SECONDS: Final = 0.25
+"""How often --follow looks whether something was committed."""
+
+PROSE_COLUMNS: Final = 96
+_HIDDEN: Final = frozenset({"kind", "at", "data", "digest", "identity"})
+
+
+@command("show")
+@run_argument
+@click.argument("path", required=False)
+@click.option("--why", "number", metavar="[STEP]", is_flag=False, flag_value="", help="Explain a step, or where it is.")
+@click.option("--at", metavar="PLACE", help="As it was then: 6:before, 6:after, @17.")
+@click.option("--state", is_flag=True, help="The whole state, as JSON.")
+@click.option("--log", is_flag=True, help="Every event.")
+@click.option("--history", is_flag=True, help="The places that --at, diff, fork and rewind can name.")
+@click.option("--graph", is_flag=True, help="A drawing of it with its forks, children and rewinds.")
+@click.option("--svg", metavar="FILE", help="The same drawing into a file; - is the standard output.")
+@click.option("--window", is_flag=True, help="What its models were sent: what fills it, what is wasted, what left.")
+@click.option(
+    "--files", is_flag=True, help="The files of its workspace; with PATH those of a folder, or what one holds."
+)
+@click.option("--follow", "-f", is_flag=True, help="Print what happens as it is committed, until the run has ended.")
+@click.option("--full", is_flag=True, help="Values whole, and what is usually left out.")
+@click.option("--all", "everything", is_flag=True, help="Every step of a long run; with --history what was left, too.")
+def show_command(
+    shell: Shell,
+    run: str,
+    path: str | None,
+    number: str | None,
+    at: str | None,
+    state: bool,
+    log: bool,
+    history: bool,
+    graph: bool,
+    svg: str | None,
+    window: bool,
+    files: bool,
+    follow: bool,
+    full: bool,
+    everything: bool,
+) -> Exit | None:
+    """One run: where it is, what it waits for and what to type next; then what happened and why.
+
+    \b
+      killick show claim_17
+      killick show claim_17 --why 6
+      killick show claim_17 --at 6:before --state
+      killick show fix_17 --files --at 6:before src/app.py
+    """
+    chosen = [name for name, on in (("--why", number is not None), ("--state", state), ("--log", log),
+              ("--history", history), ("--graph", graph or svg is not None), ("--window", window),
+              ("--files", files), ("--follow", follow)) if on]  # fmt: skip
+    if len(chosen) > 1 or (at and chosen and chosen[0] in ("--follow", "--graph", "--history")):
+        raise CommandFailed(f"{' and '.join([*chosen, *(['--at'] if at else [])])} do not go together; choose one")
+    if path is not None and not files:
+        raise CommandFailed(f"{path}: a PATH is for --files; {shell.typed('show', run, '--files', path)}")
+    client, run = shell.client, shell.run(run)
+    if files:
+        show_files(shell, run, at, path, everything=everything)
+        return None
+    place = boundaries.at(client.log, run, at) if at is not None else None
+    if follow:
+        return _follow(shell, run, full=full)
+    if state:
+        _state(shell, run, place)
+    elif log:
+        _log(shell, run, place, full=full)
+    elif history:
+        _history(shell, run, everything=everything)
+    elif graph or svg is not None:
+        _graph(shell, run, svg)
+    elif window:
+        show_window(shell, run, place, everything=everything, full=full)
+    else:
+        found = timeline(client.log, run, place.seq, keep=place.keep) if place else timeline(client.log, run)
+        if number is not None:
+            _why(shell, found, number, live=place is None, full=full)
+        elif shell.json:
+            shell.emit(found.document())
+        else:
+            _page(shell, found, at, everything=everything, full=full)
+    return None
+
+
+# the page -----------------------------------------------------------------------------------------
+
+
+def _page(shell: Shell, found: Timeline, at: str | None, *, everything: bool, full: bool) -> None:
+    now = shell.client.clock.now_us() if at is None else found.last_at
+    page = Page(found, width=shell.out.width, now_us=now, full=full)
+    parts = [heading(shell, page, at), page.timeline_lines(everything=everything), page.failure(), _foot(shell, page)]
+    for number, part in enumerate(parts):
+        for line, text in enumerate(part):
+            if number and line == 0:
+                shell.out.print()
+            shell.out.print(text, soft_wrap=True)
+
+
+def heading(shell: Shell, page: Page, at: str | None = None) -> Iterator[Text]:
+    """Where a run is, what it waits for, and what to type; or where it was at a place in time."""
+    tl, live = page.timeline, at is None
+    status = standing(shell.client, tl.run, str(tl.status)) if live else str(tl.status)
+    head = Text.assemble((tl.run, "bold")).append("  ").append_text(style.status(status)).append(f"  {tl.agent}")
+    yield head.append(f"  as it was at {at}, {style.moment(tl.last_at)}" if at is not None else "", style="dim")
+    for label, lines in _labelled(shell, page, status, live=live):
+        for number, line in enumerate(lines):
+            yield from style.wrapped(Text(f"  {label if number == 0 else '':<7} ", style="dim"), line, page.width)
+
+
+def _labelled(shell: Shell, page: Page, status: str, *, live: bool) -> Iterator[tuple[str, list[Text]]]:
+    tl, now = page.timeline, page.now_us
+    yield "at", [Text(" · ".join(_where(tl, now)))]
+    if tl.status == "completed" and tl.result is not None:
+        yield "result", [Text(style.brief(tl.result, WHOLE if page.full else 300))]
+    if tl.failed is not None:
+        failure = tl.failed.failure
+        cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
+        told = Text(f"step {tl.failed.step}: " if tl.failed.step is not None else "")
+        told.append(f"{cause.type.rpartition('.')[2]}: ", style="bold red")
+        yield "failed", [told.append(style.brief(cause.message, 300))]
+    crashes = tl.state.fold.facts.crashes
+    if crashes is not None and tl.ended_at is None:
+        about = listing.crash(shell.client.log, tl.run, crashes)
+        again = "" if about.at_us is None else f"; a worker tries again {style.moment(about.at_us)}"
+        yield "crashed", [Text(f"{about.text}{again}", style="red")]
+    if tl.held_back is not None:
+        yield "held", [moments.told(page, tl.held_back)]
+    waits = [line for wait in tl.waits for line in _waits(shell, page, wait)]
+    for step in tl.steps() if tl.ended_at is None else ():
+        if step.status == "delayed" and step.delayed_until is not None:
+            what = f"attempt {len(step.attempts) + 1} of step {step.number}, {step.name}"
+            waits.append(Text(f"{_until(step.delayed_until, now)}, for {what}"))
+    if waits:
+        yield "waits", waits
+    if status == "broken":
+        yield "broken", [Text(str(shell.client.store.quarantined(tl.run)), style="red")]
+    if status == "orphaned":
+        holder = shell.client.log.head(tl.run).holder or tl.holder
+        yield "dead", [Text(f"{process(holder)} was at it and is gone" if holder else "nobody is at it", style="red")]
+    if live and (lines := _next(shell, tl, status, now)):
+        yield "next", lines
+
+
+def _where(tl: Timeline, now_us: int) -> list[str]:
+    place = [tl.place] if tl.place else []
+    if tl.ended_at is not None:
+        took = style.span(tl.ended_at - tl.started_at)
+        return [*place, f"ended {style.moment(tl.ended_at)} ({style.ago(tl.ended_at, now_us)}), after {took}"]
+    step = tl.at_work
+    since = step.intended_at if step is not None else tl.changed_at
+    named = f"step {step.number} " if step is not None else ""
+    return [*place, f"{named}since {style.moment(since)} ({style.ago(since, now_us)})"]
+
+
+def _waits(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
+    """What it waits for, of whom, and until when."""
+    now, about = page.now_us, [f"since {style.moment(wait.opened_at)}"] if len(page.timeline.waits) > 1 else []
+    match wait.waits_for:
+        case "time":
+            yield Text(_until(wait.deadline or 0, now))
+        case "event":
+            yield Text("for a message ").append(wait.name, style="bold")
+        case "child":
+            yield Text("for ").append(wait.name, style="bold").append_text(_child(shell, wait.name))
+        case _ if wait.rule is not None:
+            yield from _approval(shell, page, wait)
+        case _:
+            yield Text(asked_of(wait), style="bold")
+            about += [f"asked of {', '.join(wait.to)}"] if wait.to else []
+    if wait.deadline is not None and wait.waits_for != "time":
+        default = f", then {style.brief(wait.default, 40)}" if wait.default is not None else ""
+        about.append(f"until {style.moment(wait.deadline)} ({style.ago(wait.deadline, now)}){default}")
+    if about:
+        yield Text(", ".join(about), style="dim")
+
+
+def _approval(shell: Shell, page: Page, wait: Wait) -> Iterator[Text]:
+    """What is to be agreed to: the call, why it is asked, of whom, and who agreed so far."""
+    yield Text(argument_edits.call(wait.intention, WHOLE if page.full else argument_edits.ARGUMENT_CHARS), style="bold")
+    rule = approval_view.by_rule(wait.rule)
+    reason = wait.reason or f"{page.timeline.run} wants to do this"
+    yield Text(argument_edits.visible(reason)).append(f" ({rule})" if rule else "", style="dim")
+    voters = [vote.by for vote in wait.votes]
+    is_now = shell.client.log.head(page.timeline.run).seq == page.timeline.seq
+    for each in shell.client.info(page.timeline.run).waits if is_now else ():
+        voters = list(each.votes) if each.step == wait.step else voters
+    told = [f"asked of {whom(wait.to, wait.may)}", agreement(wait.need, voters)]
+    told.append(approval_view.passed_on(page.timeline.step(wait.step)) if wait.round else "")
+    yield Text(", ".join(filter(None, told)), style="dim")
+
+
+def _until(at_us: int, now_us: int) -> str:
+    return f"{'until' if at_us > now_us else 'no more, since'} {style.moment(at_us)} ({style.ago(at_us, now_us)})"
+
+
+def _child(shell: Shell, run: str) -> Text:
+    """How a child stands, and what it waits for itself."""
+    if shell.client.store.head(run) is None:
+        return Text()
+    child = shell.client.info(run)
+    below = "; ".join(each.prompt or f"{each.waits_for} {each.name}" for each in child.waits)
+    return Text(", which is ").append_text(style.status(child.status)).append(f": {below}" if below else "")
+
+
+def _next(shell: Shell, tl: Timeline, status: str, now_us: int) -> list[Text]:
+    """The very commands to type: one whole, and what else could stand in its place."""
+    if status == "broken":
+        verify, repair = shell.typed("verify", tl.run), shell.typed("store", "repair", tl.run)
+        return [Text.assemble((verify, "bold green"), ("  says where; then  ", "dim"), (repair, "bold green"))]
+    if tl.held_back is not None and isinstance(tl.held_back.event, e.RunDiverged):
+        return [Text.assemble("mend the code, then  ", (shell.goes_on(tl.run, tl.agent), "bold green"))]
+    if status in ("failed", "paused", "orphaned") or tl.held_back is not None:
+        return [Text(shell.typed("resume", tl.run), style="bold green")]
+    index = shell.client.store.index(tl.run)
+    is_due = index is not None and index.wake_at_us is not None and index.wake_at_us <= now_us
+    if is_due and not _is_only_voted(shell, tl, now_us):
+        # Its time has come, or something came for it that it has not taken yet.
+        due = "" if status == "queued" else "  it is due, and goes on when somebody runs it"
+        return [Text.assemble((shell.goes_on(tl.run, tl.agent), "bold green"), (due, "dim"))]
+    if status == "running":
+        return [Text(shell.typed("show", tl.run, "--follow"), style="bold green")]
+    lines: list[Text] = []
+    for wait in _waits_below(shell.client, tl.run) if status == "waiting" else ():
+        first, *others = commands(shell, wait)
+        line, verb = Text.assemble((first, "bold green")), len(f"killick answer {shlex.quote(wait.id)} ")
+        ending = shell.typed().removeprefix("killick")
+        if others:
+            also = ", ".join(other[verb:].removesuffix(ending) for other in others)
+            line.append(f"  or {also}", style="dim")
+        lines.append(line)
+    return lines
+
+
+def _is_only_voted(shell: Shell, tl: Timeline, now_us: int) -> bool:
+    """Whether nothing came but votes where others have to agree as well, which change nothing by themselves."""
+    came = shell.client.store.inbox(tl.run)
+    is_late = any(wait.deadline is not None and wait.deadline <= now_us for wait in tl.waits)
+    return bool(came) and not is_late and all(each.name == VOTE for each in came)
+
+
+def _waits_below(client: Client, run: str) -> Iterator[views.Wait]:
+    """What somebody can do something about, also where it is a child that waits."""
+    for wait in client.info(run).waits:
+        is_there = wait.waits_for == "child" and client.store.head(wait.name) is not None
+        below = list(_waits_below(client, wait.name)) if is_there else []
+        yield from below or ([wait] if wait.waits_for != "time" else [])
+
+
+def _foot(shell: Shell, page: Page) -> Iterator[Text]:
+    tl = page.timeline
+    tags = shown_tags(tl.tags)
+    facts = {
+        "parent": tl.parent and f"{tl.parent}, step {tl.parent_step}", "forked from": tl.forked_from,
+        "goes on as": tl.renewed_as, "priority": tl.priority or None, "tags": ", ".join(tags),
+        "build": " ".join(filter(None, (tl.build.version, tl.build.commit))),
+        "last held by": process(tl.holder) if tl.holder else None,
+        "generation": tl.generation or None, "events": tl.seq,
+    }  # fmt: skip
+    told = " · ".join(f"{name} {value}" for name, value in facts.items() if value)
+    yield from style.wrapped(Text(), Text(told, style="dim"), page.width)
+    step = tl.at_work if tl.failed is None or tl.failed.step is not None else None
+    about = [f"--why {step.number}" if step is not None else "--why", "--state", "--log", "--history"]
+    forks = (isinstance(entry.event, e.ForkMade) for entry in tl.entries if isinstance(entry, Moment))
+    more = ["--graph"] * bool(tl.generation or any(forks)) + ["--window"] * any(s.sort == "model" for s in tl.steps())
+    more += ["--files"] * (shell.client.log.ledger(tl.run).facts.workspace is not None)
+    more += [] if page.full else ["--full"]
+    yield from style.wrapped(
+        Text(), Text(f"more: {shell.typed('show', tl.run)}  {'  '.join(about + more)}", style="dim"), page.width
+    )
+
+
+def standing(client: Client, run: str, status: str) -> str:
+    """How a run stands: by its record, unless its record does not hold or nobody is at it."""
+    if client.store.quarantined(run) is not None:
+        return "broken"
+    return "orphaned" if is_orphaned(client, run, status) else status
+
+
+def is_orphaned(client: Client, run: str, status: str) -> bool:
+    """Whether a run is marked as running while nobody is at it any more."""
+    if status != "running":
+        return False
+    return not is_held(client.store, client.log.head(run))
+
+
+# the other faces ----------------------------------------------------------------------------------
+
+
+def _why(shell: Shell, found: Timeline, number: str, *, live: bool, full: bool) -> None:
+    orphaned = live and is_orphaned(shell.client, found.run, found.status)
+    zone = datetime.fromtimestamp(found.started_at / 1_000_000, UTC).astimezone().tzinfo or UTC
+    told = why(found, number or None, zone=zone, chars=WHOLE if full else 160, text_of=reply_text, orphaned=orphaned)
+    if not told:
+        steps = [step.number for step in found.steps()]
+        there = f"it has {steps[0]} to {steps[-1]}" if steps else "it has taken none yet"
+        raise CommandFailed(f"{found.run}: has no step {number}; {there}")
+    if shell.json:
+        shell.emit({"run": found.run, "step": number or None, "why": told})
+        return
+    for index, paragraph in enumerate(told):
+        lines = textwrap.wrap(paragraph, min(shell.out.width, PROSE_COLUMNS), break_on_hyphens=False)
+        shell.out.print(Text(("\n" if index else "") + "\n".join(lines)), soft_wrap=True)
+
+
+def _state(shell: Shell, run: str, place: RunMoment | None) -> None:
+    log = shell.client.log
+    raw = (log.state(run, place.seq, keep=place.keep) if place is not None else log.state(run)).to_json()
+    if shell.json:
+        shell.write(raw.decode())
+        return
+    text = msgspec.json.format(raw, indent=2).decode()
+    if not shell.out.is_terminal:
+        shell.write(text)
+        return
+    from rich.json import JSON
+
+    shell.out.print(JSON(text), soft_wrap=True)
+
+
+def _log(shell: Shell, run: str, place: RunMoment | None, *, full: bool) -> None:
+    last = shell.client.log.head(run).seq if place is None else place.seq
+    after = 0
+    while after < last:
+        events = shell.client.events(run, after=after, limit=min(1_000, last - after))
+        if not events:
+            return
+        for recorded in events:
+            _event(shell, run, recorded, digits=len(str(last)), full=full)
+        after = events[-1].seq
+
+
+def _event(shell: Shell, run: str, recorded: Recorded, *, digits: int, full: bool) -> None:
+    """One event, for --log and for --follow with --json."""
+    seq, event, row = recorded
+    kind = str(type(event).__struct_config__.tag)
+    fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
+    try:
+        data = plain(shell.client.log.data(run, seq))
+    except ValueErased as erased:
+        data = {"$erased": erased.digest.hex()}
+    if shell.json:
+        shell.emit_line({"seq": seq, "at": event.at, "kind": kind, "event": fields, "data": data})
+        return
+    line = Text.assemble((f"{seq:>{digits}}  {style.moment(event.at)}  ", "dim")).append(f"{kind:<18}", style="cyan")
+    told = "  ".join(
+        filter(None, (style.arguments(fields, WHOLE), style.arguments(data, WHOLE if full else VALUE_CHARS)))
+    )
+    line.append(f"  {told}")
+    if not full:
+        line.truncate(shell.out.width, overflow="ellipsis")
+    shell.out.print(line, soft_wrap=True)
+
+
+def _history(shell: Shell, run: str, *, everything: bool) -> None:
+    log = shell.client.log
+    found: Sequence[boundaries.Boundary] = generations(log, run) if everything else boundaries.history(log, run)
+    if shell.json:
+        shell.emit(found)
+        return
+    table = style.table(("BEFORE", "AFTER", "WHAT", "WHEN", "TOOK", "OUTCOME"))
+    for each in found:
+        took = style.span(each.ended_at - each.at) if each.ended_at is not None else ""
+        label, left = (each.label, each.left) if isinstance(each, Past) else (each.step, False)
+        after = f"{label}:after" if each.after is not None else ""
+        name = f"undo {each.name}" if each.sort == "undo" else each.name
+        outcome = style.status(each.outcome).append(", left" if left else "")
+        table.add_row(
+            f"{label}:before", after, name, style.moment(each.at), took, outcome, style="dim" if left else None
+        )
+    shell.out.print(table)
+
+
+_DRAWN: Final = {
+    **style.STYLES, "run": "bold", "name": "bold", "quiet": "dim", "cut": "cyan", "note": "cyan", "left": "dim",
+    "undone": "dim strike", "asked": "bold magenta",
+}  # fmt: skip
+
+
+def _graph(shell: Shell, run: str, file: str | None) -> None:
+    found = family(shell.client.log, run)
+    if file is not None:
+        drawn = svg_of(found, text_of=reply_text)
+        if file == "-":
+            sys.stdout.write(drawn)
+            return
+        try:
+            with open_output(file) as output:
+                output.write(drawn.encode())
+        except OSError as error:
+            raise CommandFailed(f"{file}: cannot be written: {error.strerror}") from None
+        steps = sum(node.folded or 1 for lane in found.lanes for node in lane.nodes)
+        shell.note(f"{file}: {counted(len(found.lanes), 'lane')}, {counted(steps, 'step')}")
+    elif shell.json:
+        shell.emit(found.document())
+    else:
+        for line in text_of(found, shell.out.width, text_of=reply_text):
+            spans = ((span.text, _DRAWN.get(span.style, "")) for span in line)
+            shell.out.print(Text.assemble(*spans), soft_wrap=True)
+
+
+# following ----------------------------------------------------------------------------------------
+
+
+def _follow(shell: Shell, run: str, *, full: bool) -> Exit | None:
+    client, seen = shell.client, 0
+    following = Following(shell, run, full=full)
+    pause = threading.Event()
+    try:
+        while True:
+            index = client.store.index(run)
+            head = client.log.head(run).seq
+            if head > seen:
+                following.look(seen)
+                seen = head
+            if index is not None and index.status in ENDED and client.log.head(run).seq == seen:
+                return Exit.BAD if index.status != "completed" else None
+            pause.wait(client.clock.nap_seconds(LOOK_SECONDS))
+    except KeyboardInterrupt:
+        return None
+
+
+class Following:
+    """Prints what was committed since it last looked: each step when it ends or comes to wait."""
+
+    def __init__(self, shell: Shell, run: str, *, full: bool) -> None:
+        self.shell = shell
+        self.run = run
+        self.full = full
+        self.told: dict[str, tuple[str, int]] = {}
+
+    def look(self, seen: int) -> None:
+        shell, client = self.shell, self.shell.client
+        if shell.json:
+            for recorded in client.events(self.run, after=seen, limit=100_000):
+                _event(shell, self.run, recorded, digits=1, full=self.full)
+            sys.stdout.flush()
+            return
+        page = Page(timeline(client.log, self.run), width=shell.out.width, now_us=client.clock.now_us(), full=self.full)
+        if not seen:
+            for line in heading(shell, page):
+                shell.out.print(line, soft_wrap=True)
+            shell.out.print()
+        for row in page.rows():
+            if isinstance(row.entry, Moment):
+                lines = page.moment(row.entry, row.depth) if row.entry.seq > seen else ()
+            else:
+                now = (row.entry.status, len(row.entry.attempts))
+                is_news = self.told.get(row.entry.number) != now and row.entry.status not in ("intended", "running")
+                self.told[row.entry.number] = now
+                lines = page.step(row.entry, row.depth) if is_news else ()
+            for line in lines:
+                shell.out.print(line, soft_wrap=True)

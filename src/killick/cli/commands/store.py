@@ -1,0 +1,223 @@
+"""`killick store`: repair and erase; and what the commands that look after the record share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import click
+import msgspec
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from killick.audit.seal import SEALS
+from killick.cli.context import Shell, command, run_argument, somebody
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.errors import LogError
+from killick.log import repair
+from killick.log.log import Log
+from killick.log.verify import last_good
+from killick.model import events as e
+from killick.store.protocol import ENDED, Head, Store
+
+LISTED_MAX: Final = 20
+"""Runs and places of one sort that are listed; of the rest only the number."""
+
+yes_option: Final = click.option("--yes", is_flag=True, help="Do it without asking.")
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+
+@contextmanager
+def progress(shell: Shell) -> Generator[Callable[[str, int, int], None]]:
+    """Bars on stderr where somebody sees them; a function that says what is being done, how much of it, and of what."""
+    if not shell.err.is_terminal:
+        yield lambda what, done, total: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeRemainingColumn()
+    with Progress(*columns, console=shell.err, transient=True) as bars:
+        known: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in known:
+                known[what] = bars.add_task(what, total=total or None)
+            bars.update(known[what], completed=done)
+
+        yield tell
+
+
+def say(shell: Shell, sign: str, *parts: str | tuple[str, str]) -> None:
+    """A line with a sign before it, in the colour of what the sign says."""
+    style = {"✓": "bold green", "✗": "bold red", "?": "bold red", "~": "yellow"}.get(sign, "")
+    shell.out.print(Text.assemble((f"{sign} " if sign else "", style), *parts), soft_wrap=True)
+
+
+def say_next(shell: Shell, *words: str) -> None:
+    """The command to type next."""
+    say(shell, "", (f"    {shell.typed(*words)}", "green"))
+
+
+def many(count: int, what: str, several: str | None = None) -> str:
+    """So many of something: 1 run, 2 runs."""
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
+
+
+def heads(store: Store) -> Iterator[Head]:
+    """Every run's head, in order of creation."""
+    after = 0
+    while found := store.heads(after=after):
+        yield from (head for _, head in found)
+        after = found[-1][0]
+
+
+# the store ----------------------------------------------------------------------------------------
+
+
+@click.group("store", invoke_without_command=True, context_settings={"max_content_width": 100})
+@click.pass_context
+def store_command(context: click.Context) -> None:
+    """Look after the store."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@command("repair")
+@run_argument
+@click.option("--reason", metavar="WHY", default="repaired on the command line", help="Why, for the record.")
+@dry_run_option
+@yes_option
+def repair_command(shell: Shell, run: str, reason: str, dry_run: bool, yes: bool) -> None:
+    """Set aside what does not hold of a run.
+
+    The run then waits for a person. Nothing is deleted: what is set aside stays in the store, and every effect in it
+    is in doubt from then on.
+    """
+    run = shell.run(run)
+    kd = shell.client
+    kept, _, what = last_good(kd.log, kd.log.head(run))
+    told: dict[str, Any] = {"run": run, "kept": kept, "found": what, "dry_run": dry_run}
+    if dry_run:
+        shell.emit(told) if shell.json else say(shell, "", f"{run} holds up to event {kept}; then: {what or 'nothing'}")
+        return
+    if what:
+        agreed(shell, f"{run} holds up to event {kept}; then: {what}. Set aside what comes after it?", yes=yes)
+    was_apart = kd.store.quarantined(run) is not None
+    try:
+        event = repair(kd.log, run, at=kd.clock.now_us(), reason=reason, by=somebody())
+    except LogError as said:
+        if what or not was_apart:
+            raise
+        shell.emit(told) if shell.json else say(shell, "✓", str(said))
+        return
+    if shell.json:
+        shell.emit(told | msgspec.to_builtins(event))
+        return
+    found = f"set aside {many(event.set_aside, 'event')} of {event.first} to {event.last}"
+    say(shell, "✓", (run, "bold"), f"  kept events up to {kept}, {found}")
+    for doubt in event.doubts:
+        say(shell, "?", f"{doubt.tool} at step {doubt.step} may have happened")
+    say(shell, "", "It waits for a person now. Look at it, then let it go on:")
+    say_next(shell, "show", run)
+    say_next(shell, "resume", run)
+
+
+def agreed(shell: Shell, question: str, *, yes: bool) -> None:
+    if not shell.confirm(question, yes=yes):
+        raise CommandFailed("nothing was changed", Exit.BAD)
+
+
+# erase --------------------------------------------------------------------------------------------
+
+
+@command("erase")
+@run_argument
+@click.option("--step", metavar="N", help="Everything that a step was given, returned and said.")
+@click.option("--seq", metavar="N", type=int, help="The values of one event.")
+@click.option("--reason", metavar="WHY", required=True, help="Why, for the record.")
+@dry_run_option
+@yes_option
+def erase_command(
+    shell: Shell, run: str, step: str | None, seq: int | None, reason: str, dry_run: bool, yes: bool
+) -> None:
+    """Take values out of the store for good.
+
+    For personal data, or a secret that leaked. Their hashes and your reason stay, so that the record still proves
+    itself and says that they were erased. A value that is used in several places goes from all of them.
+    """
+    run = shell.run(run)
+    kd = shell.client
+    if (step is None) == (seq is None):
+        raise CommandFailed("name what to erase: --step N or --seq N")
+    if run == SEALS:
+        raise CommandFailed(
+            f"{run}: without its values nothing that was sealed could be proved; erase in the runs themselves"
+        )
+    seqs = _seqs(kd.log, run, step, seq)
+    pieces = {digest for each in seqs for digest in kd.log.pieces_of(run, each)}
+    others = _sharing(kd.log, run, seqs, pieces)
+    what = f"the values of {many(len(seqs), 'event')}: {_listed(seqs)}"
+    if not dry_run:
+        also = f" Parts of them are in {_listed(others)} too, and go from there." if others else ""
+        row = kd.store.index(run)
+        stuck = "" if row is not None and row.status in ENDED else " The run has not ended, and cannot go on past them."
+        agreed(shell, f"Erase {what} for good?{also}{stuck}", yes=yes)
+        _erase(shell, run, seqs, pieces, reason)
+    if shell.json:
+        shell.emit({"run": run, "seqs": seqs, "values": len(pieces), "shared_with": others, "dry_run": dry_run})
+    else:
+        say(shell, "" if dry_run else "✓", f"would erase {what}" if dry_run else f"erased {what}; their hashes stay")
+
+
+def _listed(places: Sequence[int | str]) -> str:
+    named = [f"@{place}" if isinstance(place, int) else place for place in places]
+    more = [f"{len(named) - LISTED_MAX:,} more"] if len(named) > LISTED_MAX else []
+    return ", ".join(named[:LISTED_MAX] + more)
+
+
+def _erase(shell: Shell, run: str, seqs: list[int], pieces: set[bytes], reason: str) -> None:
+    kd = shell.client
+    log = kd.log.open(run, holder=kd.ids.new("command"), seconds=30)
+    try:
+        kd.log.erase(log, at=kd.clock.now_us(), reason=reason, seqs=seqs, pieces=sorted(pieces), by=somebody())
+    finally:
+        kd.store.release(run, epoch=log.epoch)
+
+
+_BETWEEN: Final = (
+    e.FactDrawn, e.NoteMade, e.PlanMade, e.PlanReached, e.ContextChanged, e.MessageTaken, e.PageEvicted, e.PageFaulted,
+    e.PagePinned,
+)  # fmt: skip
+"""Events that name the step they stand before, and are not of it."""
+
+
+def _seqs(log: Log, run: str, step: str | None, seq: int | None) -> list[int]:
+    """The events whose values are to go: in every generation, for a step that was rewound holds them still."""
+    base = log.head(run).base
+    rows = {row.seq: row for row in log.rows(run)}
+    if seq is not None:
+        found = [seq] if seq in rows else []
+    else:
+        events = ((each, e.decode(row.body)) for each, row in rows.items())
+        of_step = ((each, event) for each, event in events if getattr(event, "step", None) == step)
+        found = [each for each, event in of_step if not isinstance(event, _BETWEEN)]
+    if not found:
+        raise CommandFailed(
+            f"{run}: has no {f'event {seq}' if seq is not None else f'step {step}'}; killick show {run} lists them"
+        )
+    theirs = [each for each in found if each <= base]
+    if theirs:
+        raise CommandFailed(f"{run}: event {theirs[0]} is of the run that it was forked from; erase it there")
+    found = [each for each in found if rows[each].data is not None]
+    if not found:
+        raise CommandFailed(f"{run}: there are no values to erase there, or they are erased already")
+    return found
+
+
+def _sharing(log: Log, run: str, seqs: Sequence[int], pieces: set[bytes]) -> list[int | str]:
+    """Where else the same stored pieces are used: in other events of the run, and in other runs."""
+    if not pieces:
+        return []
+    others = (row.seq for row in log.rows(run) if row.data is not None and row.seq not in seqs)
+    found: list[int | str] = [seq for seq in others if not pieces.isdisjoint(log.pieces_of(run, seq))]
+    names = (head.run for head in heads(log.store) if head.run != run)
+    return found + [name for name in names if not pieces.isdisjoint(log.store.references(name).log)]

@@ -1,0 +1,467 @@
+"""The commands that change a run's course in time: `fork`, `rewind`, `undo`. Each says first what stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Final, Literal, get_args
+
+import click
+import msgspec
+from rich.text import Text
+
+from killick.cli import style as paint
+from killick.cli.commands.files import counts_of
+from killick.cli.commands.inbox import print_wait
+from killick.cli.commands.run import Progress, fitting
+from killick.cli.context import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.cli.selection import complete_place, named_run
+from killick.definitions.registry import AGENTS, AnyAgent
+from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
+from killick.history.compare_runs import changed_in, parting
+from killick.history.phrasing import snapshot
+from killick.history.provenance import Undoing, Use, effects_of
+from killick.history.rewind_preview import STANDING, Leaving, LeftEffect, leaving, left, rights
+from killick.log import boundaries
+from killick.model import events as e
+from killick.model.ledger import Spend
+from killick.store.protocol import ENDED
+
+COMMAND: Final = "green"
+LABEL: Final = 12
+"""How wide the labels before the lines of a report are."""
+
+NAMED_MAX: Final = 12
+"""How many things of a kind are named before the rest is counted."""
+
+_because: Final = click.option("--because", metavar="TEXT", help="Why, for the record.")
+_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
+_yes: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
+_dry: Final = click.option("--dry-run", is_flag=True, help="Only say what it would mean.")
+
+
+@completing
+def complete_effect(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """The steps of the run that was named which did something."""
+    return [(each.step, each.tool) for each in shell.client.state(named_run(context)).effects if not each.undone]
+
+
+def _report(shell: Shell, label: str, lines: Iterable[Text | str], style: str = "") -> None:
+    """Lines of a report under one label; nothing where there are none. A command to type is never broken."""
+    found = [Text(line, style=style) if isinstance(line, str) else line for line in lines]
+    if len(found) > NAMED_MAX:
+        found[NAMED_MAX - 1 :] = [Text(f"and {len(found) - NAMED_MAX + 1} more", style="dim")]
+    for number, line in enumerate(found):
+        lead = Text(f"  {label if number == 0 else '':<{LABEL}}", style="dim")
+        whole = Text().append_text(lead).append_text(line)
+        for part in [whole] if style == COMMAND else paint.wrapped(lead, line, shell.out.width):
+            shell.out.print(part, soft_wrap=True)
+
+
+def _fields(part: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in part.__struct_fields__}
+
+
+def _call(name: str, arguments: Any, width: int = 60) -> str:
+    return f"{name}({paint.arguments(arguments, width)})"
+
+
+def _said(option: str, text: str) -> Any:
+    """A value as people write it; what begins as JSON has to be JSON."""
+    raw = text_of(text)
+    found = parsed(raw)
+    if not isinstance(found, Unparsed):
+        return found
+    if raw[:1] in ("{", "[", '"'):
+        raise CommandFailed(
+            f'{option}: is not JSON ({found.why}); quote it for your shell, as \'{{"status": "down"}}\''
+        )
+    return raw
+
+
+def _pairs(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise CommandFailed(f"{option} {text}: no name and value; write it as {name or 'NAME'}=VALUE")
+        found[name] = _said(f"{option} {name}", value)
+    return found
+
+
+# fork ---------------------------------------------------------------------------------------------
+
+_WORLD: Final[dict[e.ForkEffects, str]] = {
+    "recorded": "what is new is put to a person first",
+    "live": "what is new is done for real",
+    "none": "what is new fails the step",
+}
+
+
+@command("fork", app=True)
+@run_argument
+@click.option(
+    "--at", metavar="PLACE", help="Where it leaves: 5:after, 5:before, @17, start.  [default: after --output, or now]",
+    shell_complete=complete_place,
+)  # fmt: skip
+@click.option("--id", "name", metavar="ID", help="The fork's own id.  [default: RUN-fork]")
+@click.option("--output", metavar="STEP=VALUE", multiple=True, help="What a step returned instead. May be repeated.")
+@click.option("--set", "changes", metavar="NAME=VALUE", multiple=True, help="Change an entry of its context.")
+@click.option("--unset", metavar="NAME", multiple=True, help="Take an entry out of its context.")
+@click.option("--input", "-i", "given", metavar="VALUE", help="Another input: JSON, text, @FILE, or - (stdin).")
+@click.option("--model", metavar="NAME", help="The model to ask from there on.")
+@click.option(
+    "--effects", type=click.Choice(get_args(e.ForkEffects)), default="recorded", show_default=True,
+    help="What becomes of effects that its lineage has not done yet: ask a person, do them, or fail.",
+)  # fmt: skip
+@click.option("--workspace", metavar="DIR", help="Where its files are to be.  [default: beside its parent's folder]")
+@_because
+@_by
+@click.option("--run", "go", is_flag=True, help="Run it here, and say where the two part.")
+def fork_command(
+    shell: Shell,
+    run: str,
+    at: str | None,
+    name: str | None,
+    output: tuple[str, ...],
+    changes: tuple[str, ...],
+    unset: tuple[str, ...],
+    given: str | None,
+    model: str | None,
+    effects: e.ForkEffects,
+    workspace: str | None,
+    because: str | None,
+    by: str | None,
+    go: bool,
+) -> Exit | None:
+    """Make a run that leaves another one at a place in its time, under other conditions. The other stays as it is.
+
+    What the two have in common is not copied. Models and reads are asked for real; what RUN did to the world counts for
+    the fork too, and is not done again. Where RUN has a workspace, the fork has a folder of its own, with the files as
+    they were at that place.
+
+    \b
+      killick fork claim_17 --output 8='["c.pdf"]' --run --app app.py
+      killick fork claim_17 --at 3:before --model other-model --effects none
+      killick fork claim_17 --at 4:after --set route=manager --because "what if?"
+    """
+    shell.run(run)
+    outputs = _pairs("--output", output)
+    given_set = _pairs("--set", changes)
+    if at is None:
+        at = f"{next(iter(outputs))}:after" if len(outputs) == 1 else "now"
+    shell.load_app()
+    conditions: dict[str, Any] = {} if given is None else {"input": _input(shell, run, given)}
+    if workspace is not None:
+        conditions["workspace"] = workspace
+    place = boundaries.at(shell.client.log, run, at)
+    try:
+        made = shell.client.fork(
+            run, at, id=name, output=outputs or None, set=given_set or None, unset=unset, model=model, effects=effects,
+            by=by or somebody(), because=because, **conditions,
+        )  # fmt: skip
+    except TimeRefused as refused:
+        raise CommandFailed(str(refused).replace("with workspace=", "with --workspace DIR")) from refused
+    if not shell.json:
+        _print_fork(shell, run, made.id, place, effects)
+    code = _driven(shell, made.id) if go else None
+    if shell.json:
+        shell.emit(_fork_document(shell, run, made.id, place))
+        return code
+    if go:
+        _print_parting(shell, run, made.id)
+    diff = shell.typed("diff", run, made.id)
+    is_over = shell.client.info(made.id).status in ENDED
+    _report(shell, "next", [diff] if is_over else [_next(shell, made.id), diff], COMMAND)
+    for wait in shell.client.info(made.id).waits if go else ():
+        shell.out.print()
+        print_wait(shell, wait)
+    return code
+
+
+def _input(shell: Shell, run: str, given: str) -> Any:
+    """Another input, as the agent takes it where the agent is known here."""
+    try:
+        return fitting(AGENTS.get(shell.client.state(run).agent), given)
+    except AgentUnknown:
+        return _said("--input", given)
+
+
+def _print_fork(shell: Shell, run: str, fork: str, place: boundaries.RunMoment, effects: e.ForkEffects) -> None:
+    log = shell.client.log
+    head = Text().append(fork, style="bold cyan").append(f" leaves {run} at ").append(_at(place), style="bold")
+    shell.out.print(head, soft_wrap=True)
+    steps = [step for step in log.state(fork).fold.steps if "." not in step.id]
+    shared = f"steps 1 to {steps[-1].id}" if len(steps) > 1 else "step 1" if steps else "its start"
+    _report(shell, "shares", [Text().append(shared).append(", nothing is copied", style="dim")])
+    otherwise = [each.told(max(shell.out.width - 30, 30)) for each in changed_in(log, fork) if each.what != "effects"]
+    _report(shell, "differs", otherwise or [Text("in nothing", style="dim")], "yellow")
+    forked = log.event(fork, log.head(fork).base + 1)
+    if isinstance(forked, e.RunForked) and forked.files is not None:
+        told = Text(f"in {forked.workspace}").append(f", a copy of {snapshot(forked.files)}", style="dim")
+        _report(shell, "files", [told])
+    steps = [step for step in left(log, run, place.seq, place.keep) if step.effect != "workspace"]
+    done = effects_of(log, run, steps)
+    standing = [f"{step} {each.effect.tool}" for step, each in done.items() if each.effect.status in STANDING]
+    named = f" ({paint.brief(', '.join(standing), 60)})" if standing else ""
+    _report(shell, "world", [f"adopts what {run} did{named}; {_WORLD[effects]}"])
+
+
+def _fork_document(shell: Shell, run: str, fork: str, place: boundaries.RunMoment) -> dict[str, Any]:
+    log = shell.client.log
+    forked = log.event(fork, log.head(fork).base + 1)
+    assert isinstance(forked, e.RunForked)
+    conditions = [_fields(each) for each in changed_in(log, fork)]
+    return {
+        "run": fork, "parent": run, "at": place.label, "cut": forked.cut, "keep": forked.keep,
+        "generation": forked.generation, "effects": forked.effects, "conditions": conditions,
+        "workspace": forked.workspace, "status": shell.client.info(fork).status, "parts": parting(log, run, fork).why(),
+        "next": _next(shell, fork),
+    }  # fmt: skip
+
+
+def _at(place: boundaries.RunMoment) -> str:
+    return place.label if place.label == f"@{place.seq}" else f"{place.label} @{place.seq}"
+
+
+def _next(shell: Shell, run: str) -> str:
+    return shell.goes_on(run, shell.client.state(run).agent)
+
+
+def _driven(shell: Shell, run: str) -> Exit | None:
+    """Run it here, to its end or until it waits."""
+    client, state = shell.client, shell.client.state(run)
+    try:
+        agent: AnyAgent = AGENTS.get(state.agent)
+    except AgentUnknown:
+        raise CommandFailed(
+            f"{run}: is made, and is not run: its agent {state.agent} is not declared here; to run it: "
+            f"{shell.goes_on(run, state.agent)}"
+        ) from None
+
+    async def go() -> Any:
+        return await client.run.soon(agent, state.input, id=run)
+
+    try:
+        with Progress(shell, client, run, shown=shell.err.is_terminal and not shell.json):
+            client.blocking(go())
+    except RunWaiting:
+        return Exit.WAITING
+    except (RunFailed, RunCancelled) as over:
+        shell.note(str(over))
+        return Exit.BAD
+    return None
+
+
+def _print_parting(shell: Shell, run: str, fork: str) -> None:
+    found = parting(shell.client.log, run, fork)
+    status = shell.client.info(fork).status
+    result = shell.client.state(fork).result if status == "completed" else None
+    said = Text().append("is ").append_text(paint.status(status))
+    _report(shell, "now", [said.append(f": {paint.brief(result, 80)}" if result is not None else "")])
+    _report(shell, "parts at", [Text(found.why(), style="bold")])
+    if (first := found.parts_at) is not None:
+        wide = max(len(run), len(fork))
+        sides = zip((run, fork), first.told(max(shell.out.width - wide - LABEL - 6, 30)), strict=True)
+        _report(shell, "", [Text().append(f"{name:<{wide}}  ", style="cyan").append(told) for name, told in sides])
+
+
+# rewind -------------------------------------------------------------------------------------------
+
+
+@command("rewind")
+@run_argument
+@click.option(
+    "--to", metavar="PLACE", required=True, help="Where to: 4:before, 4:after, 4~1:before, @17, start.",
+    shell_complete=complete_place,
+)  # fmt: skip
+@_because
+@_by
+@_yes
+@_dry
+def rewind_command(
+    shell: Shell, run: str, to: str, because: str | None, by: str | None, yes: bool, dry_run: bool
+) -> None:
+    """Take a run back to a place in its time; from there its code runs again. Says first what that does not take back.
+
+    The log is never edited: what is left behind stays on record as an earlier generation. What was done to the world
+    stays done: a step that asks for the same again gets the recorded result. `undo` takes one effect back.
+
+    \b
+      killick rewind claim_17 --to 4:before --because "the rate was wrong"
+      killick rewind claim_17 --to 4:before --dry-run
+    """
+    shell.run(run)
+    found = leaving(shell.client.log, run, to)
+    if not shell.json:
+        _print_leaving(shell, found)
+    done: str | None = None
+    if not dry_run:
+        happened = any(effect.status in STANDING for effect in found.effects)
+        if happened and not shell.confirm(f"rewind {run} to {found.to}?", yes=yes):
+            raise CommandFailed("nothing done", Exit.BAD)
+        done = shell.client.rewind(run, to, by=by or somebody(), because=because)
+    if shell.json:
+        shell.emit({**_fields(found), "done": done})
+    elif done is None:
+        shell.note("nothing done; without --dry-run, rewind does this")
+    else:
+        shell.out.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"), soft_wrap=True)
+        _report(shell, "next", [_next(shell, run)], COMMAND)
+
+
+def _print_leaving(shell: Shell, found: Leaving) -> None:
+    head = Text().append(found.run, style="bold cyan").append(" would go back to ")
+    shell.out.print(head.append(_at(boundaries.RunMoment(found.seq, found.to)), style="bold"), soft_wrap=True)
+    steps = found.steps
+    told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "nothing"
+    _report(shell, "leaves", [Text().append(told).append(_KEPT[len(steps) > 1] if steps else "", style="dim")])
+    for status, label, means in _STAYS:
+        effects = [effect for effect in found.effects if effect.status in status]
+        _report(shell, label, [_effect(effect, shell.out.width) for effect in effects])
+        if effects:
+            _report(shell, "", [Text(means, style="dim")])
+    _report(shell, "consumed", [f"{', '.join(found.consumed)}; stays so"] if found.consumed else [])
+    _report(shell, "spent", [f"{spend}; stays so"] if (spend := _money(found.spend)) else [])
+    children = [f"{child.run} ({child.status}), which goes on" for child in found.children]
+    _report(shell, "children", children)
+    returned = [f"{name}, {len(list(same))}×" for name, same in groupby(sorted(found.messages))]
+    _report(shell, "returns", [f"to the inbox: {', '.join(returned)}"] if returned else [])
+    if found.files is not None:
+        there = Text(f"go back to snapshot {found.files.snapshot[:12]}: ").append_text(counts_of(found.files.counts))
+        _report(shell, "files", [there, Text(f"in {found.files.folder}; what is there is kept first", style="dim")])
+    _report(shell, "asked anew", [f"step {one.step}: {one.by} said {one.answer}" for one in found.answers])
+
+
+_KEPT: Final = (", which stays on record", ", which stay on record")
+_STAYS: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
+    (("happened",), "stays done", "the same again gets this result; nothing is done twice"),
+    (("in_doubt", "open"), "in doubt", "the same again has to wait until this is settled"),
+    (("undone",), "undone", "the same again is done anew"),
+)
+
+
+def _effect(effect: LeftEffect, width: int) -> Text:
+    """One line: the call, and what came of it."""
+    room = max(width - LABEL - 8, 40)
+    came = f" → {paint.brief(effect.output, max(room // 3, 12))}" if effect.output is not None else ""
+    call = _call(effect.tool, effect.arguments, room - len(came) - len(effect.tool) - 2)
+    return Text().append(f"{effect.step:<3} ", style="bold").append(call).append(came, style="dim")
+
+
+def _money(spend: Spend) -> str:
+    if not spend.model_calls:
+        return ""
+    calls = "1 model call" if spend.model_calls == 1 else f"{spend.model_calls} model calls"
+    tokens = f", {spend.tokens_in + spend.tokens_out:,} tokens" if spend.tokens_in + spend.tokens_out else ""
+    return calls + tokens + (f", ${spend.cost_micros / 1_000_000:,.4f}" if spend.cost_micros else "")
+
+
+# undo ---------------------------------------------------------------------------------------------
+
+
+@command("undo", app=True)
+@run_argument
+@click.option(
+    "--step", metavar="STEP", required=True, help="The step whose effect is to be undone.",
+    shell_complete=complete_effect,
+)  # fmt: skip
+@click.option(
+    "--settled", type=click.Choice(("happened", "not")),
+    help="What you know of its undoing: that it happened, by hand or before it was lost sight of; or did not.",
+)  # fmt: skip
+@_because
+@_by
+@_yes
+@_dry
+def undo_command(
+    shell: Shell,
+    run: str,
+    step: str,
+    settled: Literal["happened", "not"] | None,
+    because: str | None,
+    by: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Undo the effect of one step, by the compensation that its tool declares. The run itself goes on as it is.
+
+    Says first which later steps used what it returned: by the ledger, and by values that were new and turn up again.
+    Whoever asks for the same again after that has it done anew. What you undid by hand is told with --settled happened.
+    """
+    shell.run(run)
+    shell.load_app()
+    found = shell.client.undoing(run, step)
+    if found.refuses is not None and settled is None:
+        raise CommandFailed(f"{run}: step {step} cannot be undone: {found.refuses}{_way_out(shell, found)}")
+    if not shell.json:
+        _print_undoing(shell, found)
+    done: str | None = None
+    if not dry_run:
+        if not shell.confirm(f"undo step {step} of {run}?", yes=yes):
+            raise CommandFailed("nothing done", Exit.BAD)
+        try:
+            done = shell.client.undo(run, step, by=by or somebody(), because=because, settled=settled)
+        except TimeRefused as refused:
+            line = str(refused).replace("settled='happened' or 'not'", "--settled happened, or --settled not")
+            raise CommandFailed(line.replace("settled='happened'", "--settled happened"), Exit.BAD) from refused
+    if shell.json:
+        shell.emit({**_fields(found), "done": done})
+    elif done is None:
+        shell.note("nothing done; without --dry-run, undo does this")
+    else:
+        shell.out.print(Text().append(run, style="bold cyan").append(f"  {done}", style="green"), soft_wrap=True)
+        state = shell.client.state(run)
+        undid = [each for each in state.fold.steps if each.undoes == step and each.status == "done"]
+        said = state.output_of(undid[-1]) if undid else None
+        _report(shell, "came to", [paint.brief(said, 200)] if said is not None else [])
+        if settled != "not":
+            _report(shell, "next", ["leave it so, or take the run back to before it:"])
+            _report(shell, "", [shell.typed("rewind", run, "--to", f"{step}:before")], COMMAND)
+
+
+def _way_out(shell: Shell, found: Undoing) -> str:
+    """The next move of somebody who cannot undo it."""
+    refuses = found.refuses or ""
+    if found.status in ("open", "in_doubt"):
+        return f": {shell.typed('answer', f'{found.run}:{found.step}', 'happened')}, or not"
+    if refuses.startswith("undoing it began"):
+        return "; look, and say which it is: --settled happened, or --settled not"
+    if found.status != "happened" or found.compensated_by is not None:
+        return ""
+    return "; name its module with --app" if "declared" in refuses else "; undo it by hand, then --settled happened"
+
+
+def _print_undoing(shell: Shell, found: Undoing) -> None:
+    head = Text().append(found.run, style="bold cyan").append(f" step {found.step}: ")
+    shell.out.print(head.append(_call(found.tool, found.arguments, 200), style="bold"), soft_wrap=True)
+    width = max(shell.out.width - LABEL - 4, 30)
+    _report(shell, "returned", [paint.brief(found.result, width)] if found.result is not None else [])
+    status = (found.status or "no effect").replace("_", " ")
+    _report(shell, "effect", [Text().append(status).append(f"  {found.key}" if found.key else "", style="dim")])
+    _report(shell, "undone by", [found.compensated_by] if found.compensated_by else [])
+    _report(shell, "used by", [_use(use) for use in found.used_by if use.through is None])
+    _report(shell, "and so by", [_use(use) for use in found.used_by if use.through is not None])
+    if not found.used_by:
+        _report(shell, "used by", [Text("nothing that came later, as far as the record shows", style="dim")])
+    consumed = rights(found.claims)
+    _report(shell, "consumed", [f"{', '.join(consumed)}; stays so"] if consumed else [])
+
+
+_HOW: Final = {"the same value": "is", "within a text": "has", "the same document": "is", "adopted it": "adopted"}
+
+
+def _use(use: Use) -> Text:
+    """One line of who used it: the step, where, what, and whether that is done to the world."""
+    where = f"{use.run} " if use.run else ""
+    line = Text().append(f"{where}{use.step or '':<3} ", style="bold").append(f"{use.name}  " if use.step else "")
+    if use.what == "effect":
+        line.append("stands on the same effect" if use.how == "stands on it too" else "took its result as its own")
+    else:
+        line.append(f"{use.what} {_HOW[use.how]} ", style="dim").append(paint.brief(use.value, 40), style="yellow")
+    line.append(f", through {use.through}" if use.through else "", style="dim")
+    if use.effect is not None and use.run is None:
+        stands = "undone" if use.undone else "happened, and stays" if use.happened else "did not happen"
+        line.append(f"  ({stands})", style="magenta" if use.happened and not use.undone else "dim")
+    return line

@@ -1,0 +1,135 @@
+"""`killick token`: who may ask the server, and for how much: make, list and revoke tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, get_args
+
+import click
+from rich.text import Text
+
+from killick.cli import style
+from killick.cli.context import Shell, command, completing, somebody
+from killick.cli.exit_codes import CommandFailed
+from killick.errors import AccessRefused, DurationRefused
+from killick.model.events import Scope
+from killick.model.retry import seconds
+from killick.workers import tokens
+from killick.workers.tokens import Token
+
+SAYS: Final = {"viewer": "looks", "operator": "looks and acts on runs", "admin": "also makes tokens"}
+
+
+class _Listing(click.Group):
+    """A group that lists when no command of it is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("token", cls=_Listing, context_settings={"max_content_width": 100})
+def token_command() -> None:
+    """Tokens: who may ask the server, and for how much. Lists them where no command is named.
+
+    \b
+    killick token create ann --scope operator --expires 30d
+    killick token revoke ann
+    """
+
+
+@completing
+def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    now = shell.client.clock.now_us()
+    return [(each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client) if each.holds(now)]
+
+
+_by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
+
+
+@command("create")
+@click.argument("name")
+@click.option("--scope", type=click.Choice(get_args(Scope)), default="viewer", show_default=True,
+              help="A viewer looks; an operator also acts on runs; an admin also makes tokens.")  # fmt: skip
+@click.option("--expires", metavar="SPAN", help="How long it holds, such as 30d.  [default: until it is revoked]")
+@_by
+def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str | None) -> None:
+    """Make a token for NAME, and print it: it is kept nowhere and cannot be shown again.
+
+    NAME goes on the record with everything that is done with it. A server that ran without tokens asks for them from
+    the first one on.
+
+    \b
+    killick token create ann --scope operator
+    killick token create ci --expires 30d > token.txt
+    """
+    try:
+        holds = None if expires is None else seconds(expires)
+        made, text = tokens.issue(shell.creating(), name, scope, expires_seconds=holds, by=by or somebody())
+    except (AccessRefused, DurationRefused) as error:
+        raise CommandFailed(str(error)) from None
+    if shell.json:
+        shell.emit({"token": text, **_document(shell, made)})
+        return
+    sys.stdout.write(f"{text}\n")
+    until = f"until {style.moment(made.expires_at_us)}" if made.expires_at_us else "until it is revoked"
+    shell.note(f"{made.name}, {made.scope} ({SAYS[made.scope]}), {until}; this is the only time that it is shown")
+
+
+@command("list")
+def _list(shell: Shell) -> None:
+    """Every token: whose it is, what it allows, and whether it still opens anything.
+
+    \b
+    killick token list --json
+    """
+    found = tokens.tokens(shell.client)
+    if shell.json:
+        shell.emit([_document(shell, each) for each in found])
+        return
+    if not found:
+        shell.note("no tokens; `killick token create NAME` makes one, and from then on the server asks for them")
+    now = shell.client.clock.now_us()
+    wide = max((len(each.name) for each in found), default=0)
+    for each in found:
+        lead = Text(f"{each.id}  ", style="bold cyan").append(f"{each.name:<{wide}}  ", style="bold")
+        lead.append(f"{each.scope:<8}  ").append_text(_standing(each, now))
+        shell.out.print(lead, soft_wrap=True)
+
+
+def _standing(token: Token, now_us: int) -> Text:
+    if token.revoked_at_us is not None:
+        who = f" by {token.revoked_by}" if token.revoked_by else ""
+        return Text(f"revoked{who} {style.moment(token.revoked_at_us)}", style="dim")
+    if not token.holds(now_us):
+        return Text(f"expired {style.moment(token.expires_at_us or 0)}", style="dim")
+    until = f"until {style.moment(token.expires_at_us)}" if token.expires_at_us else "until it is revoked"
+    return Text(until, style="green").append(f", made {style.moment(token.issued_at_us)}", style="dim")
+
+
+@command("revoke", json=False)
+@click.argument("token", shell_complete=_complete_token)
+@click.option("--because", metavar="TEXT", help="Why, for the record.")
+@_by
+def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> None:
+    """Let a token, by its id or its name, open nothing from the next request on; its sessions end.
+
+    \b
+    killick token revoke ann --because "left the company"
+    """
+    try:
+        gone = tokens.revoke(shell.client, token, by=by or somebody(), because=because)
+    except AccessRefused as error:
+        raise CommandFailed(str(error)) from None
+    shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))
+
+
+def _document(shell: Shell, token: Token) -> dict[str, Any]:
+    told = {name: getattr(token, name) for name in token.__struct_fields__ if name != "hash"}
+    return {**told, "holds": token.holds(shell.client.clock.now_us())}
+
+
+for _each in (_create, _list, _revoke):
+    token_command.add_command(_each)

@@ -1,0 +1,184 @@
+"""The command that proves a record, `verify`, and the parts of `store`, which is in a module of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from killick.archive import bundle
+from killick.archive.export import read
+from killick.audit.seal import SEALS
+from killick.cli.commands.doctor import doctor_command
+from killick.cli.commands.prune import prune_command
+from killick.cli.commands.seal import found_in, prove_command, seal_command, verify_file
+from killick.cli.commands.store import (
+    LISTED_MAX,
+    erase_command,
+    heads,
+    many,
+    progress,
+    repair_command,
+    say,
+    say_next,
+    store_command,
+)
+from killick.cli.context import Shell, command, complete_run
+from killick.cli.exit_codes import CommandFailed, Exit
+from killick.errors import ExportBroken, ProofBroken
+from killick.history.vaults import Held
+from killick.history.vaults import verify as verify_files
+from killick.log import Report
+from killick.store.memory import MemoryStore
+from killick.store.protocol import Problem
+
+_file: Final = click.Path(dir_okay=False, path_type=Path)
+
+__all__ = ["store_command", "verify_command"]
+
+for _part in (doctor_command, repair_command, prune_command, erase_command, seal_command, prove_command):
+    store_command.add_command(_part)
+
+
+@command("verify")
+@click.argument("run", required=False, shell_complete=complete_run)
+@click.option("--checkpoint", type=_file, help="Hold it against a checkpoint that was kept outside; needs --key.")
+@click.option("--key", type=_file, help="The public key that the seals are signed with, in PEM.")
+@click.option("--proof", type=_file, help="Verify a proof of one event instead; needs --key, and no store.")
+@click.option("--files", is_flag=True, help="Prove also that every snapshot of files on record is whole in its vault.")
+def verify_command(
+    shell: Shell, run: str | None, checkpoint: Path | None, key: Path | None, proof: Path | None, files: bool
+) -> Exit:
+    """Re-read the record and prove it: of one run, of the whole store, or of a file.
+
+    Recomputes the chain of hashes, compares every copy, folds everything again. What is derived and wrong is
+    rebuilt; a run whose log does not hold is set apart, alone. Exits with 1 when something does not hold.
+    A file is what `killick export` or `killick store prune` wrote; for it no store is needed.
+
+    What was sealed (`killick store seal`) is held against what is there. Whoever can write the store can rewrite its
+    seals too, but not a checkpoint that is kept elsewhere: that is what proves.
+    """
+    if proof is not None:
+        return verify_file(shell, proof, key, checkpoint)
+    if checkpoint is not None and key is None:
+        raise CommandFailed("--checkpoint: needs --key PUB, the public key of whoever sealed the store")
+    if run is not None and Path(run).is_file():
+        is_run = not bundle.is_archive(run) and shell.exists and shell.client.store.head(run) is not None
+        if not is_run:
+            return _verify_file(shell, run)
+    kd = shell.client
+    looked_at = [kd.log.head(shell.run(run))] if run else list(heads(kd.store))
+    done: Counter[str] = Counter()
+    total = sum(head.seq - head.base for head in looked_at)
+    if kd.store.head(SEALS) is not None:
+        total *= 2  # what was sealed is read once more
+    kept, public = (None if each is None else found_in(each) for each in (checkpoint, key))
+    with progress(shell) as tell:
+
+        def seen(name: str, events: int) -> None:
+            done[""] += events - done[name]
+            done[name] = events
+            tell("verifying", done[""], total)
+
+        try:
+            report = kd.verify(run, checkpoint=kept, key=public, progress=seen)
+        except ProofBroken as error:
+            place, code = (key, Exit.MISTYPED) if error.place == "key" else (checkpoint, Exit.BAD)
+            raise CommandFailed(f"{place}: {error.reason}", code) from None
+    broken = _first_breaks(report)
+    held = _verify_files(shell, [head.run for head in looked_at]) if files else None
+    if shell.json:
+        told = {name: getattr(report, name) for name in ("holds", "runs", "events", "erased", "repaired", "seals")}
+        found = {name: _fields(getattr(report, name)) for name in ("problems", "explained")}
+        also = {} if held is None else {"files": msgspec.structs.asdict(held)}
+        shell.emit({**told, "broken": _fields(broken), **found, **also})
+    else:
+        by_key = ", the last signed with this key" if key is not None else ""
+        _print_report(shell, report, broken, f"{by_key}{', as the checkpoint says' if checkpoint is not None else ''}")
+        if held is not None:
+            _print_files(shell, held)
+    return Exit.DONE if report.holds and (held is None or held.holds) else Exit.BAD
+
+
+def _verify_files(shell: Shell, runs: Sequence[str]) -> Held:
+    with progress(shell) as tell:
+        return verify_files(shell.client.log, runs, lambda done, total: tell("files", done, total))
+
+
+def _print_files(shell: Shell, held: Held) -> None:
+    for each in held.broken[:LISTED_MAX]:
+        say(shell, "✗", each)
+    if len(held.broken) > LISTED_MAX:
+        say(shell, "", (f"  and {len(held.broken) - LISTED_MAX:,} more; --json lists them", "dim"))
+    counts = f"{many(held.snapshots, 'snapshot')} of {many(held.runs, 'run')}"
+    if held.holds and held.snapshots:
+        say(shell, "✓", f"their files are whole: {counts} in {', '.join(held.vaults)}")
+    elif held.holds:
+        say(shell, "✓", "no files are on record")
+    else:
+        say(shell, "", f"of {counts} not all files are whole")
+
+
+def _verify_file(shell: Shell, path: str) -> Exit:
+    """Prove every run of an export or an archive."""
+    found, broken = bundle.Held(0, 0), None
+    try:
+        if bundle.is_archive(path):
+            with progress(shell) as tell:
+                found = bundle.verify(path, progress=tell)
+        else:
+            exported = read(path)
+            exported.verify(exported.store(MemoryStore))
+            found = bundle.Held(len(exported.runs), exported.header.events)
+    except ExportBroken as error:
+        broken = error.reason
+    if shell.json:
+        shell.emit({"holds": broken is None, "runs": found.runs, "events": found.events, "broken": broken})
+    elif broken is not None:
+        say(shell, "✗", (path, "bold"), f"  {broken}")
+    else:
+        say(shell, "✓", "the file holds: ", f"{many(found.runs, 'run')}, {many(found.events, 'event')}")
+    return Exit.DONE if broken is None else Exit.BAD
+
+
+def _first_breaks(report: Report) -> list[Problem]:
+    """For each run that does not hold its first break, and whatever else is wrong with the store itself."""
+    names = dict.fromkeys(problem.run for problem in report.problems if problem.run and not problem.healed)
+    firsts = [report.first(name) for name in names]
+    loose = [problem for problem in report.problems if problem.run is None and not problem.healed]
+    return [problem for problem in firsts if problem is not None] + loose
+
+
+def _fields(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(problem) for problem in problems]
+
+
+def _print_report(shell: Shell, report: Report, broken: Sequence[Problem], proved: str) -> None:
+    for problem in broken:
+        at = f"breaks at event {problem.seq}: " if problem.seq is not None else ""
+        say(shell, "✗", (problem.run or shell.store, "bold"), f"  {at}{problem.what} ({problem.where})")
+        if problem.run and problem.where != "seals":
+            say_next(shell, "store", "repair", problem.run)
+    healed = {(problem.run or shell.store, problem.where) for problem in report.problems if problem.healed}
+    for name, where in sorted(healed):
+        say(shell, "~", (name, "bold"), f"  {where} did not say what the log says: rebuilt")
+    for problem in report.explained:
+        say(shell, "~", (problem.run or "", "bold"), f"  {problem.what}")
+    if report.holds:
+        erased = f", {many(report.erased, 'value')} erased on purpose" if report.erased else ""
+        repaired = f", {many(report.repaired, 'repair')} on record" if report.repaired else ""
+        counts = f"{many(report.runs, 'run')}, {many(report.events, 'event')}"
+        say(shell, "✓", f"the record holds: {counts}{erased}{repaired}")
+        if report.seals:
+            say(shell, "✓", f"and is what was sealed: {many(report.seals, 'seal')}{proved}")
+    else:
+        parted = {problem.run for problem in broken if problem.run and problem.where == "seals"}
+        runs = len({problem.run for problem in broken if problem.run} - parted)
+        if runs or not parted:
+            say(shell, "", f"{many(runs, 'run')} of {report.runs:,} {'does' if runs == 1 else 'do'} not hold")
+        if parted:
+            say(shell, "", f"{many(len(parted), 'run')} {'is' if len(parted) == 1 else 'are'} not what was sealed")

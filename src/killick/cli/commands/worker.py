@@ -1,0 +1,186 @@
+"""`killick worker`: serves the runs of a store from this process, and says each transition on one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Generator
+from typing import Any, Final
+
+import click
+from rich.text import Text
+
+from killick.cli import apps, style
+from killick.cli.context import Shell, command
+from killick.cli.exit_codes import CommandFailed, Exit, drop_output
+from killick.client.client import Client
+from killick.definitions.registry import AGENTS
+from killick.errors import AccessRefused, AgentUnknown, DurationRefused
+from killick.logger import get_logger
+from killick.model.retry import seconds
+from killick.sanitizer import visible_line
+from killick.workers.metrics import Scraped
+
+STYLES: Final = {
+    "claimed": "blue", "completed": "green", "failed": "red", "cancelled": "dim", "waiting": "yellow",
+    "paused": "magenta", "preempted": "magenta", "left": "cyan", "lost": "bold red", "diverged": "bold red",
+    "interrupted": "red",
+}  # fmt: skip
+_QUIET: Final = ("run", "agent", "worker")
+logger: Final = get_logger("killick")
+
+
+@command("worker", app=True)
+@click.argument("target", metavar="[APP]", required=False)
+@click.option("--concurrency", "-c", metavar="N", type=click.IntRange(min=1), default=10, show_default=True,
+              help="How many runs at once.")  # fmt: skip
+@click.option("--agent", "agents", metavar="NAME", multiple=True, help="Only runs of this agent. May be repeated.")
+@click.option("--per-agent", metavar="NAME=N", multiple=True, help="At most so many of one agent. May be repeated.")
+@click.option("--lease", metavar="SPAN", default="30s", show_default=True,
+              help="How long a run stays with a worker that froze before another takes it.")  # fmt: skip
+@click.option("--slice", "least", metavar="SPAN", default="1s", show_default=True,
+              help="What a run is given at the least before a more urgent one may have its slot.")  # fmt: skip
+@click.option("--metrics", metavar="[HOST:]PORT", help="Show what it does to Prometheus, at /metrics of this port.")
+@click.option("--until-idle", is_flag=True, help="End when nothing is due and nothing runs here.")
+def worker_command(
+    shell: Shell, target: str | None, concurrency: int, agents: tuple[str, ...], per_agent: tuple[str, ...],
+    lease: str, least: str, metrics: str | None, until_idle: bool,
+) -> Exit:  # fmt: skip
+    """Serve runs that are due, fire triggers and call hooks, until it is told to stop.
+
+    APP is the file or module that declares the agents; without it, the app of [tool.killick]. Start as many workers as
+    you like, on one SQLite file or on one PostgreSQL from many machines. SIGTERM (or Ctrl-C) drains: each run
+    finishes its step and is left to the others. A second one stops now.
+
+    \b
+      killick worker app.py
+      killick worker app.py --concurrency 50 --per-agent review=5
+      killick worker app.py --metrics 9464
+      killick worker app.py --until-idle
+    """
+    if target is not None:
+        apps.load_module(target)
+    else:
+        shell.load_app()
+    if not AGENTS.names():
+        raise CommandFailed(
+            "no agents are declared here; name the app: `killick worker app.py`, or `app` in [tool.killick]"
+        )
+    client = shell.creating()
+    try:
+        made = {
+            "agents": agents or None,
+            "concurrency": concurrency,
+            "per_agent": dict(map(_most, per_agent)),
+            "lease_seconds": seconds(lease),
+            "slice_seconds": seconds(least),
+        }
+        with telling(shell), _shown(client, metrics):
+            asyncio.run(_serve(client, made, until_idle=until_idle))
+    except (AccessRefused, AgentUnknown, DurationRefused) as error:
+        raise CommandFailed(str(error)) from None
+    return Exit.DONE
+
+
+def _most(text: str) -> tuple[str, int]:
+    name, _, most = text.rpartition("=")
+    if not name or not most.isdigit():
+        raise CommandFailed(f"{text!r}: no agent and number; write it as --per-agent review=5")
+    return name, int(most)
+
+
+@contextlib.contextmanager
+def _shown(client: Client, metrics: str | None) -> Generator[None]:
+    """The meters, where somebody wants to see them; on this machine only, unless a host is named."""
+    if metrics is None:
+        yield
+        return
+    host, _, port = metrics.rpartition(":")
+    if not port.isdigit():
+        raise CommandFailed(f"{metrics!r}: no port; write it as --metrics 9464, or --metrics 0.0.0.0:9464")
+    scraped = Scraped(client, host.strip("[]") or "127.0.0.1", int(port))
+    logger.info("metrics at %s", scraped.url, extra={"killick": {"what": "metrics", "at": scraped.url}})
+    try:
+        yield
+    finally:
+        scraped.close()
+
+
+async def _serve(client: Client, options: dict[str, Any], *, until_idle: bool) -> None:
+    worker = client.worker(**options)
+    loop = asyncio.get_running_loop()
+
+    def told_to_stop() -> None:
+        if worker.stopping:
+            worker.stop()
+        else:
+            worker.drain()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, told_to_stop)
+    serving = asyncio.ensure_future(worker.serve())
+    if until_idle:
+        idle = asyncio.ensure_future(worker.until_idle())
+        await asyncio.wait({serving, idle}, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        worker.drain()
+    await serving
+
+
+class telling(logging.Handler):  # noqa: N801
+    """Prints what the worker, and Killick as a whole, has to say."""
+
+    def __init__(self, shell: Shell) -> None:
+        super().__init__()
+        self._shell = shell
+        self._logger = logging.getLogger("killick")
+
+    def __enter__(self) -> None:
+        self._before = self._logger.level, self._logger.propagate
+        self._logger.setLevel(logging.INFO)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        level, self._logger.propagate = self._before
+        self._logger.setLevel(level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record. Where nobody reads any more, as after `| head`, the work goes on and nothing is printed."""
+        try:
+            self._print(record)
+        except BrokenPipeError:
+            drop_output()
+        except Exception:
+            self.handleError(record)
+
+    def _print(self, record: logging.LogRecord) -> None:
+        told: dict[str, Any] = getattr(record, "killick", None) or {"what": "note", "": record.getMessage()}
+        at_us = round(record.created * 1_000_000)
+        if self._shell.json:
+            self._shell.emit_line({"at_us": at_us, "level": record.levelname.lower(), **told})
+        else:
+            self._shell.out.print(_line(at_us, told), soft_wrap=True)
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = logging.Formatter().formatException(record.exc_info)
+            self._shell.err.print(Text(trace, style="dim"), soft_wrap=True)
+
+
+def _line(at_us: int, told: dict[str, Any]) -> Text:
+    """When, what, which run, and the rest."""
+    what = visible_line(str(told["what"]))
+    line = Text.assemble((style.moment(at_us, date=False), "dim")).append(f"  {what:<11} ", style=STYLES.get(what, ""))
+    line.append(visible_line(str(told.get("run", ""))), style="bold")
+    if "agent" in told and told["agent"] != told.get("run"):
+        line.append(visible_line(f"  {told['agent']}"), style="dim")
+    for name, value in told.items():
+        if name == "wake_at_us":
+            line.append(f"  until {style.moment(value)}")
+        elif name in ("what", "was", *_QUIET) or value is None:
+            continue
+        else:
+            line.append(f"  {name.replace('_', ' ')} ", style="dim").append(style.brief(value, 100))
+    return line

@@ -1,0 +1,378 @@
+"""What every command is given: the store, the app, where to print, and how people write values. Decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import getpass
+import json as jsonlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+
+from killick.cli import apps
+from killick.cli.exit_codes import CommandFailed
+from killick.client.client import Client
+from killick.client.client import open as open_client
+from killick.definitions.registry import AnyAgent
+from killick.errors import RunUnknown, StoreBroken
+from killick.model.codec import plain
+from killick.sanitizer import visible
+from killick.store.protocol import OWN_AGENTS
+from killick.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+DEFAULT_STORE: Final = "killick.db"
+PIPE_COLUMNS: Final = 160
+"""How wide lines may be where nobody sees them wrap."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where a command prints. Colour on a terminal unless NO_COLOR says otherwise; plain and wide in a pipe."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Ours(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for each in super().render(renderable, options):
+                # Rich's own control codes are marked as such; every other text is somebody's.
+                yield each if each.control or not each.text else Segment(visible(each.text), each.style)
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `main` knows what to do when whoever read us has gone
+
+    stream = sys.stderr if stderr else sys.stdout
+    columns = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(columns) if columns.isdigit() and int(columns) else PIPE_COLUMNS
+    return Ours(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+class Shell:
+    """One invocation of the command line."""
+
+    def __init__(
+        self, *, store: str | None = None, app: str | None = None, json: bool = False, busy_seconds: float | None = None
+    ) -> None:
+        self.json = json
+        self._store = store
+        self._app = app
+        self._options: dict[str, Any] = {} if busy_seconds is None else {"busy_seconds": busy_seconds}
+        self._client: Client | None = None
+
+    @cached_property
+    def out(self) -> Console:
+        """For what was asked for."""
+        return console()
+
+    @cached_property
+    def err(self) -> Console:
+        """For remarks."""
+        return console(stderr=True)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        return apps.settings()
+
+    @cached_property
+    def store(self) -> str:
+        """Where the store is: `--store`, KILLICK_STORE, `[tool.killick] store`, or killick.db here."""
+        if self._store:
+            return self._store
+        named = self.settings.get("store")
+        if named is None:
+            return DEFAULT_STORE
+        return named if ":" in named else str(self.settings["folder"] / named)
+
+    @cached_property
+    def app(self) -> str | None:
+        """The module that declares the agents: `--app` or `[tool.killick] app`."""
+        named = self._app or self.settings.get("app")
+        if named is None or self._app:
+            return named
+        folder: Path = self.settings["folder"]
+        if named.endswith(".py"):
+            return str(folder / named)
+        sys.path[:0] = [place for place in (str(folder), str(folder / "src")) if place not in sys.path]
+        return named
+
+    @property
+    def client(self) -> Client:
+        """The store, which has to be there: looking makes none."""
+        if self._client is None:
+            if self.store.startswith("memory:"):
+                raise CommandFailed("memory: holds nothing from one command to the next; --store names a file")
+            if not self.exists:
+                raise CommandFailed(
+                    f"{self.store}: no store here; `killick demo` and `killick run` make one, --store names another"
+                )
+            self._client = self._opened(create=False)
+        return self._client
+
+    def creating(self) -> Client:
+        """The store, made if it is not there; then it says where."""
+        if self._client is None:
+            existed = self.exists
+            self._client = self._opened(create=True)
+            if not existed and self._file is not None:
+                self.note(f"made a new store: {self._file}")
+        return self._client
+
+    @property
+    def exists(self) -> bool:
+        """Whether the store is there, as far as can be told without opening it. An empty file is none yet."""
+        if self._file is None:
+            return not self.store.startswith("memory:")
+        return self._file.exists() and self._file.stat().st_size > 0
+
+    @property
+    def _file(self) -> Path | None:
+        """The file of the store, if it is one."""
+        path = self.store.removeprefix("sqlite:///")
+        return None if "://" in path or path.startswith("memory:") else Path(path)
+
+    def _opened(self, *, create: bool) -> Client:
+        if self.store.startswith("memory:"):
+            return open_client(self.store)
+        try:
+            return open_client(self.store, create=create, **self._options)
+        except StoreBroken:
+            if self._file is not None and self._file.is_file() and self._file.read_bytes()[:6] != b"SQLite":
+                raise CommandFailed(f"{self.store}: is a file, but no store; --store names another") from None
+            raise
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    # what is printed --------------------------------------------------------------------------
+
+    def emit(self, data: Any) -> None:
+        """Data for a program: JSON, one document, keys as they are documented."""
+        text = msgspec.json.format(msgspec.json.encode(_jsonable(data)), indent=2).decode()
+        self.write(text)
+
+    def emit_line(self, data: Any) -> None:
+        """One line of many: JSON lines."""
+        self.write(msgspec.json.encode(_jsonable(data)).decode())
+        sys.stdout.flush()
+
+    def write(self, text: str) -> None:
+        """A text as it is, with a newline, but for characters that a terminal obeys."""
+        sys.stdout.write(visible(text) + "\n")
+
+    def note(self, line: str) -> None:
+        """A remark that is no data, on stderr, so that a pipe never carries it."""
+        self.err.print(line, style="dim", soft_wrap=True, markup=False)
+
+    def typed(self, *words: str) -> str:
+        """A command as somebody would type it to reach the same store."""
+        named = ("--store", self._store) if self._store and self._store != os.environ.get("KILLICK_STORE") else ()
+        if named and urlsplit(self._store or "").password:
+            named = ("--store", "URL")  # a password is for nobody's screen
+        return shlex.join(("killick", *words, *named))
+
+    def goes_on(self, run: str, agent: str | None = None) -> str:
+        """The command that goes on with a run; where no app is named it has to say where the agent is."""
+        target: tuple[str, ...] = ()
+        if agent and agent.startswith(OWN_AGENTS):
+            return self.typed("worker")  # which attends to what Killick keeps for itself
+        if agent and not self.app:
+            here = [each for each in apps.declared_here() if each.endswith(f":{agent}")]
+            target = (here[0] if here else f"APP.py:{agent}",)
+        named = ("--app", self._app) if self._app else ()
+        return self.typed("run", *target, "--id", run, *named)
+
+    # what is found ----------------------------------------------------------------------------
+
+    def agent(self, target: str) -> AnyAgent:
+        """An agent by `app.py:agent`, `module:agent`, or its name in the app."""
+        return apps.load_agent(target, self.app)
+
+    def load_app(self) -> None:
+        """Import the app, if one is named, so that its agents are known."""
+        if self.app is not None:
+            apps.load_module(self.app)
+
+    def run(self, run: str) -> str:
+        """A run's id that exists, or one line with the nearest one."""
+        if self.client.store.head(run) is None:
+            self.refuse_run(run)
+        return run
+
+    def refuse_run(self, run: str) -> NoReturn:
+        """Say that there is no such run, and which one may have been meant."""
+        known = [listed.run for listed in self.client.list(limit=1_000)]
+        close = get_close_matches(run, known, 1, 0.5)
+        hint = f"did you mean {close[0]}?" if close else "`killick ps` lists them"
+        raise CommandFailed(f"{run}: no such run in {self.store}; {hint}") from RunUnknown(run)
+
+    def confirm(self, question: str, *, yes: bool) -> bool:
+        """Whether to go on: by --yes, or by asking where somebody sits."""
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise CommandFailed(f"{question} Nobody is here to say so; add --yes, or --dry-run to only look")
+        return click.confirm(visible(question), default=False, err=True)
+
+
+def _jsonable(data: Any) -> Any:
+    """Anything we print, as JSON types: values tagged as they are in the log."""
+    if isinstance(data, msgspec.Struct):
+        return {name: _jsonable(getattr(data, name)) for name in data.__struct_fields__}
+    if isinstance(data, Mapping):
+        return {printable(str(name)): _jsonable(value) for name, value in data.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    if isinstance(data, list | tuple):
+        return [_jsonable(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
+    return plain(data)
+
+
+# how people write values --------------------------------------------------------------------------
+
+
+def somebody() -> str | None:
+    """Who is at the keyboard, for the record."""
+    with contextlib.suppress(OSError, KeyError):
+        return getpass.getuser()
+    return None
+
+
+def text_of(text: str) -> str:
+    """A text as people give it: itself, `@file`, `-` for stdin; `@@` begins a text with @."""
+    if text == "-":
+        return sys.stdin.read().removesuffix("\n")
+    if text.startswith("@@"):
+        return text[1:]
+    if not text.startswith("@"):
+        return text
+    try:
+        found = Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise CommandFailed(f"{text}: cannot be read ({why}); write @@ to begin a text with @") from None
+    if text.endswith(".json") and isinstance(parsed(found), Unparsed):
+        raise CommandFailed(f"{text}: is not JSON ({parsed(found).why}); mend the file")
+    return found.removesuffix("\n")
+
+
+class Unparsed(str):
+    """A text that is not JSON, and why not."""
+
+    why: str
+
+
+def parsed(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    try:
+        return jsonlib.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        made = Unparsed(text)
+        made.why = str(error)
+        return made
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """NaN and Infinity are words, not JSON."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def value_of(text: str | None) -> Any:
+    """A value as people write it: JSON where it is JSON, `@file` for a file of it, `-` for stdin, else plain text."""
+    if text is None:
+        return None
+    found = parsed(text_of(text))
+    return str(found) if isinstance(found, Unparsed) else found
+
+
+def pair(text: str) -> tuple[str, Any]:
+    """`name=value` as people write it."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CommandFailed(f"{text!r}: no name and value; write it as name=value")
+    return name, value_of(value)
+
+
+# completing ---------------------------------------------------------------------------------------
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+BUSY_SECONDS: Final = 0.2
+"""How long a completion waits for a store that somebody writes to."""
+
+
+def completing(find: Callable[[Shell, click.Context], Iterable[str | tuple[str, str]]]) -> Completer:
+    """What fits so far of what is found, each with a remark perhaps. Never an error: nobody could read it."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        store = context.params.get("store") or os.environ.get("KILLICK_STORE")
+        shell = Shell(store=store, app=context.params.get("app"), busy_seconds=BUSY_SECONDS)
+        with contextlib.suppress(Exception):
+            try:
+                found = [(each, None) if isinstance(each, str) else each for each in find(shell, context)]
+            finally:
+                shell.close()
+            return [CompletionItem(value, help=says) for value, says in found if value.startswith(incomplete)]
+        return []
+
+    return complete
+
+
+@completing
+def complete_run(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """Run ids, newest first."""
+    return [(each.run, f"{each.status} {each.agent}") for each in shell.client.list(limit=500)]
+
+
+def complete_file(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Whatever the shell itself knows of files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+run_argument: Final = click.argument("run", shell_complete=complete_run)
+
+
+# declaring commands -------------------------------------------------------------------------------
+
+
+def command(name: str, *, json: bool = True, app: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a command: a function of a Shell and its own parameters, with --store and, where it prints data, --json.
+
+    Returns an exit code, or None for 0.
+    """
+
+    def declare(fn: Callable[..., Any]) -> click.Command:
+        @functools.wraps(fn)
+        def invoked(store: str | None, json: bool = False, app: str | None = None, **parameters: Any) -> Any:
+            shell = Shell(store=store, app=app, json=json)
+            try:
+                return fn(shell, **parameters)
+            finally:
+                shell.close()
+
+        wrapped: Any = click.option(
+            "--store",
+            metavar="URL",
+            envvar="KILLICK_STORE",
+            help="Where the store is: a path or a URL.",
+            shell_complete=complete_file,
+        )(invoked)
+        if app:
+            wrapped = click.option("--app", metavar="MODULE", help="The module that declares the agents.")(wrapped)
+        if json:
+            wrapped = click.option("--json", is_flag=True, help="Print data as JSON.")(wrapped)
+        made = click.command(name, context_settings={"max_content_width": 100})(wrapped)
+        # What every command has comes last in its help.
+        made.params.sort(key=lambda parameter: parameter.name in ("json", "app", "store"))
+        return made
+
+    return declare

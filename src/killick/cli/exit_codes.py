@@ -1,0 +1,69 @@
+"""How the command line ends: exit codes, and the one line that goes with each. Prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from enum import IntEnum
+from typing import Final
+
+from killick import errors
+
+
+class Exit(IntEnum):
+    """What a script can tell by the exit code."""
+
+    means: str
+
+    def __new__(cls, value: int, means: str) -> Exit:
+        made = int.__new__(cls, value)
+        made._value_ = value
+        made.means = means
+        return made
+
+    DONE = 0, "done, and nothing is wrong"
+    BAD = 1, "done, and something is wrong: a run failed or refused, the record does not hold, a check found a fault"
+    MISTYPED = 2, "not done: what was asked for does not exist or makes no sense; nothing changed"
+    WAITING = 3, "the run waits: for a person, for an outside event, for mended code, or because it is paused"
+    BUSY = 4, "not done: somebody else is at it; try again"
+    BUG = 70, "not done: Killick itself is at fault"
+    INTERRUPTED = 130, "interrupted by a person"
+
+
+class CommandFailed(Exception):
+    """Ends a command with one line for the person, and an exit code."""
+
+    def __init__(self, line: str, code: Exit = Exit.MISTYPED) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+_CODES: Final[tuple[tuple[type[errors.KillickError], Exit], ...]] = (
+    (errors.RunWaiting, Exit.WAITING),
+    (errors.RunFailed, Exit.BAD),
+    (errors.RunCancelled, Exit.BAD),
+    (errors.RunBusy, Exit.BUSY),
+    (errors.StoreBusy, Exit.BUSY),
+    (errors.RunBroken, Exit.BAD),
+    (errors.StoreBroken, Exit.BAD),
+    (errors.StoreFull, Exit.BAD),
+    (errors.StoreReadOnly, Exit.BAD),
+    (errors.SnapshotBroken, Exit.BAD),
+)
+"""Every other error of ours is about what was asked for."""
+
+
+def code_of(error: errors.KillickError) -> Exit:
+    """The exit code that stands for an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.MISTYPED)
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere, so that neither we nor Python at its end try a closed pipe again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

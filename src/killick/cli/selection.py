@@ -1,0 +1,144 @@
+"""Which runs a command acts on: those that are named, or all that fit what was asked for. Acts on none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, get_args
+
+import click
+import msgspec
+
+from killick.cli import style
+from killick.cli.context import Shell, completing
+from killick.cli.exit_codes import CommandFailed
+from killick.engine.views import Listed
+from killick.errors import RunUnknown
+from killick.log import boundaries
+from killick.model.fold import Status
+
+STATUSES: Final[tuple[str, ...]] = get_args(Status)
+FLAGS: Final = {
+    "failed": "Those that failed.",
+    "waiting": "Those that wait.",
+    "paused": "Those that are paused.",
+    "running": "Those that are running, or were when their process died.",
+}
+PAGE: Final = 1_000
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody asked for: runs by name, or whatever fits."""
+
+    runs: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    agent: str | None = None
+    tag: str | None = None
+    since: str | None = None
+    all: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the runs were named one by one."""
+        return bool(self.runs)
+
+    def __str__(self) -> str:
+        said = [*self.status, *(f"{name} {value}" for name, value in self._limits() if value)]
+        return ", ".join(said) or "all"
+
+    def _limits(self) -> Iterator[tuple[str, str | None]]:
+        yield from (("agent", self.agent), ("tag", self.tag), ("since", self.since))
+
+
+@completing
+def complete_named(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """Runs that are not named yet, those first that the command may be meant for."""
+    named = context.params.get("runs") or ()
+    listed = [each for each in shell.client.list(limit=500) if each.run not in named]
+    return [(each.run, f"{each.status} {each.agent}") for each in listed]
+
+
+@completing
+def complete_agent_name(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Agents that have runs."""
+    return dict.fromkeys(each.agent for each in shell.client.list(limit=500))
+
+
+@completing
+def complete_tag(shell: Shell, context: click.Context) -> Iterable[str]:
+    """Tags that runs have, but for those of our own."""
+    tags = (tag for each in shell.client.list(limit=500) for tag in each.tags)
+    return dict.fromkeys(tag for tag in tags if not tag.startswith("input:"))
+
+
+def named_run(context: click.Context) -> str:
+    """The run of a line that is not finished; behind an option without its value, click has not told what is what."""
+    named: str = context.params.get("run") or context.args[0]
+    return named
+
+
+@completing
+def complete_place(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
+    """Places in the run that was named."""
+    found = boundaries.history(shell.client.log, named_run(context))
+    return [(f"{each.step}:{side}", each.name) for each in found for side in ("before", "after")]
+
+
+def selecting(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command runs to act on: it gets a Selection, and `dry_run` and `yes`."""
+
+    @functools.wraps(fn)
+    def with_selection(*args: Any, runs: tuple[str, ...], status: tuple[str, ...], **rest: Any) -> Any:
+        flags = tuple(flag for flag in FLAGS if rest.pop(flag))
+        limits = {name: rest.pop(name) for name in ("agent", "tag", "since", "all")}
+        return fn(*args, selection=Selection(runs=runs, status=(*flags, *status), **limits), **rest)
+
+    wrapped: Any = with_selection
+    for declare in reversed([
+        click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_named),
+        *[click.option(f"--{flag}", is_flag=True, help=line) for flag, line in FLAGS.items()],
+        click.option(
+            "--status", metavar="STATUS", type=click.Choice(STATUSES), multiple=True, help="Those of this status."
+        ),
+        click.option("--agent", metavar="NAME", help="Those of this agent.", shell_complete=complete_agent_name),
+        click.option("--tag", metavar="TAG", help="Those with this tag.", shell_complete=complete_tag),
+        click.option("--since", metavar="TIME", help="Those that changed since: 2h, 3d, 2026-11-14."),
+        click.option("--all", is_flag=True, help="All that this can be done to."),
+        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+        click.option("--yes", "-y", is_flag=True, help="Do not ask first."),
+    ]):  # fmt: skip
+        wrapped = declare(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def select(shell: Shell, selection: Selection, verb: str, usual: Sequence[str]) -> list[Listed]:
+    """The runs that a selection means, the oldest first; `usual` are the statuses that the command is for."""
+    limits = selection.status or selection.agent or selection.tag or selection.since or selection.all
+    if selection.runs and limits:
+        raise CommandFailed(f"{verb} named runs or selected ones, not both; leave the runs or the options out")
+    if selection.runs:
+        return [_listed(shell, shell.run(run)) for run in dict.fromkeys(selection.runs)]
+    if not limits:
+        raise CommandFailed(
+            f"{verb} what? Name runs, or select them with --all, --agent NAME, --since 2h, … (--dry-run looks)"
+        )
+    client = shell.client
+    since_us = None if selection.since is None else style.moment_of(selection.since, client.clock.now_us())
+    found: list[Listed] = []
+    before: int | None = None
+    while True:
+        page = client.list(
+            status=selection.status or usual, agent=selection.agent, tag=selection.tag, since_us=since_us,
+            before=before, limit=PAGE,
+        )  # fmt: skip
+        found += page
+        if len(page) < PAGE:
+            return found[::-1]
+        before = page[-1].number
+
+
+def _listed(shell: Shell, run: str) -> Listed:
+    row = shell.client.store.index(run)
+    if row is None:
+        raise RunUnknown(run)
+    return Listed(**{name: getattr(row, name) for name in Listed.__struct_fields__})

@@ -1,0 +1,1 @@
+"""The client: starts runs, reads them, and acts on them."""

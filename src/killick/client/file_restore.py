@@ -1,0 +1,186 @@
+"""Files of a run's workspace brought back because somebody asks: the run itself stays where it is.
+
+Whoever is at the run has its folder for themselves. So this holds the run's lease while it works in that folder; what
+it did is on the record of the run, with the snapshot of what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from killick.engine.leases import LEASE_SECONDS, Leases
+from killick.engine.steps.workspace_hook import hidden_of, owner_of
+from killick.engine.steps.workspace_hook import restored as as_entry
+from killick.errors import KillickError, WorkspaceRefused
+from killick.history import workspace_files
+from killick.history.workspace_files import Files, id_of
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.model.ledger import LedgerFacts
+from killick.workspace import tree
+from killick.workspace.restore import Restored
+from killick.workspace.workspace import Snapshot, Workspace
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+
+class Restoration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore did, or would do. `before` is the snapshot of what was there; `left` is what could not be brought
+    back or removed, in words; `elsewhere`: not in the run's own folder."""
+
+    run: str
+    at: str
+    snapshot: str
+    folder: str
+    paths: tuple[str, ...]
+    written: int
+    removed: int
+    left: tuple[str, ...] = ()
+    before: str | None = None
+    elsewhere: bool = False
+    dry_run: bool = False
+
+
+def restored(
+    client: Client,
+    run: str,
+    at: str | None = None,
+    *,
+    snapshot: str | None = None,
+    paths: Sequence[str | os.PathLike[str]] = (),
+    to: str | os.PathLike[str] | None = None,
+    by: str | None = None,
+    dry_run: bool = False,
+) -> Restoration:
+    """Bring files of a run back to a place, or to a snapshot by its id; into its own folder, or into another."""
+    if (at is None) == (snapshot is None):
+        raise WorkspaceRefused(run, "name a place or a snapshot to bring its files back to, and not both")
+    log = client.log
+    found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
+    with found:
+        wanted = [workspace_files.typed(os.fspath(path), found.folder) for path in paths]
+        if to is not None:
+            return _elsewhere(found, Path(os.path.abspath(to)), wanted, owner_of(client.store, run), dry_run=dry_run)
+        return _in_place(client, found, wanted, by=by, dry_run=dry_run)
+
+
+def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dry_run: bool) -> Restoration:
+    """Into a folder of its own, which holds nothing that could be lost."""
+    if Path(os.path.realpath(to)).is_relative_to(os.path.realpath(found.folder)):
+        raise WorkspaceRefused(str(to), "lies in the run's own folder; name one outside of it")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise WorkspaceRefused(str(to), "is there and is not empty; name a folder that is, or a new one")
+    for path in paths:
+        found.find(os.fsdecode(path))
+    if dry_run:
+        below = [path for path, _ in tree.walk(found.top, found.vault.load) if _is_wanted(path, paths)]
+        return _told(found, to, paths, Restored(len(below), 0), dry_run=True)
+    with Workspace(to, gitignore=False, vault=found.vault) as place:
+        return _told(found, to, paths, place.restore(found.root, paths or None, owner))
+
+
+def _in_place(client: Client, found: Files, paths: Sequence[bytes], *, by: str | None, dry_run: bool) -> Restoration:
+    with _held(client, found.run) as handle:
+        facts = handle.ledger.facts
+        if facts.files_due is not None:
+            due = id_of(e.from_text(facts.files_due))
+            told = f"its files go back to snapshot {due} when it goes on; let it go on first, or restore elsewhere"
+            raise WorkspaceRefused(found.run, told)
+        owner = owner_of(client.store, found.run)
+        with _workspace(client, found, facts) as place:
+            _refuse_unknown(found, place.path, paths)
+            if dry_run:
+                now = place.capture(owner).root if place.path.is_dir() else None
+                return _told(found, place.path, paths, _foretold(found, now, paths), dry_run=True)
+            done = place.restore(found.root, paths or None, owner)
+            if done.written or done.removed or done.left:
+                _recorded(client, handle, found, paths, done, place.capture(owner), by=by)
+            return _told(found, place.path, paths, done)
+
+
+@contextlib.contextmanager
+def _held(client: Client, run: str) -> Generator[RunLog]:
+    """Have a run for ourselves; RunBusy where somebody has it."""
+    left, holder, since = client.log.head(run).holder is not None, client.ids.new("command"), client.clock.monotonic()
+    handle = client.log.open(run, holder=holder, seconds=LEASE_SECONDS)
+    leases = Leases(client.store, holder, client.clock)
+    # Who lost the run cannot write to it any more, and is told so when it tries.
+    leases.hold(run, handle.epoch, seconds=LEASE_SECONDS, since=since, lost=lambda _: None)
+    try:
+        yield handle
+    finally:
+        leases.close()
+        with contextlib.suppress(KillickError):
+            client.store.release(run, epoch=handle.epoch, left=left)
+
+
+def _workspace(client: Client, found: Files, facts: LedgerFacts) -> Workspace:
+    """The folder as the run works in it: what its rules leave alone is left alone here."""
+    return Workspace(
+        found.folder, exclude=facts.exclude, gitignore=facts.gitignore, vault=found.vault,
+        hidden=hidden_of(client.store), clock=client.clock,
+    )  # fmt: skip
+
+
+def _refuse_unknown(found: Files, folder: Path, paths: Sequence[bytes]) -> None:
+    """A path that was not there then and is not there now is a mistake; one that is only there now goes."""
+    for path in paths:
+        if not os.path.lexists(os.path.join(os.fsencode(folder), path)):
+            found.find(os.fsdecode(path))
+
+
+def _is_wanted(path: bytes, paths: Sequence[bytes]) -> bool:
+    return not paths or any(path == each or path.startswith(each + b"/") or not each for each in paths)
+
+
+def _foretold(found: Files, now: bytes | None, paths: Sequence[bytes]) -> Restored:
+    """What a restore would come to, as things stand."""
+    load = found.vault.load
+    before = tree.root(now, load) if now is not None else None
+    changes = [
+        change for change in tree.changes(before, found.top, load)
+        if change.path and _is_wanted(change.path, paths)
+    ]  # fmt: skip
+    gone = sum(change.after is None for change in changes)
+    return Restored(len(changes) - gone, gone)
+
+
+def _recorded(
+    client: Client,
+    handle: RunLog,
+    found: Files,
+    paths: Sequence[bytes],
+    done: Restored,
+    now: Snapshot,
+    *,
+    by: str | None,
+) -> None:
+    """Put it on the record of the run, with the files as they are now: the next step begins with these."""
+    at = client.clock.now_us()
+    named = [workspace_files.shown(path) for path in paths] or None
+    entries = [as_entry(done, e.to_text(found.root), "asked", at=at, by=by, paths=named)]
+    if handle.ledger.files_at(handle.seq) != e.to_text(now.root):
+        captured = e.WorkspaceCaptured(
+            at=at, after=handle.seq + 1, root=e.to_text(now.root), files=now.files, size_bytes=now.size_bytes,
+            changed=done.written + done.removed, processes=len(now.processes),
+        )  # fmt: skip
+        entries.append(Entry(captured, {"left_out": list(now.left_out)} if now.left_out else None))
+    handle.append(*entries)
+
+
+def _told(found: Files, folder: Path, paths: Sequence[bytes], done: Restored, *, dry_run: bool = False) -> Restoration:
+    elsewhere = os.path.realpath(folder) != os.path.realpath(found.folder)
+    return Restoration(
+        run=found.run, at=found.at, snapshot=found.root.hex(), folder=str(folder),
+        paths=tuple(map(workspace_files.shown, paths)), written=done.written, removed=done.removed,
+        left=tuple(done.left),
+        before=None if dry_run or elsewhere or not done.before else done.before.hex(), elsewhere=elsewhere,
+        dry_run=dry_run,
+    )  # fmt: skip

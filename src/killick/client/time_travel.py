@@ -1,0 +1,294 @@
+"""What people do to a run's time: take it back, fork it, undo one effect. Resolves places, and tells in words.
+
+A run that somebody is at is taken back by them, as soon as they come to rest; a fork leaves its parent alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from killick.client.start import Handle
+from killick.definitions.registry import AGENTS, TOOLS
+from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
+from killick.engine.context import Context, through_codec
+from killick.engine.effects.branch_point import cut
+from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
+from killick.engine.effects.rewind import rewind
+from killick.engine.steps import waits
+from killick.engine.steps.kinds import delivery
+from killick.engine.steps.workspace_hook import owner_of, restored, told, workspace_of
+from killick.errors import (
+    AgentUnknown,
+    AnswerRefused,
+    EpochStale,
+    HeadMoved,
+    KillickError,
+    RunBusy,
+    RunExists,
+    RunUnknown,
+    TimeRefused,
+)
+from killick.log.log import Log
+from killick.log.writer import AppendExtras, Entry, RunLog
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model import hashing
+from killick.model.fold import OUT_OF_BAND, Fold, Step
+from killick.model.ledger import Ledger
+from killick.model.typed import convert
+from killick.store.protocol import Append, Message, Row
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+logger: Final = get_logger("killick")
+
+_PATIENCE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.02
+
+
+def rewound(client: Client, run: str, to: str, *, by: str | None, because: str | None) -> str:
+    """Take a run back to a place; says what was done. Whoever is at it does it, or we, when they have left it."""
+    log, store, clock = client.log, client.store, client.clock
+    sent: Message | None = None
+    label = cut(log, run, to).label
+    until = clock.monotonic() + _PATIENCE_SECONDS
+    while True:
+        left = log.head(run).holder is not None
+        try:
+            handle = log.open(run, holder=client.ids.new("command"), seconds=30)
+            break
+        except RunBusy as busy:
+            sent = sent or _sent(client, run, {"command": "rewind", "to": to, "because": because}, by)
+            if clock.monotonic() >= until:
+                return f"will be taken back to {label}, by {busy.holder}, who is at it"
+            time.sleep(clock.nap_seconds(_LOOK_SECONDS))
+            if _is_taken(client, sent):
+                return f"taken back to {label}, by {busy.holder}, who is at it"
+    try:
+        if sent is not None and _is_taken(client, sent):
+            return f"taken back to {label}"
+        found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
+        if sent is None:
+            handle.append(found.entry, **found.rights)
+        else:
+            taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
+            handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
+        files = _files_back(client, handle, by)
+    finally:
+        with contextlib.suppress(KillickError):
+            store.release(run, epoch=handle.epoch, left=left)
+    return f"rewound to {found.label}{files}"
+
+
+def _files_back(client: Client, run: RunLog, by: str | None) -> str:
+    """Bring the files back with the run, where they are here; elsewhere whoever goes on with it does that first."""
+    facts = run.ledger.facts
+    due = facts.files_due
+    if due is None or facts.workspace is None:
+        return ""
+    if run.ledger.images_of(due) is not None:
+        return "; its files and processes go back when it goes on"
+    try:
+        with workspace_of(run.ledger, client.store) as workspace:
+            done = workspace.restore(e.from_text(due), None, owner_of(client.store, run.run))
+    except (KillickError, OSError) as error:
+        return f"; its files go back when it goes on ({error})"
+    if done.again:
+        return f"; its files go back when it goes on (somebody writes to them; {told(done)})"
+    run.append(restored(done, due, "rewound", at=client.clock.now_us(), by=by))
+    return f", and its files with it ({told(done)})"
+
+
+def _sent(client: Client, run: str, body: dict[str, Any], by: str | None) -> Message:
+    message = delivery(run, waits.COMMAND, body, id=client.ids.new("command"), by=by, at_us=client.clock.now_us())
+    [outcome] = client.store.deliver([message])
+    if isinstance(outcome, KillickError):
+        raise outcome
+    return outcome.message
+
+
+def _is_taken(client: Client, message: Message) -> bool:
+    waiting = client.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
+    return not any(one.number == message.number for one in waiting)
+
+
+def forked(
+    client: Client,
+    run: str,
+    at: str,
+    conditions: Conditions,
+    *,
+    id: str | None,  # noqa: A002
+    by: str | None,
+    because: str | None,
+    workspace: str | None = None,
+) -> Handle[Any]:
+    """Make a run that leaves another at a place; it is due at once. Its files are in a folder of its own."""
+    waits.refuse_own(id)
+    log, row = client.log, client.store.index(run)
+    if row is None:
+        raise RunUnknown(run)
+    conditions = checked(client, run, row.agent, conditions, by)
+    number, name = 1, id or f"{run}-fork"
+    while True:
+        try:
+            if client.store.head(name) is not None:
+                raise RunExists(name)
+            folder = _folder_of_fork(client, run, name, workspace)
+            made = fork(
+                log, run, at, name, conditions, at=client.clock.now_us(), by=by, because=because, workspace=folder
+            )
+            _born(client, made)
+            if made.forked.files is not None:
+                _files_forked(client, name)
+            return Handle(client, row.agent, name)
+        except RunExists:
+            if id is not None:
+                raise
+            number += 1
+            name = f"{run}-fork-{number}"
+        except (HeadMoved, EpochStale):
+            continue  # its parent went on meanwhile
+
+
+def _folder_of_fork(client: Client, run: str, name: str, workspace: str | None) -> str | None:
+    """Where the files of a fork go: what is there already stays, so it must be a new folder."""
+    own = client.log.ledger(run).facts.workspace
+    if own is None:
+        if workspace is not None:
+            raise TimeRefused(run, "has no workspace, so a fork of it needs none")
+        return None
+    beside = Path(own).with_name(f"{Path(own).name}-{name.replace('/', '_')}")
+    folder = Path(os.path.realpath(workspace)) if workspace is not None else beside
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TimeRefused(run, f"{folder} is not empty; give the fork a new folder, with workspace=")
+    if folder.is_relative_to(own):
+        raise TimeRefused(run, f"{folder} lies in the run's own workspace; give the fork a folder outside of it")
+    return str(folder)
+
+
+def _files_forked(client: Client, fork: str) -> None:
+    """Fill the folder of a fork, so that people find it filled. Where that fails, it is done when the fork goes on."""
+    ledger = client.log.ledger(fork)
+    due = ledger.facts.files_due
+    assert due is not None
+    try:
+        with workspace_of(ledger, client.store) as workspace:
+            workspace.restore(e.from_text(due), None, owner_of(client.store, fork))
+    except (KillickError, OSError) as error:
+        logger.warning("%s: its files are brought when it goes on: %s", fork, error)
+
+
+def _born(client: Client, found: Fork) -> None:
+    """Create a fork, and tell its parent in the same write: by an event, or through the inbox where somebody is at it.
+
+    What the fork's ledger adds up to is of no interest for that, so it is not read.
+    """
+    log, forked = client.log, found.forked
+    made = e.ForkMade(at=forked.at, run=forked.run, cut=forked.cut, by=forked.by)
+    parent = log.head(forked.parent)
+    rights: AppendExtras = {"sends": found.sends}
+    if parent.holder is None:
+        body = e.encode(made)
+        row = Row(seq=parent.seq + 1, body=body, data=None, hash=hashing.link(parent.hash, body))
+        rights["also"] = (
+            Append(run=parent.run, after=parent.seq, before=parent.hash, epoch=parent.epoch, rows=(row,)),
+        )
+    else:
+        told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
+        message = delivery(parent.run, waits.COMMAND, told, id=f"forked:{forked.run}", by=forked.by, at_us=forked.at)
+        rights["sends"] = (*found.sends, message)
+    log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
+
+
+def _refuse_rejected(client: Client, run: str, agent: str, conditions: Conditions, by: str) -> None:
+    """Another context is somebody's change of it, and judged as such."""
+    log, state = client.log, client.log.state(run)
+    found = AGENTS.get(agent) if agent in AGENTS.names() else None
+    context = state.context
+    place = Looked(run, state.fold, log.ledger(run), log.head(run).base)
+    judge = ContractsInForce(client.engine, found, place, lambda: context.document or {}, lambda: context.version)
+    verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
+    if verdict is not None and verdict.ruling.ruling == "reject":
+        told = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
+        raise TimeRefused(run, told)
+
+
+def checked(client: Client, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
+    """Conditions as the fork's code will see them; what does not fit is refused here, where somebody can mend it."""
+    if conditions.effects not in ("recorded", "live", "none"):
+        raise TimeRefused(run, f"effects={conditions.effects!r} is not one of recorded, live, none")
+    changed: dict[str, Any] = {}
+    if conditions.input is not UNCHANGED:
+        value = through_codec(conditions.input, at="input")
+        with contextlib.suppress(AgentUnknown):
+            value = AGENTS.get(agent).checked(value)
+        changed["input"] = value
+    if conditions.set:
+        refuse_misfit(client.log, run, dict(conditions.set))
+    if conditions.set or conditions.unset:
+        _refuse_rejected(client, run, agent, conditions, by or "somebody")
+    fold = client.log.state(run).fold if conditions.output else Fold()
+    for name, output in conditions.output.items():
+        step = fold.step(name)
+        tool = TOOLS.get(step.name) if step is not None and step.sort == "tool" and step.effect is not None else None
+        if tool is not None and tool.returns is not Any:
+            convert(through_codec(output, at=f"step {name}"), tool.returns, at=f"step {name} ({tool.name})")
+    return conditions if not changed else replace(conditions, **changed)
+
+
+def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
+    """Refuse an edit that would not fit the context that the agent declares, where it is known here."""
+    state = log.state(run)
+    with contextlib.suppress(AgentUnknown):
+        agent = AGENTS.get(state.agent)
+        if agent.options.context is not None:
+            Context(agent, state.context.document, 0).update(changes)
+
+
+def resumed(client: Client, run: str, *, by: str | None, because: str | None) -> str:
+    """Let a paused, failed or orphaned run go on; says what was done."""
+    log, store = client.log, client.store
+    row = store.index(run)
+    if row is not None and row.status in ("completed", "cancelled"):
+        raise AnswerRefused(run, f"the run is over ({row.status}); start another")
+    left = log.head(run).holder is not None
+    handle = log.open(run, holder=client.ids.new("command"), seconds=30)
+    told = {"because": because} if because else None
+    at = client.clock.now_us()
+    try:
+        facts = handle.fold.facts
+        if facts.paused or facts.mend:
+            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            return "resumed"
+        if facts.status == "running":
+            # Its lease was free to be taken, so whoever had it is gone: from now on it is due.
+            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            return "taken from a process that is gone"
+        if facts.status != "failed":
+            return f"{facts.status}, nothing holds it back"
+        failed: Any = log.event(run, facts.ended)
+        undone = _first_undone(handle.fold)
+        step = undone or (handle.fold.step(failed.step) if failed.step else None)
+        if step is None:
+            handle.append(Entry(e.RunResumed(at=at, by=by), told))
+            return "resumed where its code failed"
+        found = rewind(log, handle, f"{step.id}:before", at=at, by=by, because=because)
+        handle.append(found.entry, **found.rights)
+        return f"rewound to step {step.id}, which {'was undone' if undone is not None else 'failed'}"
+    finally:
+        with contextlib.suppress(KillickError):
+            store.release(run, epoch=handle.epoch, left=left)
+
+
+def _first_undone(fold: Fold) -> Step | None:
+    """The first step that was undone because the run failed; what somebody undid beside it is no reason to go back."""
+    undone = {step.undoes for step in fold.steps if step.sort == "undo" and not step.id.startswith(OUT_OF_BAND)}
+    return next((step for step in fold.steps if step.undone and step.id in undone), None)

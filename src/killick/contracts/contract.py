@@ -1,0 +1,298 @@
+"""A contract: named rules in order, and the judging of an intention by them. Pure: the same question, the same answer.
+
+What a rule may know comes in as a `PolicyInput`, and files as the intention's `paths`. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, cast
+
+import msgspec
+
+from killick.contracts import declarations
+from killick.contracts.evaluate import deciding, governing
+from killick.contracts.facts import Approval, Decide, Escalation, Finding, Intention, Others, PolicyInput, Ruling
+from killick.contracts.prices import Prices, PricesLike
+from killick.contracts.rules import Rule, rule_of
+from killick.errors import ContractRefused
+from killick.model import codec
+from killick.model.events import Digest, to_text
+
+__all__ = ["ACCEPTED", "Approval", "Contract", "Escalation", "Intention", "Others", "PolicyInput", "Ruling"]
+
+ARGUMENTS_BYTES_MAX: Final = 1_000_000
+ARGUMENTS_DEPTH_MAX: Final = 32
+REJECTIONS: Final = 10
+_USUAL: Final = {
+    "rejections": REJECTIONS, "arguments_bytes_max": ARGUMENTS_BYTES_MAX, "arguments_depth_max": ARGUMENTS_DEPTH_MAX,
+}  # fmt: skip
+
+ACCEPTED: Final = Ruling()
+
+_NAMES_MAX: Final = 2048
+"""Of how many names a contract remembers which rules govern them."""
+
+
+class Contract:
+    """Rules by which every intention of an agent is judged, the people whom they ask, and what models cost."""
+
+    __slots__ = (
+        "_decides", "_paths", "_plans", "arguments_bytes_max", "arguments_depth_max", "digest", "name", "people",
+        "prices", "rejections", "rules", "spec",
+    )  # fmt: skip
+
+    name: str
+    rules: tuple[Rule, ...]
+    people: Mapping[str, tuple[str, ...]]
+    rejections: int
+    """How many rejections in a row pause a run."""
+    arguments_bytes_max: int
+    arguments_depth_max: int
+    """What is larger or deeper is rejected before any rule looks at it."""
+    prices: Prices
+    digest: Digest
+    spec: dict[str, Any]
+    """The whole contract as plain data, always in the same form."""
+
+    def __init__(
+        self,
+        name: str,
+        rules: Iterable[Rule] = (),
+        *,
+        people: Mapping[str, str | Sequence[str]] | None = None,
+        rejections: int = REJECTIONS,
+        prices: PricesLike | None = None,
+        arguments_bytes_max: int = ARGUMENTS_BYTES_MAX,
+        arguments_depth_max: int = ARGUMENTS_DEPTH_MAX,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ContractRefused("contract", f"its name is {name!r}; give it a name")
+        self.name = name
+        for word, number in zip(_USUAL, (rejections, arguments_bytes_max, arguments_depth_max), strict=True):
+            if type(number) is not int or number < 1:
+                raise ContractRefused(f"contract {name}", f"{word}={number!r}; give a whole number from 1")
+            setattr(self, word, number)
+        self.rules = named(name, rules)
+        self.people = {role: _people(role, names) for role, names in sorted((people or {}).items())}
+        self.prices = Prices(prices)
+        self.spec = self._spec()
+        self.digest = to_text(codec.digest(self.spec))
+        self._decides = tuple((governing(rule), rule, deciding(rule, self.prices)) for rule in self.rules)
+        self._paths: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self._plans: dict[tuple[str, str], tuple[tuple[Rule, Decide], ...]] = {}
+
+    def judge(self, intention: Intention, standing: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
+        """The verdict. Rules are asked in order; one that rejects goes before any that asks, and of those that ask the
+        first whose name is not in `granted`."""
+        plan = self._plans.get((intention.sort, intention.name))
+        if plan is None:
+            plan = self._plan(intention)
+        if intention.sort != "model":
+            message = oversized(intention.arguments, self.arguments_bytes_max, self.arguments_depth_max)
+            if message is not None:
+                return Ruling(ruling="reject", code="arguments_too_large", message=message)
+        asked: Ruling | None = None
+        for rule, decide in plan:
+            try:
+                finding = decide(intention, standing)
+            except Exception as error:
+                finding = _failed(rule, error)
+            if finding is None:
+                continue
+            approval = None if finding.final else finding.approval or rule.ask
+            if approval is None:
+                return _ruling("reject", rule, finding)
+            if asked is None and rule.name not in granted:
+                asked = _ruling("ask", rule, finding, approval)
+        return ACCEPTED if asked is None else asked
+
+    def path_arguments(self, name: str) -> Mapping[str, tuple[str, ...]]:
+        """Of a tool, the arguments that are paths, with the roots they may lead into."""
+        known = self._paths.get(name)
+        if known is not None:
+            return known
+        found: dict[str, tuple[str, ...]] = {}
+        for rule, _ in self._plan(Intention(name=name)):
+            for argument, roots in rule.terms.items() if rule.kind == "paths" else ():
+                found[argument] = tuple(dict.fromkeys((*found.get(argument, ()), *roots)))
+        if len(self._paths) < _NAMES_MAX:
+            self._paths[name] = found
+        return found
+
+    @property
+    def counts_family(self) -> bool:
+        """Whether a rule counts what forks, children and parents have done."""
+        return any(
+            rule.scope == "lineage"
+            and (rule.kind in ("total", "once") or (rule.kind == "budget" and {*rule.terms} - {"time"}))
+            for rule in self.rules
+        )
+
+    @property
+    def totals(self) -> frozenset[str]:
+        """The patterns of tools whose earlier arguments a rule adds up."""
+        return frozenset(pattern for rule in self.rules if rule.kind == "total" for pattern in rule.tools)
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Contract:
+        """The contract that plain data describes, as it is on record or in a file."""
+        said = dict(spec)
+        name = said.pop("name", None)
+        label = f"contract {name}" if isinstance(name, str) else "contract"
+        rules = said.pop("rules", [])
+        for word in said:
+            if word not in WORDS:
+                raise ContractRefused(label, declarations.unknown(word, {"name", "rules", *WORDS}))
+        if not isinstance(rules, list | tuple) or not all(isinstance(rule, Mapping) for rule in cast(Any, rules)):
+            raise ContractRefused(label, "its rules are no list of tables; write each under [[rules]]")
+        for word in ("people", "prices"):
+            if word in said and not isinstance(said[word], Mapping):
+                raise ContractRefused(label, f"{word} is no table; write [{word}] and what belongs to it below")
+        return cls(cast(str, name), [rule_of(rule) for rule in cast(Any, rules)], **said)
+
+    @classmethod
+    def parse(cls, text: str) -> Contract:
+        """The contract that a TOML file describes."""
+        import tomllib
+
+        try:
+            return cls.from_spec(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ContractRefused("contract", f"is no TOML ({error}); mend the file") from None
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Contract) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Contract {self.name}: {len(self.rules)} rules, {self.digest[:12]}>"
+
+    def _plan(self, intention: Intention) -> tuple[tuple[Rule, Decide], ...]:
+        key = (intention.sort, intention.name)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = tuple((rule, decide) for governs, rule, decide in self._decides if governs(intention))
+            if len(self._plans) < _NAMES_MAX:
+                self._plans[key] = plan
+        return plan
+
+    def _spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = {"name": self.name, "rules": [rule.spec for rule in self.rules]}
+        if self.people:
+            spec["people"] = {role: list(names) for role, names in self.people.items()}
+        if self.prices.own:
+            spec["prices"] = self.prices.spec
+        return spec | {word: value for word, usual in _USUAL.items() if (value := getattr(self, word)) != usual}
+
+
+WORDS: Final = frozenset({"people", "prices", *_USUAL})
+"""What may be said of a contract besides its name and its rules."""
+
+
+def _ruling(ruling: Any, rule: Rule, finding: Finding, approval: Approval | None = None) -> Ruling:
+    code, message = finding.code, finding.message
+    if not finding.final and finding.approval is None:
+        code, message = rule.code or code, rule.message or message
+    return Ruling(ruling=ruling, rule=rule.name, code=code, message=message, allowed=finding.allowed, approval=approval)
+
+
+def _failed(rule: Rule, error: Exception) -> Finding:
+    """A rule that cannot be followed to its end rejects, whatever else it would do."""
+    traced = error.__traceback__
+    while traced is not None and traced.tb_next is not None:
+        traced = traced.tb_next
+    place = ""
+    if traced is not None:
+        code = traced.tb_frame.f_code
+        place = f" ({code.co_filename.rpartition('/')[2]}:{traced.tb_lineno})"
+    text = str(error).partition("\n")[0][:200]
+    return Finding(f"{rule.name} failed: {type(error).__name__}: {text}{place}", None, "check_failed", final=True)
+
+
+def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules with a name each: their own, or one from what they say."""
+    taken: dict[str, None] = {}
+    kept: list[Rule] = []
+    given = list(rules)
+    for rule in given:
+        if not isinstance(rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ContractRefused(
+                f"contract {contract}", f"{rule!r} is no rule; make it by a function of killick.rules"
+            )
+        if rule.name and sum(rule.name == other.name for other in given) > 1:
+            raise ContractRefused(f"contract {contract}", f"two rules are called {rule.name}; name them apart")
+    chosen = {rule.name for rule in given if rule.name}
+    for rule in given:
+        name = rule.name
+        if not name:
+            base = " ".join((rule.kind, *rule.tools[:3]))
+            name, number = base, 2
+            while name in taken or name in chosen:
+                name, number = f"{base} {number}", number + 1
+        taken[name] = None
+        kept.append(rule if rule.name else msgspec.structs.replace(rule, name=name))
+    return tuple(kept)
+
+
+def _people(role: str, given: object) -> tuple[str, ...]:
+    names = declarations.texts(given)
+    if not names:
+        raise ContractRefused("people", f"{role}={given!r} is nobody; give the names of people")
+    return names
+
+
+# How large ----------------------------------------------------------------------------------------
+
+
+def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> str | None:
+    """Why arguments are too large or too deep to be looked at any further."""
+    left = bytes_max
+    for name, value in arguments.items():
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if kind is str and value.isascii():
+            left -= len(name) + len(value)
+        elif kind is int or kind is bool:
+            left -= len(name) + 8 + (value.bit_length() >> 3)
+        else:
+            left, is_deep = _weighed(value, left - len(name), depth_max)
+            if is_deep:
+                return f"{name} is nested deeper than {depth_max} levels; send less of it, or flatten it"
+        if left < 0:
+            return f"the arguments are larger than {bytes_max} bytes; send less, or send a reference"
+    return None
+
+
+def _weighed(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
+    """How many bytes are left after a value, and whether it is too deep. Stops as soon as it is too much."""
+    level: list[Any] = [value]
+    for _ in range(depth_max + 1):
+        inside: list[Any] = []
+        for item in level:
+            kind = type(item)  # pyright: ignore[reportUnknownVariableType]
+            left -= 8
+            if kind is str:
+                left -= len(item) if item.isascii() or len(item) > left else len(item.encode("utf-8", "surrogatepass"))
+            elif kind is bytes or kind is bytearray:
+                left -= len(item)
+            elif kind is dict:
+                inside.extend(item.keys())
+                inside.extend(item.values())
+            elif kind in _LISTS:
+                inside.extend(item)
+            elif kind is int:
+                left -= item.bit_length() >> 3
+            elif kind is Decimal:
+                left -= len(item.as_tuple().digits)
+            if left < 8 * len(inside):
+                return -1, False
+        if not inside:
+            return left, False
+        level = inside
+    return left, True
+
+
+_LISTS: Final = frozenset({list, tuple, set, frozenset})

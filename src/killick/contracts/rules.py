@@ -1,0 +1,441 @@
+"""The rules that a contract is made of, as people write them. What a rule says is data; `deciding` does what it says.
+
+A rule has a kind and the terms of that kind. It is the same whether it was written in Python, in TOML, or comes back
+from the record: all three go through `rule_of`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from hashlib import sha256
+from inspect import getsource, iscoroutinefunction
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
+
+import msgspec
+
+from killick.contracts import declarations
+from killick.contracts.facts import Approval, Asking, Intention, PolicyInput, approval_of
+from killick.contracts.lookalikes import path_refused, root_of
+from killick.contracts.schema import BoundLike, Number, ValueBound, bound_of, number_of, plain_number
+from killick.contracts.schema_check import steps_of
+from killick.errors import ContractRefused, DurationRefused
+from killick.model.retry import Duration, seconds
+
+__all__ = [
+    "Ask",
+    "Reject",
+    "Rule",
+    "ValueBound",
+    "after",
+    "allow",
+    "arguments",
+    "budget",
+    "check",
+    "context",
+    "deny",
+    "once",
+    "paths",
+    "rule_of",
+    "total",
+]  # fmt: skip
+
+Kind = Literal["allow", "deny", "arguments", "paths", "budget", "total", "after", "once", "context", "check"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+Tools: TypeAlias = str | Sequence[str]
+Check: TypeAlias = "Callable[[Intention, PolicyInput], str | Reject | Ask | None]"
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """What a custom check returns to reject an intention."""
+
+    message: str
+    code: str | None = None
+    allowed: Any = None
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a custom check returns to have people asked."""
+
+    to: Approval
+    message: str | None = None
+    code: str | None = None
+    allowed: Any = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, to: Asking, message: str | None = None, code: str | None = None, allowed: Any = None
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "to", approval_of(self.to))
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule. `terms` are plain data, always in the same form for the same rule."""
+
+    kind: Kind
+    terms: Any
+    tools: tuple[str, ...] = ()
+    """Patterns of names; none is all that the kind is about."""
+    name: str = ""
+    ask: Approval | None = None
+    code: str | None = None
+    message: str | None = None
+    scope: Literal["lineage", "run"] = "lineage"
+    latest: bool = False
+    function: Check | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """It as plain data, without what is left at its default."""
+        kept: dict[str, Any] = {"name": self.name, self.kind: self.terms}
+        if self.tools:
+            kept["tools"] = list(self.tools)
+        if self.ask is not None:
+            kept["ask"] = self.ask.spec
+        kept |= {name: value for name in ("code", "message") if (value := getattr(self, name)) is not None}
+        if self.scope != "lineage":
+            kept["scope"] = self.scope
+        return kept | ({"latest": True} if self.latest else {})
+
+
+# The rules ----------------------------------------------------------------------------------------
+
+
+def allow(
+    *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
+) -> Rule:
+    """Only these tools, children (`spawn:AGENT`) and messages (`send`)."""
+    return _rule("allow", list(tools), (), name=name, ask=ask, code=code, message=message)
+
+
+def deny(
+    *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
+) -> Rule:
+    """None of these, whatever they are."""
+    return _rule("deny", list(tools), (), name=name, ask=ask, code=code, message=message)
+
+
+def arguments(
+    tools: Tools,
+    bounds: Mapping[str, BoundLike] | None = None,
+    /,
+    *,
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+    **more: BoundLike,
+) -> Rule:
+    """What the arguments may be. Names that reach inside, and those that this function has itself, go in a mapping."""
+    return _rule("arguments", {**(bounds or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
+
+
+def paths(
+    tools: Tools,
+    roots: Mapping[str, Tools] | None = None,
+    /,
+    *,
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+    **more: Tools,
+) -> Rule:
+    """Where the paths among the arguments may lead. A relative path is taken from the first root."""
+    return _rule("paths", {**(roots or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
+
+
+def budget(
+    *tools: str,
+    calls: int | None = None,
+    effects: int | None = None,
+    tokens: int | None = None,
+    money: str | Decimal | int | None = None,
+    time: Duration | None = None,
+    scope: Literal["lineage", "run"] = "lineage",
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+) -> Rule:
+    """How much may be done: by these tools, or by all."""
+    said = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
+    terms = {measure: limit for measure, limit in said.items() if limit is not None}
+    return _rule("budget", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
+
+
+def once(
+    *tools: str,
+    scope: Literal["lineage", "run"] = "lineage",
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+) -> Rule:
+    """Each of these at most once, unless it was undone."""
+    return _rule("once", list(tools), (), scope=scope, name=name, ask=ask, code=code, message=message)
+
+
+def total(
+    tools: Tools,
+    argument: str,
+    /,
+    *,
+    max: Number | str,  # noqa: A002
+    by: str | None = None,
+    scope: Literal["lineage", "run"] = "lineage",
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+) -> Rule:
+    """How much an argument may add up to over everything that was done, so that nothing is gained by splitting."""
+    terms = {"argument": argument, "max": max} | ({} if by is None else {"by": by})
+    return _rule("total", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
+
+
+def after(
+    tools: Tools,
+    /,
+    *needed: str,
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+) -> Rule:
+    """These only after all of those have returned."""
+    return _rule("after", list(needed), tools, name=name, ask=ask, code=code, message=message)
+
+
+def context(
+    tools: Tools,
+    conditions: Mapping[str, BoundLike] | None = None,
+    /,
+    *,
+    latest: bool = False,
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+    **more: BoundLike,
+) -> Rule:
+    """These only while the context is so; with `latest`, only when the agent has seen its last change."""
+    terms = {**(conditions or {}), **more}
+    return _rule("context", terms, tools, latest=latest, name=name, ask=ask, code=code, message=message)
+
+
+def check(
+    function: Check | str,
+    /,
+    *,
+    tools: Tools = (),
+    name: str = "",
+    ask: Asking | None = None,
+    code: str | None = None,
+    message: str | None = None,
+) -> Rule:
+    """What a pure function says: None, a text for a rejection, `Reject` or `Ask`. One that raises rejects."""
+    return _rule("check", function, tools, name=name, ask=ask, code=code, message=message)
+
+
+def _rule(kind: Kind, terms: Any, tools: Tools, **said: Any) -> Rule:
+    named = {} if not tools else {"tools": tools}
+    return rule_of({kind: terms} | named | {name: value for name, value in said.items() if value not in (None, "")})
+
+
+# One rule from plain data -------------------------------------------------------------------------
+
+WORDS: Final = frozenset({"name", "tools", "ask", "code", "message", "scope", "latest", *KINDS})
+"""What may be said in the table of a rule."""
+
+
+def rule_of(given: Mapping[str, Any]) -> Rule:
+    """A rule from what is said of it, as in a table of TOML. Refuses, by the rule's name, what cannot be."""
+    kinds: list[Kind] = [kind for kind in KINDS if kind in given]
+    label = given.get("name") or (kinds[0] if kinds else "rule")
+    where = f"rule {label}"
+    if len(kinds) != 1:
+        raise ContractRefused(where, f"says {' and '.join(kinds) or 'nothing'}; give exactly one of {', '.join(KINDS)}")
+    kind = kinds[0]
+    try:
+        return _made(kind, given)
+    except (ContractRefused, DurationRefused) as refused:
+        inner = refused.reason if isinstance(refused, ContractRefused) else str(refused)
+        what = refused.where if isinstance(refused, ContractRefused) and refused.where not in ("bound", "rule") else ""
+        raise ContractRefused(where, f"{what}: {inner}" if what else inner) from None
+
+
+def _made(kind: Kind, given: Mapping[str, Any]) -> Rule:
+    for word in given:
+        if word not in WORDS:
+            raise ContractRefused("rule", declarations.unknown(word, WORDS))
+    for word in ("name", "code", "message"):
+        if word in given and (not isinstance(given[word], str) or not given[word].strip()):
+            raise ContractRefused("rule", f"{word}={given[word]!r}; give text")
+    tools = _patterns("tools", given["tools"]) if "tools" in given else ()
+    terms, function = given[kind], None
+    if kind in ("allow", "deny", "once"):
+        if tools and terms is True:
+            terms, tools = tools, ()
+        if tools:
+            raise ContractRefused("rule", f"{kind} names its tools itself; leave tools out")
+        terms = list(_patterns(kind, terms))
+    elif kind == "check":
+        terms, function = _checked(terms)
+    else:
+        terms = _TERMS[kind](terms)
+    if kind in ("arguments", "paths", "total", "after", "context") and not tools:
+        raise ContractRefused("rule", f'{kind} of which tools? give tools, as in tools = "pay"')
+    scope, latest = given.get("scope", "lineage"), given.get("latest", False)
+    if scope not in ("lineage", "run") or (scope == "run" and kind not in ("budget", "total", "once")):
+        raise ContractRefused("rule", f"scope={scope!r}; give lineage or run, to a budget, a total or once")
+    if type(latest) is not bool or (latest and kind != "context"):
+        raise ContractRefused("rule", f"latest={latest!r}; give true or false, to a rule of the context")
+    if kind == "context" and not terms and not latest:
+        raise ContractRefused("rule", "says nothing of the context; give a condition, or latest = true")
+    return Rule(
+        kind=kind, terms=terms, tools=tools, name=given.get("name", ""),
+        ask=None if given.get("ask") is None else approval_of(given["ask"]),
+        code=given.get("code"), message=given.get("message"), scope=scope, latest=latest, function=function,
+    )  # fmt: skip
+
+
+def _patterns(what: str, given: object) -> tuple[str, ...]:
+    names = declarations.texts(given)
+    if not names:
+        raise ContractRefused("rule", f"{what}={given!r}; give the names of tools, or patterns such as delete_*")
+    return names
+
+
+def _bounds(given: object) -> dict[str, Any]:
+    said = declarations.table(given)
+    if said is None:
+        raise ContractRefused("rule", f"{given!r}; give a table of names and what each may be")
+    kept: dict[str, Any] = {}
+    for argument, bound in said.items():
+        steps_of(argument)
+        try:
+            kept[argument] = bound_of(bound).spec
+        except ContractRefused as refused:
+            raise ContractRefused("rule", f"{argument}: {refused.reason}") from None
+    return kept
+
+
+def _arguments(given: object) -> dict[str, Any]:
+    kept = _bounds(given)
+    if not kept:
+        raise ContractRefused("rule", "bounds no argument; give at least one")
+    return kept
+
+
+def _paths(given: object) -> dict[str, Any]:
+    said = declarations.table(given)
+    if not said:
+        raise ContractRefused("rule", f"paths={given!r}; give a table of arguments and their roots")
+    for argument, roots in said.items():
+        if not argument.isidentifier():
+            raise ContractRefused("rule", f"{argument!r} is no argument; name one that is a path or a list of paths")
+        for root in declarations.texts(roots) or [""]:
+            # A root is the contract's own word, and may lie above or beside.
+            complaint = path_refused("/".join(part for part in root.split("/") if part != "..") or root[:1])
+            if complaint is not None:
+                raise ContractRefused("rule", f"{argument}: the root {root!r} {complaint}")
+    return {argument: [root_of(root) for root in declarations.texts(roots)] for argument, roots in said.items()}
+
+
+_MEASURES: Final = ("calls", "effects", "tokens", "money", "time")
+
+
+def _budget(given: object) -> dict[str, Any]:
+    said = declarations.table(given)
+    if not said:
+        raise ContractRefused("rule", f"budget={given!r}; give one or more of {', '.join(_MEASURES)}")
+    kept: dict[str, Any] = {}
+    for measure, limit in said.items():
+        if measure not in _MEASURES:
+            raise ContractRefused("rule", declarations.unknown(measure, _MEASURES))
+        if measure == "money":
+            kept[measure] = f"{plain_number(dollars_of(limit))} USD"
+        elif measure == "time":
+            kept[measure] = plain_number(seconds(limit))
+        elif type(limit) is int and limit >= 0:
+            kept[measure] = limit
+        else:
+            raise ContractRefused("rule", f"{measure}={limit!r}; give a whole number from 0")
+    return kept
+
+
+def dollars_of(given: object) -> int | Decimal:
+    """How many US dollars: "5 USD", or a number of them."""
+    amount: object = given
+    if isinstance(given, str):
+        number, _, currency = given.strip().partition(" ")
+        if currency.strip() not in ("USD", ""):
+            raise ContractRefused("rule", f"money={given!r}; prices are in US dollars, so give USD")
+        amount = number
+    try:
+        found = number_of(amount)
+    except ContractRefused:
+        raise ContractRefused("rule", f"money={given!r}; give an amount such as 5 USD") from None
+    if found < 0 or isinstance(given, bool):
+        raise ContractRefused("rule", f"money={given!r}; give an amount from 0")
+    return found
+
+
+def _total(given: object) -> dict[str, Any]:
+    said = declarations.table(given) or {}
+    if not {"argument", "max"} <= said.keys() <= {"argument", "max", "by"}:
+        raise ContractRefused(
+            "rule", f"total={given!r}; give argument and max, and by if it is kept for each of something"
+        )
+    steps_of(said["argument"])
+    if "by" in said and "[]" in steps_of(said["by"]):
+        raise ContractRefused("rule", f"by={said['by']!r}; a total is kept by one value, not by those of a list")
+    return said | {"max": plain_number(said["max"])}
+
+
+def _after(given: object) -> list[str]:
+    return list(_patterns("after", given))
+
+
+_TERMS: Final[dict[str, Callable[[Any], Any]]] = {
+    "arguments": _arguments, "paths": _paths, "budget": _budget, "total": _total, "after": _after, "context": _bounds,
+}  # fmt: skip
+
+
+# Functions ----------------------------------------------------------------------------------------
+
+
+def _checked(given: object) -> tuple[dict[str, Any], Check]:
+    """A function and what it is known by: where it is, and its source, so that a changed one is another rule."""
+    recorded = declarations.table(given)
+    named: object = recorded.get("function") if recorded is not None else given
+    function: Any = function_at(named) if isinstance(named, str) else named
+    if not callable(function) or iscoroutinefunction(function):
+        raise ContractRefused("rule", f"check={named!r}; give a plain function of an intention and how things stand")
+    place = f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+    terms = {"function": place}
+    try:
+        source = dedent(getsource(cast(Any, function)))
+    except (OSError, TypeError):
+        return terms, cast("Check", function)
+    lines = "\n".join(line.rstrip() for line in source.strip().splitlines())
+    return terms | {"source": sha256(lines.encode()).hexdigest()[:32]}, cast("Check", function)
+
+
+def function_at(place: str) -> Any:
+    """What `module:function` names."""
+    module, _, names = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ContractRefused("rule", f"check: {place} is not there ({error}); give module:function") from None
+    return found

@@ -1,0 +1,229 @@
+"""What a value may be, as people write it, brought into one form. Whether a value is so, `bounding` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from killick.contracts import declarations
+from killick.contracts.regex import compiled
+from killick.errors import ContractRefused
+
+Number: TypeAlias = int | float | Decimal
+BoundLike: TypeAlias = "ValueBound | Mapping[str, Any]"
+
+TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float, Decimal),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+    "null": (type(None),),
+    "bytes": (bytes,),
+    "date": (date,),
+    "datetime": (datetime,),
+}
+"""The names of types, and what they stand for exactly: true is no number, and no subclass is what it derives from."""
+
+
+class ValueBound(msgspec.Struct, frozen=True, kw_only=True):
+    """What one value may be. Everything that is said has to hold."""
+
+    type: tuple[str, ...] = ()
+    min: int | float | str | None = None
+    max: int | float | str | None = None
+    length: tuple[int, int | None] | None = None
+    """Of text, bytes, a list or an object: at least, at most."""
+    matches: str | None = None
+    """A regular expression for the whole text; \\w, \\d and \\s are those of ASCII."""
+    one_of: tuple[Any, ...] | None = None
+    none_of: tuple[Any, ...] | None = None
+    """Nor anything that looks like it."""
+    each: ValueBound | None = None
+    fields: dict[str, ValueBound] | None = None
+    others: bool = False
+    """Whether an object may have more than its fields."""
+    optional: bool = False
+    """Whether it may be missing, or nothing."""
+
+    if TYPE_CHECKING:
+        # What may be given is wider than what is kept.
+        def __init__(
+            self,
+            *,
+            type: str | Sequence[str] = (),  # noqa: A002
+            min: Number | str | None = None,  # noqa: A002
+            max: Number | str | None = None,  # noqa: A002
+            length: int | Sequence[int | None] | None = None,
+            matches: str | None = None,
+            one_of: Sequence[Any] | None = None,
+            none_of: Sequence[Any] | None = None,
+            each: BoundLike | None = None,
+            fields: Mapping[str, BoundLike] | None = None,
+            others: bool = False,
+            optional: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        kept: dict[str, Any] = {
+            "type": _types(self.type),
+            "min": _limit("min", self.min),
+            "max": _limit("max", self.max),
+            "length": _length(self.length),
+            "one_of": _values("one_of", self.one_of),
+            "none_of": _values("none_of", self.none_of),
+            "each": None if self.each is None else bound_of(self.each),
+            "fields": None if self.fields is None else _fields(self.fields),
+        }
+        for name, value in kept.items():
+            msgspec.structs.force_setattr(self, name, value)
+        if self.matches is not None:
+            compiled(self.matches)
+        for name in ("others", "optional"):
+            if type(getattr(self, name)) is not bool:
+                raise ContractRefused("bound", f"{name}={getattr(self, name)!r}; give true or false")
+        if self.others and self.fields is None:
+            raise ContractRefused("bound", "others= without fields= says nothing; name the fields, or leave it out")
+        if self.min is not None and self.max is not None and number_of(self.min) > number_of(self.max):
+            raise ContractRefused("bound", f"min {self.min} is above max {self.max}; nothing would be allowed")
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """It as plain data, without what is left at its default."""
+        kept = {name: getattr(self, name) for name in ("min", "max", "matches") if getattr(self, name) is not None}
+        if self.type:
+            kept["type"] = self.type[0] if len(self.type) == 1 else list(self.type)
+        if self.length is not None:
+            kept["length"] = self.length[1] if not self.length[0] else list(self.length)
+        for name in ("one_of", "none_of"):
+            if getattr(self, name) is not None:
+                kept[name] = list(getattr(self, name))
+        if self.each is not None:
+            kept["each"] = self.each.spec
+        if self.fields is not None:
+            kept["fields"] = {name: bound.spec for name, bound in self.fields.items()}
+        return kept | {name: True for name in ("others", "optional") if getattr(self, name)}
+
+
+def bound_of(given: object) -> ValueBound:
+    """A bound as people write it: one, or a table of what it says."""
+    if isinstance(given, ValueBound):
+        return given
+    said = declarations.table(given)
+    if said is None:
+        raise ContractRefused("bound", f"{given!r}; give a table such as {{max = 1000}}")
+    for name in said:
+        if name not in ValueBound.__struct_fields__:
+            raise ContractRefused("bound", declarations.unknown(name, ValueBound.__struct_fields__))
+    return ValueBound(**said)
+
+
+# What is said, made plain -------------------------------------------------------------------------
+
+
+def number_of(given: object) -> int | Decimal:
+    """A number as it is written: 0.1 is a tenth. Refuses what is none."""
+    if type(given) is int:
+        return given
+    number = None
+    if isinstance(given, float | Decimal | str):
+        with suppress(ArithmeticError):
+            number = Decimal(repr(given) if isinstance(given, float) else given)
+    if number is None or not number.is_finite() or abs(number.adjusted()) > 400:
+        raise ContractRefused("bound", f"{given!r} is no number; give one such as 1000 or 0.5")
+    return int(number) if number == number.to_integral_value() else number
+
+
+def plain_number(given: object) -> int | float | str:
+    """The same number always in the same plain form."""
+    number = number_of(given)
+    if isinstance(number, int):
+        return number
+    near = float(number)
+    return near if Decimal(repr(near)) == number else format(number, "f").rstrip("0")
+
+
+def decimal_of(number: int | Decimal | Fraction) -> Decimal:
+    """A number that was added up, written out. What a thread does to its own decimals has no part in it."""
+    exact = Fraction(number)
+    return _WRITING.divide(Decimal(exact.numerator), Decimal(exact.denominator))
+
+
+_WRITING: Final = Context(prec=120)
+
+
+def _limit(name: str, given: object) -> int | float | str | None:
+    try:
+        return None if given is None else plain_number(given)
+    except ContractRefused as refused:
+        raise ContractRefused("bound", f"{name}: {refused.reason}") from None
+
+
+_SYNONYMS: Final = {"int": "integer", "float": "number", "decimal": "number", "str": "string", "text": "string",
+                    "bool": "boolean", "list": "array", "dict": "object", "none": "null"}  # fmt: skip
+
+
+def _types(given: object) -> tuple[str, ...]:
+    kept = [_SYNONYMS.get(name, name) for name in declarations.texts(given)]
+    unknown = [name for name in kept if name not in TYPES]
+    if unknown or (given and not kept):
+        raise ContractRefused("bound", f"type={given!r} is not known; give one of {', '.join(TYPES)}")
+    return tuple(sorted(set(kept)))
+
+
+def _length(given: object) -> tuple[int, int | None] | None:
+    if given is None:
+        return None
+    pair = [0, given] if type(given) is int else declarations.items(given) or []
+    if len(pair) != 2 or not all(type(end) is int and end >= 0 for end in pair if end is not None) or pair[0] is None:
+        raise ContractRefused("bound", f"length={given!r}; give the most there may be, or [least, most]")
+    if pair[1] is not None and pair[0] > pair[1]:
+        raise ContractRefused("bound", f"length={given!r}; nothing is at once that long and that short")
+    return pair[0], pair[1]
+
+
+def _values(name: str, given: object) -> tuple[Any, ...] | None:
+    values = declarations.items(given)
+    if given is not None and not values:
+        raise ContractRefused("bound", f"{name}={given!r}; give a list of values")
+    return None if values is None else tuple(_plain(name, value) for value in values)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value in the one form that its equals have."""
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is float or kind is Decimal:
+        number = plain_number(value)
+        if isinstance(number, str):
+            raise ContractRefused("bound", f"{name}: {value} has more digits than can be compared; give fewer")
+        return number
+    if kind is list or kind is tuple:
+        return [_plain(name, item) for item in value]
+    if kind is dict:
+        return {key: _plain(name, item) for key, item in value.items()}
+    if kind not in _LISTED:
+        raise ContractRefused("bound", f"{name}: a {kind.__name__} cannot be compared; give plain values")
+    return value
+
+
+_LISTED: Final = frozenset({str, int, bool, type(None), bytes, date, datetime, time})
+
+
+def _fields(given: object) -> dict[str, ValueBound]:
+    said = declarations.table(given)
+    if said is None:
+        raise ContractRefused("bound", f"fields={given!r}; give a table of names and what each may be")
+    found: dict[str, ValueBound] = {}
+    for name, bound in said.items():
+        try:
+            found[name] = bound_of(bound)
+        except ContractRefused as refused:
+            raise ContractRefused("bound", f"{name}: {refused.reason}") from None
+    return found

@@ -1,0 +1,1 @@
+"""What authors declare: tools, agents, triggers, schedules, limits. Runs nothing."""

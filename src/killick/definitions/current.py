@@ -1,0 +1,259 @@
+"""Where the code that runs right now stands: in an agent, in a tool, or in neither.
+
+Everything that must know asks here: tools called directly, logging while replaying, I/O outside a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, Final, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from killick.errors import IORefused
+from killick.sanitizer import visible_line
+
+
+class CurrentCode(Protocol):
+    """A branch of an agent's code, or an attempt of a tool."""
+
+    @property
+    def in_agent(self) -> bool: ...
+
+    @property
+    def replaying(self) -> bool: ...
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        """Run, step and attempt."""
+        ...
+
+
+HERE: Final[ContextVar[CurrentCode | None]] = ContextVar("killick_here", default=None)
+
+
+def in_agent() -> bool:
+    """Whether agent code runs here, outside of any step."""
+    place = HERE.get()
+    return place is not None and place.in_agent
+
+
+# logging ------------------------------------------------------------------------------------------
+
+_UNHEARD: Final = -1
+"""A level below every handler's: a record of it is made and goes nowhere."""
+
+
+def mark_log_records() -> None:
+    """From now on log records say run, step and attempt, and those of replayed agent code go nowhere.
+
+    A record of ours is one line with nothing in it that a terminal obeys, whatever the names in it hold.
+    """
+    inner = logging.getLogRecordFactory()
+    if getattr(inner, "is_killick", False):
+        return
+
+    def make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = inner(*args, **kwargs)
+        if record.name == "killick" or record.name.startswith("killick."):
+            record.msg, record.args = visible_line(record.getMessage()), None
+        place = HERE.get()
+        if place is not None:
+            record.killick_run, record.killick_step, record.killick_attempt = place.tell()
+            if place.in_agent and place.replaying:
+                record.levelno = _UNHEARD
+        return record
+
+    make.is_killick = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(make)
+
+
+# I/O outside a step -------------------------------------------------------------------------------
+
+WATCHED: Final = frozenset(
+    {"open", "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
+     "subprocess.Popen", "os.system", "os.posix_spawn", "os.spawn", "os.exec", "os.fork", "os.forkpty", "os.remove",
+     "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.kill",
+     "shutil.rmtree", "sqlite3.connect", "urllib.Request"}
+)  # fmt: skip
+_NOWHERE: Final = frozenset({os.devnull, ":memory:"})
+"""Opening these changes nothing, and says nothing of what is done."""
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class UnrecordedIO(NamedTuple):
+    """Agent code touched the world outside of a step. `reads`: it only opened a file to read it."""
+
+    what: str
+    file: str
+    line: int
+    reads: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what} outside of a step; put it into a tool and use run.call"
+
+
+_watchers: list[Callable[[UnrecordedIO], None]] = []
+_threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyDictionary()
+"""Threads that agent code started while somebody watched, and where it did."""
+_hooked = False
+_start: Final = threading.Thread.start
+_submit: Final[Any] = ThreadPoolExecutor.submit
+
+
+def watch_io(watcher: Callable[[UnrecordedIO], None]) -> Callable[[], None]:
+    """Tell the watcher of every I/O that agent code does outside a step, also in tasks and threads that it starts;
+    returns how to stop watching.
+
+    The watcher may raise, which stops the I/O.
+    """
+    global _hooked
+    if not _hooked:
+        # Audit hooks cannot be taken away again, so there is one, and it looks whether anybody watches.
+        _hooked = True
+        sys.addaudithook(_audit)
+    if not _watchers:
+        threading.Thread.start = _start_marked  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit_marked  # type: ignore[method-assign, assignment]
+    _watchers.append(watcher)
+    return lambda: _unwatch(watcher)
+
+
+def refuse_io(told: Callable[[UnrecordedIO], None] = lambda stray: None) -> Callable[[], None]:
+    """As `watch_io`, and what does more than read a file does not happen: agent code gets an IORefused instead."""
+
+    def refuse(stray: UnrecordedIO) -> None:
+        told(stray)
+        if not stray.reads:
+            raise IORefused(str(stray))
+
+    return watch_io(refuse)
+
+
+def _unwatch(watcher: Callable[[UnrecordedIO], None]) -> None:
+    _watchers.remove(watcher)
+    if not _watchers:
+        threading.Thread.start = _start  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign]
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not _watchers or event not in WATCHED or (args and isinstance(args[0], str) and args[0] in _NOWHERE):
+        return
+    if (place := _place()) is not None:
+        what, reads = _said(event, args)
+        stray = UnrecordedIO(what, *place, reads)
+        for watcher in tuple(_watchers):
+            watcher(stray)
+
+
+def _place() -> tuple[str, int] | None:
+    """Where agent code is that does something right now; for a thread of its own at least where it was started."""
+    here = HERE.get()
+    started = _threads.get(threading.current_thread())
+    if (here is None and started is None) or (here is not None and not here.in_agent):
+        return None
+    is_ours, frame = _agent_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+    if frame is not None:
+        return frame.f_code.co_filename, frame.f_lineno
+    return None if is_ours else started or _awaiting(here)
+
+
+def _awaiting(here: CurrentCode | None) -> tuple[str, int]:
+    """Where agent code awaits what a task of a library's does right now, whose own stack does not show that."""
+    tasks: set[asyncio.Task[Any]] = set()
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        tasks = asyncio.all_tasks()
+    for task in tasks:
+        coroutine: Any = task.get_coro()
+        within, found = False, None
+        while coroutine is not None:
+            frame: FrameType | None = getattr(coroutine, "cr_frame", None)
+            if frame is not None:
+                ours = str(frame.f_globals.get("__name__", "")).startswith("killick.")
+                found = frame if within and is_somebodys(frame) else found
+                within = within or ours
+            coroutine = getattr(coroutine, "cr_await", None)
+        if found is not None:
+            return found.f_code.co_filename, found.f_lineno
+    return f"<{here.tell()[0] if here is not None else 'agent'}>", 0
+
+
+def _submit_marked(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The threads of a pool work for everybody: while one works for agent code, it is remembered here."""
+    place = _place()
+    if place is None:
+        return _submit(self, fn, *args, **kwargs)
+
+    def marked() -> Any:
+        thread = threading.current_thread()
+        before = _threads.get(thread)
+        _threads[thread] = place
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            _threads.pop(thread, None)
+            if before is not None:
+                _threads[thread] = before
+
+    return _submit(self, marked)
+
+
+def _start_marked(self: threading.Thread) -> None:
+    """A thread does not know who started it: if that is agent code, it is remembered here."""
+    if (place := _place()) is not None:
+        _threads[self] = place
+    _start(self)
+
+
+def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
+    """An I/O as it would be written, and whether it only reads."""
+    told = repr(args[0]) if args and isinstance(args[0], str | bytes | int) else ""
+    if event == "open":
+        mode, flags = (*args[1:3], None, None)[:2]
+        if (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and (flags or 0) & _WRITING):
+            return f"open({told}, {mode or 'for writing'!r})", False
+        return f"open({told})", True
+    return f"{event}({told})" if told else event, False
+
+
+def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
+    """The nearest frame that is somebody's code; none for imports, for debuggers, and for what Killick does on the
+    agent's behalf, of which the first part tells."""
+    nearest: FrameType | None = None
+    while frame is not None:
+        if frame.f_globals is globals():
+            frame = frame.f_back
+            continue
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith(_ASIDE):
+            return True, None
+        if module.startswith("killick.") or module == "killick":
+            return nearest is None, nearest
+        if module == "asyncio.events" and frame.f_code.co_name == "_run":
+            return False, nearest  # below is who runs the loop, and not who asked for this
+        if nearest is None and not _is_library(frame.f_code.co_filename):
+            nearest = frame
+        frame = frame.f_back
+    return False, nearest
+
+
+_ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
+"""Modules that read for the sake of the interpreter, or of somebody who looks on."""
+
+
+def is_somebodys(frame: FrameType) -> bool:
+    """Whether a frame is people's own code: neither Python's, nor a library's, nor ours."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return not (module.startswith("killick.") or module == "killick" or _is_library(frame.f_code.co_filename))
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((sys.prefix, sys.base_prefix, "<frozen")) or "site-packages" in file

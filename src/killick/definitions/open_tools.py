@@ -1,0 +1,89 @@
+"""Tools that others declare: their arguments are whatever is given by name, and their schema comes from elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from killick.definitions.registry import TOOLS, AsyncTool, Shape, SyncTool, Tool, checked_tool, policy_of
+
+
+class OpenShape(Shape):
+    """Takes what it is given, by name. `schema` is the JSON schema of its parameters, where somebody knows it."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, schema: Mapping[str, Any] | None) -> None:
+        super().__init__(_nothing, name)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.schema = None if schema is None else dict(schema)
+        self._named(() if schema is None else tuple(schema.get("properties", ())))
+
+    def _named(self, names: Sequence[str]) -> None:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shown = [inspect.Parameter(name, kind, default=None) for name in names if _is_word(name)]
+        self.signature = inspect.Signature(shown)
+        self.hints = dict.fromkeys(names, Any)
+        self.returns = Any
+
+    def given(self, arguments: Mapping[str, Any]) -> Shape:
+        """The shape of one call: what is given is what there is."""
+        shape = copy(self)
+        shape._named(tuple(dict.fromkeys((*self.hints, *arguments))))
+        return shape
+
+    def strangers(self, names: Collection[str]) -> list[str]:
+        known = () if self.schema is None else self.schema.get("properties", ())
+        takes_more = self.schema is None or bool(self.schema.get("additionalProperties", not known))
+        return [] if takes_more else sorted(set(names) - set(known))
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if args:
+            raise TypeError("takes its arguments by name")
+        given = dict(kwargs)
+        return given, given
+
+    def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+        return {**live, **recorded}
+
+    def call(self, fn: Callable[..., Any], arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
+        return fn(**arguments, **injected)
+
+
+def _is_word(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _names(given: str | Sequence[str]) -> Sequence[str]:
+    return (given,) if isinstance(given, str) else given
+
+
+def _nothing() -> None:
+    """What is called is somebody else's."""
+
+
+def open_tool(
+    name: str,
+    fn: Callable[..., Any] | None = None,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    doc: str = "",
+    **options: Any,
+) -> Tool[..., Any]:
+    """A tool whose arguments are whatever is given by name; `options` are those of `killick.tool`.
+
+    fn       what it does; a host may be given another function with every call
+    schema   the JSON schema of its parameters, as models are shown it
+    """
+    told = fn or _nothing
+    kind: Any = AsyncTool if inspect.iscoroutinefunction(told) else SyncTool
+    shape = OpenShape(told, name, schema)
+    for named in (*_names(options.get("identity") or ()), *_names(options.get("consumes", ()))):
+        shape.hints.setdefault(named, Any)
+    shape.doc = doc or inspect.getdoc(told) or ""
+    declared: Tool[..., Any] = kind(told, name, policy_of(name, options), shape)
+    checked_tool(declared)
+    if not isinstance(getattr(TOOLS.get(name), "shape", None), Shape) or isinstance(TOOLS[name].shape, OpenShape):
+        TOOLS[name] = declared  # one that was declared here in full stays what the name means
+    return declared

@@ -1,0 +1,399 @@
+"""Triggers, declared beside the agents: what sets off which agent, and what to do when it is late or not alone.
+
+Declares and describes; `firing` acts. What is declared is recorded as a spec, which any worker obeys.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias, get_args
+
+import msgspec
+from cronsim import CronSimError
+
+from killick.definitions.registry import Agent, AnyAgent
+from killick.definitions.schedules import Cron, Every, Missed, Overlap, Schedule, zone
+from killick.engine.context import through_codec
+from killick.errors import DeclarationRefused, DurationRefused, KillickError
+from killick.model import events as e
+from killick.model.codec import digest
+from killick.model.retry import Duration, seconds
+
+OWN: Final = "killick.trigger:"
+"""How the agents of triggers' own logs are named, before the trigger's name."""
+
+LOG: Final = "trigger:"
+"""How triggers' own logs are named, before the trigger's name."""
+
+EVENT: Final = "event:"
+"""How the logs of triggers that listen to an event are tagged, before the event's name."""
+
+TAG: Final = "trigger"
+"""What the logs of all triggers are tagged with."""
+
+INTERVAL_SECONDS_MIN: Final = 0.1
+
+_NAME: Final = re.compile(r"[\w.-]+")
+_UNSET: Final[Any] = msgspec.UNSET
+
+Condition: TypeAlias = Callable[[], Any] | Callable[[], Awaitable[Any]]
+
+
+class Firing(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that a trigger starts a run: what its input is made from.
+
+    `due` is when it was wanted, in the trigger's own time zone; `body` is that of the event, `value` what the
+    condition returned.
+    """
+
+    trigger: str
+    number: int
+    due: datetime
+    at: datetime
+    run: str
+    body: Any = None
+    value: Any = None
+
+
+class Previous(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that the firing before started, as it stands now."""
+
+    id: str
+    status: str
+    result: Any = None
+
+
+class TriggerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trigger is. `status` is that of its last `run`; `declared` says whether this process declares it."""
+
+    name: str
+    sort: str
+    what: str
+    agent: str
+    next_us: int | None = None
+    last_us: int | None = None
+    fired: int = 0
+    queued: int = 0
+    holds: bool = False
+    paused: bool = False
+    run: str | None = None
+    status: str | None = None
+    declared: bool = False
+    is_set: bool = True
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on record of a declaration. `what` is the expression, the interval, the condition's name or the event's;
+    `makes_input` names the function that makes the input, where there is one."""
+
+    sort: e.TriggerSort
+    what: str
+    agent: str
+    tz: str = "UTC"
+    seconds: float | None = None
+    missed: Missed = "once"
+    overlap: Overlap = "skip"
+    input: Any = None
+    makes_input: str | None = None
+    priority: int | None = None
+    tags: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> e.Digest:
+        """What tells two declarations apart."""
+        return e.to_text(digest(msgspec.structs.asdict(self), at="spec"))
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """When it is due by the clock; None where something else sets it off."""
+        if self.sort == "cron":
+            return Cron(self.what, self.tz)
+        return Every(self._interval_us) if self.sort == "every" else None
+
+    def first_due(self, now_us: int) -> int | None:
+        """When it is due first, declared now. A condition wants to be looked at from now on."""
+        schedule = self.schedule
+        if schedule is not None:
+            return schedule.begin(now_us)
+        return now_us if self.sort == "when" else None
+
+    @property
+    def _interval_us(self) -> int:
+        return round((self.seconds or 0) * 1_000_000)
+
+    def __str__(self) -> str:
+        match self.sort:
+            case "cron":
+                return f"cron {self.what} {self.tz}"
+            case "every":
+                return f"every {self.what}"
+            case "when":
+                return f"when {self.what}, every {self.seconds:g} s"
+            case "event":
+                return f"on {self.what}"
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared trigger: its spec, and the code that only this process has."""
+
+    name: str
+    spec: Spec
+    agent: AnyAgent
+    condition: Condition | None = None
+    make_input: Callable[..., Any] | None = None
+    place: Any = None
+
+    @property
+    def wants_previous(self) -> bool:
+        """Whether the function that makes its input looks at the run before."""
+        return self.make_input is not None and _parameters(self.make_input)[1] >= 2
+
+    @property
+    def log(self) -> str:
+        """The id of its own log."""
+        return LOG + self.name
+
+    @property
+    def own_agent(self) -> str:
+        """The agent that its own log goes by, so that only workers that declare it attend to it."""
+        return OWN + self.name
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """How its own log is found."""
+        return (TAG, EVENT + self.spec.what) if self.spec.sort == "event" else (TAG,)
+
+
+class Triggers:
+    """The triggers declared in this process, by name. The last one declared under a name counts."""
+
+    def __init__(self) -> None:
+        self._triggers: dict[str, Trigger] = {}
+
+    def __iter__(self) -> Iterator[Trigger]:
+        return iter(list(self._triggers.values()))
+
+    def add(self, declared: Trigger) -> None:
+        known = self._triggers.get(declared.name)
+        if known is not None and known.place is not None and known.place is declared.place:
+            raise DeclarationRefused(declared.name, "two triggers of this module have this name; give one name=…")
+        self._triggers[declared.name] = declared
+
+    def get(self, name: str) -> Trigger | None:
+        return self._triggers.get(name)
+
+    def copy(self) -> dict[str, Trigger]:
+        """What is declared now, to be restored later."""
+        return dict(self._triggers)
+
+    def restore(self, declared: dict[str, Trigger]) -> None:
+        """Go back to what was declared when it was copied."""
+        self._triggers = dict(declared)
+
+
+TRIGGERS: Final = Triggers()
+
+
+# declaring ----------------------------------------------------------------------------------------
+
+
+def cron(
+    expression: str,
+    agent: Agent[Any, Any],
+    *,
+    tz: str = "UTC",
+    input: Any = _UNSET,  # noqa: A002
+    missed: Missed = "once",
+    overlap: Overlap = "skip",
+    name: str | None = None,
+    priority: int | None = None,
+    tags: Sequence[str] = (),
+) -> Trigger:
+    """Start an agent at the times of a cron expression, read in a time zone.
+
+    missed    what becomes of times that nobody was there for: "skip", make up for them "once", or "all" of them
+    overlap   what happens while the run before has not ended: "skip" it, "queue" it, "cancel" the run before, "allow"
+    input     a value, or a function of the Firing, or of the Firing and the Previous run
+    """
+    called = _called(name, agent)
+    _check_zone(called, tz)
+    try:
+        Cron(expression, tz).after(0)
+    except (CronSimError, AttributeError) as error:
+        why = str(error)[:1].lower() + str(error)[1:]
+        raise DeclarationRefused(called, f"cron {expression!r}: {why}; write it as '0 9 * * mon-fri'") from None
+    except StopIteration:
+        raise DeclarationRefused(called, f"cron {expression!r}: that time never comes") from None
+    spec = Spec(sort="cron", what=expression, agent=agent.name, tz=tz, missed=missed, overlap=overlap)
+    return _declare(called, agent, spec, input, priority, tags)
+
+
+def every(
+    interval: Duration,
+    agent: Agent[Any, Any],
+    *,
+    input: Any = _UNSET,  # noqa: A002
+    missed: Missed = "once",
+    overlap: Overlap = "skip",
+    name: str | None = None,
+    priority: int | None = None,
+    tags: Sequence[str] = (),
+) -> Trigger:
+    """Start an agent again and again, first when so much time has passed. Options as of `cron`."""
+    called = _called(name, agent)
+    length = _interval(called, interval)
+    what = interval if isinstance(interval, str) else f"{length:g} s"
+    spec = Spec(sort="every", what=what, agent=agent.name, seconds=length, missed=missed, overlap=overlap)
+    return _declare(called, agent, spec, input, priority, tags)
+
+
+def when(
+    condition: Condition,
+    agent: Agent[Any, Any],
+    *,
+    every: Duration = "30s",
+    input: Any = _UNSET,  # noqa: A002
+    overlap: Overlap = "skip",
+    name: str | None = None,
+    priority: int | None = None,
+    tags: Sequence[str] = (),
+) -> Trigger:
+    """Start an agent when a condition begins to hold. One worker looks, again and again after the interval.
+
+    The condition is a function without arguments, plain or async. Options as of `cron`; without an input the agent
+    is given what the condition returned.
+    """
+    called = _called(name, agent)
+    if not callable(condition) or _parameters(condition)[0] != 0:
+        raise DeclarationRefused(called, f"the condition {_words(condition)} is no function without arguments")
+    length = _interval(called, every)
+    spec = Spec(sort="when", what=_words(condition), agent=agent.name, seconds=length, overlap=overlap)
+    return _declare(called, agent, spec, input, priority, tags, condition=condition)
+
+
+def on_event(
+    event: str,
+    agent: Agent[Any, Any],
+    *,
+    input: Any = _UNSET,  # noqa: A002
+    overlap: Overlap = "allow",
+    name: str | None = None,
+    priority: int | None = None,
+    tags: Sequence[str] = (),
+) -> Trigger:
+    """Start an agent for every event of a name that is published. Options as of `cron`.
+
+    Each event starts a run of its own; without an input the agent is given the event's body.
+    """
+    called = _called(name, agent)
+    if not isinstance(event, str) or not event or event.startswith("killick."):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationRefused(called, f"{event!r} is no name for an event; take one such as 'order.created'")
+    spec = Spec(sort="event", what=event, agent=agent.name, overlap=overlap)
+    return _declare(called, agent, spec, input, priority, tags)
+
+
+def _declare(
+    name: str,
+    agent: AnyAgent,
+    spec: Spec,
+    given: Any,
+    priority: int | None,
+    tags: Sequence[str],
+    *,
+    condition: Condition | None = None,
+) -> Trigger:
+    for option, value, allowed in (("missed", spec.missed, Missed), ("overlap", spec.overlap, Overlap)):
+        if value not in get_args(allowed):
+            raise DeclarationRefused(name, f"{option}={value!r} is not one of {', '.join(get_args(allowed))}")
+    makes = given if callable(given) else None
+    if makes is not None and not (_parameters(makes)[0] <= 2 and _parameters(makes)[1]):
+        raise DeclarationRefused(name, f"input={_words(makes)} takes neither (firing) nor (firing, previous)")
+    spec = msgspec.structs.replace(
+        spec,
+        input=None if makes is not None else _constant(name, agent, spec, given),
+        makes_input=_words(makes) if makes is not None else None,
+        priority=priority,
+        tags=(tags,) if isinstance(tags, str) else tuple(tags),
+    )
+    declared = Trigger(
+        name=name, spec=spec, agent=agent, condition=condition, make_input=makes or _own_input(spec, given),
+        place=_place(),
+    )  # fmt: skip
+    TRIGGERS.add(declared)
+    return declared
+
+
+def _own_input(spec: Spec, given: Any) -> Callable[..., Any] | None:
+    """Where no input is given, what set the trigger off is the input."""
+    if given is not _UNSET:
+        return None
+    return {"event": lambda firing: firing.body, "when": lambda firing: firing.value}.get(spec.sort)  # pyright: ignore
+
+
+def _constant(name: str, agent: AnyAgent, spec: Spec, given: Any) -> Any:
+    """An input that is always the same, as it is recorded; one that the agent cannot take is refused here."""
+    if given is _UNSET and spec.sort in ("event", "when"):
+        return None
+    value = None if given is _UNSET else given
+    try:
+        if value is not None and not agent.takes_input:
+            raise DeclarationRefused(name, f"input={value!r}, but {agent.name} takes none")
+        recorded = through_codec(value, at="input")
+        agent.checked(recorded)
+    except DeclarationRefused:
+        raise
+    except KillickError as error:
+        raise DeclarationRefused(name, f"{error}; give an input that {agent.name} takes") from None
+    return recorded
+
+
+def _called(name: str | None, agent: Any) -> str:
+    """A trigger's name: that of its agent, unless it is given one. Runs are named after it."""
+    if not isinstance(agent, Agent):
+        raise DeclarationRefused(name or "trigger", f"{_words(agent)} is no agent; declare it with @killick.agent")
+    called = agent.name if name is None else name
+    if not isinstance(called, str) or _NAME.fullmatch(called) is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationRefused(str(called), "a trigger's name has letters, digits and . _ - only; give name=…")
+    return called
+
+
+def _check_zone(name: str, tz: str) -> None:
+    try:
+        zone(tz)
+    except (KeyError, ValueError, OSError, TypeError):
+        raise DeclarationRefused(name, f"tz={tz!r} is no time zone that is known here; see zoneinfo") from None
+
+
+def _interval(name: str, interval: Duration) -> float:
+    try:
+        length = seconds(interval)
+    except DurationRefused as error:
+        raise DeclarationRefused(name, str(error)) from None
+    if length < INTERVAL_SECONDS_MIN:
+        raise DeclarationRefused(name, f"every {interval!r} is too often; {INTERVAL_SECONDS_MIN:g} s is the least")
+    return length
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[int, int]:
+    """How many arguments a function has to be given, and how many it can be given by position."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return -1, 0
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return len(needed), len(plain)
+
+
+def _words(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", None) or repr(thing))
+
+
+def _place() -> Any:
+    """The code at a module's top that declares; run again, as by a reload, it is other code."""
+    frame = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+    return frame.f_code if frame.f_code.co_name == "<module>" else None

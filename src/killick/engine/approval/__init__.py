@@ -1,0 +1,1 @@
+"""Judges intentions by the contracts in force, and asks approvers."""

@@ -1,0 +1,498 @@
+"""Asks people about what is intended, and does what they say: agree, refuse, edit, or answer instead.
+
+What they agree to is these arguments under this contract and nothing else. After every answer the other rules are
+judged again, on the state as it is then. Puts every turn on record before anything follows from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from killick.contracts.contract import Approval
+from killick.definitions.registry import TOOLS, AnyTool
+from killick.engine.approval.contracts_in_force import APPROVE, ApprovalGiven, AskingRule, Verdict, named, who_of
+from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
+from killick.engine.context import through_codec
+from killick.engine.execution import Branch, Execution
+from killick.engine.steps.waits import Closed, Escalation, Waiter, binding, dismiss, raise_if_intervened, until
+from killick.engine.views import Wait
+from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.model.fold import Step, intended_name
+
+T = TypeVar("T")
+
+PERSON: Final = "rejected_by_person"
+INSTEAD: Final = "answered_instead"
+EXPIRED: Final = "expired"
+VALUE_CHARS_MAX: Final = 80
+_KINDS: Final = {PERSON: "reject", INSTEAD: "respond", EXPIRED: "expired"}
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person said of a call, and what they changed in it: by argument, what it was and what it is."""
+
+    kind: str
+    by: str | None = None
+    comment: str | None = None
+    changed: dict[str, tuple[Any, Any]] = {}
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
+        said = f" ({self.comment})" if self.comment else ""
+        return f"{self.by or 'somebody'} changed {told}{said}" if told else f"{self.by or 'somebody'} agreed{said}"
+
+
+class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """What became of an action that was suggested to a person.
+
+    kind       "approve" or "edit": it was done; "reject", "respond" or "expired": it was not
+    result     what the tool returned, where it was done
+    value      what the person answered instead
+    changed    by argument, what it was and what the person made of it
+    """
+
+    kind: str
+    result: T | None = None
+    value: Any = None
+    changed: dict[str, tuple[Any, Any]] = {}
+    by: str | None = None
+    comment: str | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was done."""
+        return self.kind in ("approve", "edit")
+
+
+def after_edit(
+    before: CallAnswer | None, by: str, comment: str | None, changed: Mapping[str, tuple[Any, Any]]
+) -> CallAnswer:
+    """What is told of an edit: all that people changed so far, from what the agent wanted to what it is now."""
+    merged = dict(before.changed) if before is not None else {}
+    for name, (old, new) in changed.items():
+        merged[name] = (merged[name][0] if name in merged else old, new)
+    kept = {name: pair for name, pair in merged.items() if pair[0] != pair[1]}
+    return CallAnswer(kind="edit", by=by, comment=comment, changed=kept)
+
+
+def after_approval(before: CallAnswer | None, by: str | None, comment: str | None) -> CallAnswer:
+    """What is told of an agreement; where somebody edited it before, that is what counts."""
+    return (
+        before if before is not None and before.kind == "edit" else CallAnswer(kind="approve", by=by, comment=comment)
+    )
+
+
+def proposed(result: T, told: CallAnswer | None) -> Proposed[T]:
+    """A suggested action that was done."""
+    if told is None:
+        return Proposed(kind="approve", result=result)
+    return Proposed(kind=told.kind, result=result, changed=told.changed, by=told.by, comment=told.comment)
+
+
+def declined(rejected: Rejected) -> Proposed[Any]:
+    """A suggested action that a person did not want done; what a rule rejects is raised."""
+    kind = _KINDS.get(rejected.code)
+    if kind is None:
+        raise rejected
+    details = rejected.failure.details
+    return Proposed(kind=kind, value=rejected.response, by=rejected.by, comment=details.get("comment"))
+
+
+# judging, with people ------------------------------------------------------------------------------
+
+
+async def agreed(j: PendingVerdict, *, adopts: bool = False) -> None:
+    """Judge a step that is not begun; where that says so, ask until everybody who has to agreed. Raises Rejected."""
+    while True:
+        verdict = j.judge(adopts=adopts)
+        ruling = verdict.ruling.ruling
+        if ruling != "ask":
+            void(j)
+        if ruling == "reject":
+            await j.reject(verdict)
+        if ruling == "accept":
+            if not any(isinstance(entry.event, e.ContractBound) for entry in j.unwritten):
+                j.unwritten[:0] = j.ex.judge.unbound()
+            return
+        await _Asking(j, verdict).go()
+
+
+def void(j: PendingVerdict) -> None:
+    """A question that is not asked any more, because the rules are others now, is closed: nobody's answer counts."""
+    wait = j.ex.log.fold.facts.waits.get(j.step)
+    if wait is not None and wait.rule is not None:
+        j.ex.behind(Entry(e.WaitClosed(at=j.ex.now_us(), step=j.step, how="voided")))
+        dismiss(j.ex, j.step, wait.opened)
+
+
+class _Asking:
+    """One question about one intention, until it is answered or everybody's time was up."""
+
+    def __init__(self, j: PendingVerdict, verdict: Verdict) -> None:
+        self.j = j
+        self.ex = j.ex
+        self.verdict = verdict
+        self.approval = verdict.ruling.approval or Approval()
+        self.waiter: Waiter | None = None
+        self.failure: Any = None
+
+    async def go(self) -> None:
+        j, ex = self.j, self.ex
+        waiter = self.waiter = await self._opened()
+        try:
+            closed = await until(ex, j.branch, waiter)
+        except asyncio.CancelledError:
+            await ex.still_wanted()
+            ex.refuse(j.branch)
+            if ex.is_outside:
+                raise  # people are asked still: whoever gave the call up may make it again
+            closing = Entry(e.WaitClosed(at=ex.now_us(), step=j.step, how="cancelled"))
+            ended = Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled"))
+            await ex.recorded(ex.behind(closing, ended))
+            raise
+        if closed.how == "cancelled":
+            ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=j.step, outcome="cancelled")))
+            ex.refuse(j.branch)
+        if self.failure is not None:
+            await ex.recorded(closed.seq)
+            raise Rejected(j.step, j.intent.name, self.failure)
+        if closed.answer["kind"] == "approve":
+            # They agreed to what they were asked, though more rules may ask by now.
+            told: dict[str, Any] = dict(waiter.asked.values or {}) if waiter.asked is not None else {}
+            j.agreements.add(self._agreement(covered(told)))
+            j.told = after_approval(j.told, closed.by, closed.comment)
+
+    def _asked_now(self) -> e.WaitOpened | None:
+        """The question as it was put last: it may have been passed on to others."""
+        asked = None if self.waiter is None or self.waiter.asked is None else self.waiter.asked.event
+        return asked if isinstance(asked, e.WaitOpened) else None
+
+    def _agreement(self, covers: frozenset[AskingRule]) -> ApprovalGiven:
+        j, judge, asked = self.j, self.ex.judge, self._asked_now()
+        who = who_of(judge.people(self.verdict.contract), self.approval.to if asked is None else asked.to)
+        need = self.approval.need if asked is None else asked.need
+        return ApprovalGiven(who, need, covers, j.bound, judge.mark)
+
+    # asking -----------------------------------------------------------------------------------
+
+    async def _opened(self) -> Waiter:
+        """The wait, as it is on record or as it is put there now."""
+        j, ex = self.j, self.ex
+        raise_if_intervened(ex, j.step)
+        wait = ex.log.fold.facts.waits.get(j.step)
+        if wait is not None:
+            await ex.barrier()
+            event: Any = ex.engine.log.event(ex.run_id, wait.opened)
+            values = dict(ex.engine.log.data(ex.run_id, wait.opened))
+            if event.digest == self._binding(values["prompt"], event.rule):
+                return self._waiter(event, values, wait.opened, wait.votes)
+            # The contract, or what it asks, is another one now: what was said so far counts for nothing.
+            void(j)
+        entries = [*ex.judge.unbound(), *j.written(), *self._asked(self._prompt())]
+        written = await ex.write(*entries)
+        opened: Any = entries[-1].event
+        return self._waiter(opened, dict(entries[-1].values or {}), written.seq, ())
+
+    def _prompt(self) -> str:
+        ruling, intent = self.verdict.ruling, self.j.intent
+        given = ", ".join(f"{name}={short_value(value)}" for name, value in intent.recording.items())
+        call = f"{self.name}({given})"
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        told = self.approval.prompt or "; ".join(why) or ruling.message or f"{self.ex.run_id} wants to do this"
+        because = f" The agent's reason: {intent.policy.because}." if intent.policy.because else ""
+        return f"{call}: {told}.{because} Do it?"
+
+    @property
+    def name(self) -> str:
+        """What is asked about, as rules know it."""
+        return intended_name(self.j.intent.sort, self.j.intent.name)
+
+    def _asked(self, prompt: str, turn: int = 0) -> list[Entry]:
+        """The question, as it is put on record: to those who are asked first, or after `turn` others."""
+        j, ex, approval = self.j, self.ex, self.approval
+        now = ex.now_us()
+        rule = str(self.verdict.ruling.rule)
+        to, timeout = approval.to, approval.timeout
+        if turn:
+            to, timeout = approval.escalate[turn - 1].to, approval.escalate[turn - 1].timeout
+        opened = e.WaitOpened(
+            at=now, step=j.step, waits_for="answer", name=APPROVE, to=to, need=approval.need, rule=rule, round=turn,
+            deadline=_deadline(now, timeout), digest=self._binding(prompt, rule),
+        )  # fmt: skip
+        values: dict[str, Any] = {
+            "prompt": prompt,
+            "intention": {"tool": self.name, "arguments": j.intent.recording},
+            "verbs": ["approve", "reject", *(("edit",) if j.intent.shape is not None else ()), "respond"],
+            "contract": None if self.verdict.contract is None else self.verdict.contract.digest,
+            "under": ex.judge.mark,
+            "generation": ex.generation,
+            "covers": [list(rule) for rule, _ in self.verdict.asks],
+            **({"paths": dict(j.paths)} if j.paths else {}),
+        }
+        if j.intent.shape is not None and (schema := schema_of_call(j)) is not None:
+            values["schema"] = schema
+        if (may := self._may(to)) is not None:
+            values["may"] = may
+        why = dict.fromkeys(message for _, message in self.verdict.asks if message)
+        if reason := approval.prompt or "; ".join(why):
+            values["reason"] = reason
+        return [Entry(opened, values)]
+
+    def _may(self, to: Sequence[str]) -> list[str] | None:
+        """Who may answer, by name, where a contract says who is who."""
+        return named(self.ex.judge.people(self.verdict.contract), to)
+
+    def _binding(self, prompt: Any, rule: str | None) -> e.Digest:
+        j, ex = self.j, self.ex
+        same = rule == self.verdict.ruling.rule
+        return binding(
+            ex.run_id, ex.generation, j.step, "answer", tool=j.intent.name, arguments=e.to_text(j.bound),
+            prompt=prompt, contract=ex.judge.mark, rule=rule if same else None, to=list(self.approval.to),
+            need=self.approval.need,
+        )  # fmt: skip
+
+    def _waiter(self, event: e.WaitOpened, values: Mapping[str, Any], opened: int, votes: Sequence[str]) -> Waiter:
+        self.ex.asked_of[self.j.step] = event.to, values.get("may")
+        rounds = [Escalation(each.to, each.timeout, self._may(each.to)) for each in self.approval.escalate]
+        return Waiter(
+            self.j.step, "answer", name=APPROVE, deadline=event.deadline, digest=event.digest, opened=opened,
+            then=self._then, fits=self._fits, asked=Entry(event, dict(values)), need=event.need, votes=tuple(votes),
+            rounds=tuple(rounds[event.round :]),
+        )  # fmt: skip
+
+    # what they say ----------------------------------------------------------------------------
+
+    def _fits(self, kind: str, value: Any) -> Any:
+        """An edit is of the arguments, by name, as the tool takes them; whatever fails with them is known here."""
+        if kind != "edit":
+            return value
+        try:
+            twin = self.j.intent.copy()
+            twin.edit(edited(self.j, value), self.j.step, self.ex.engine.secret_key)
+            approval_of(twin)
+        except ValueRefused:
+            raise
+        except Exception as error:
+            raise ValueRefused("edit", f"the tool cannot take it ({type(error).__name__}: {error})") from error
+
+    def _then(self, closed: Closed) -> tuple[list[Entry], dict[str, Any]]:
+        """What follows from an answer, in the same commit."""
+        j, ex = self.j, self.ex
+        answer: dict[str, Any] = closed.answer or {}
+        kind = "expired" if closed.how == "expired" else answer.get("kind")
+        if closed.how in ("cancelled", "voided") or kind == "approve":
+            return [], {}
+        if kind == "edit":
+            return self._edited(closed), {}
+        by, told = closed.by, {"by": closed.by, "comment": closed.comment, "rule": self.verdict.ruling.rule}
+        told["name"] = self.name if self.name != j.intent.name else None
+        if kind == "expired":
+            self.failure = failed_by("nobody agreed to it in time", code=EXPIRED, **told)
+        elif kind == "respond":
+            value = answer.get("value")
+            said = f" ({closed.comment})" if closed.comment else ""
+            text = f"{by or 'a person'} answered instead: {in_words(value)}{said}"
+            self.failure = failed_by(text, code=INSTEAD, response=value, **told)
+        else:
+            said = f": {closed.comment}" if closed.comment else ""
+            self.failure = failed_by(f"{by or 'a person'} said no{said}", code=PERSON, **told)
+        event = e.StepEnded(at=ex.now_us(), step=j.step, outcome="failed", by=by or "killick")
+        return [Entry(event, {"failure": self.failure})], {}
+
+    def _edited(self, closed: Closed) -> list[Entry]:
+        """A person's edit is their own intention: judged as any, and standing in the place of what it edits."""
+        j, ex, by = self.j, self.ex, closed.by or "somebody"
+        before = j.intent.copy()
+        changed = j.intent.edit(edited(j, closed.answer["value"]), j.step, ex.engine.secret_key)
+        verdict = j.judge(by=by)
+        event = e.StepEdited(
+            at=verdict.at, step=j.step, by=by, digest=e.to_text(j.intent.digest),
+            identity=e.to_text(j.intent.identity) if j.intent.identity is not None else None,
+            effect=j.intent.effect, verdict=verdict.event,
+        )  # fmt: skip
+        values: dict[str, Any] = {"arguments": j.intent.recording, "changed": changed, **verdict.rests_on}
+        if closed.comment:
+            values["comment"] = closed.comment
+        if verdict.ruling.ruling == "reject":
+            failure = rejection(verdict.ruling, verdict.contract)
+            j.intent.restore(before)
+            note = f"{by}'s edit was rejected by rule {verdict.ruling.rule!r} ({failure.message}); the question stands"
+            noted = Entry(e.NoteMade(at=ex.now_us(), step=j.step, by="killick"), {"note": note})
+            return [Entry(event, {**values, "failure": failure}), noted, *self._again()]
+        j.told = after_edit(j.told, by, closed.comment, changed)
+        if not self._asks_the_same(verdict):
+            return [Entry(event, values)]
+        # Whoever edits it is for it; the votes of others were for something else.
+        self.verdict = verdict
+        if self.approval.need <= 1:
+            j.agreements.add(self._agreement(frozenset(rule for rule, _ in verdict.asks)))
+            return [Entry(event, {**values, "grants": verdict.ruling.rule})]
+        voted = Entry(e.WaitVoted(at=ex.now_us(), step=j.step, by=by))
+        asked = self._asked_now()
+        return [Entry(event, values), *self._asked(self._prompt(), 0 if asked is None else asked.round), voted]
+
+    def _again(self) -> list[Entry]:
+        """The question as it was put last, to the same people and until the same time."""
+        asked = self._asked_now()
+        if asked is None or self.waiter is None or self.waiter.asked is None:
+            return []
+        return [Entry(msgspec.structs.replace(asked, at=self.ex.now_us(), data=None), self.waiter.asked.values)]
+
+    def _asks_the_same(self, verdict: Verdict) -> bool:
+        """Whether the edited call is asked about by the same rule, of the same people."""
+        approval = verdict.ruling.approval
+        if verdict.ruling.ruling != "ask" or approval is None:
+            return False
+        same = (verdict.contract, verdict.ruling.rule) == (self.verdict.contract, self.verdict.ruling.rule)
+        nobody = not approval.to and approval.need <= self.approval.need
+        return same and (nobody or (approval.to, approval.need) == (self.approval.to, self.approval.need))
+
+
+def short_value(value: Any) -> str:
+    """An argument as people are asked about it: cut by itself, so that none hides the others."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}… ({len(text)} characters)"
+
+
+def in_words(value: Any) -> str:
+    """A value as a model reads it."""
+    from killick.llm.toolset import spoken
+
+    return value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
+
+
+def _deadline(now_us: int, timeout: float | None) -> int | None:
+    return None if timeout is None else now_us + round(timeout * 1_000_000)
+
+
+def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
+    """A person's edit as the tool's arguments: all of them, with those that it names changed."""
+    shape = j.intent.shape
+    if shape is None or not isinstance(value, dict):
+        raise ValueRefused("edit", 'is to give arguments by name, such as {"amount": 100}')
+    changes: dict[str, Any] = {**value}
+    if unknown := shape.strangers(changes.keys()):
+        raise ValueRefused(f"edit.{unknown[0]}", f"is no argument of {j.intent.name} ({', '.join(shape.hints)})")
+    typed = _typed(TOOLS.get(j.intent.name), through_codec(changes, at="edit"))
+    return shape.restore({**j.intent.recording, **typed}, j.intent.arguments)
+
+
+def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """What people write for what JSON has no word for, such as a date, as the tool's own types."""
+    from killick.llm.toolset import Parameters
+
+    if tool is None or all(
+        type(value) in (int, bool, str, float) and _fits(tool, name, value) for name, value in changes.items()
+    ):
+        return changes
+    try:
+        parameters = Parameters(tool)
+    except DeclarationRefused:
+        return changes
+    return {name: parameters.fitted(name, value) for name, value in changes.items()}
+
+
+def _fits(tool: AnyTool, name: str, value: Any) -> bool:
+    try:
+        tool.shape.restore({name: value}, {})
+    except ValueRefused:
+        return False
+    return True
+
+
+def refuse_misfit(wait: Wait, value: Any) -> None:
+    """Refuse an edit that the tool would not take, where somebody can mend it."""
+    intention: dict[str, Any] = wait.intention or {}
+    tool = TOOLS.get(intention.get("tool", ""))
+    if not isinstance(value, dict):
+        raise AnswerRefused(wait.id, 'an edit gives arguments by name, such as {"amount": 100}')
+    if tool is None:
+        return
+    changes: dict[str, Any] = {**value}
+    if unknown := tool.shape.strangers(changes.keys()):
+        raise AnswerRefused(wait.id, f"{unknown[0]!r} is no argument of {tool.name} ({', '.join(tool.shape.hints)})")
+    try:
+        tool.shape.restore(_typed(tool, through_codec(changes, at="edit")), {})
+    except (ValueRefused, UnicodeError) as refused:
+        raise AnswerRefused(wait.id, str(refused)) from None
+
+
+def schema_of_call(j: PendingVerdict) -> Any:
+    """What an edit may look like, for forms; None where it cannot be described."""
+    from killick.llm.toolset import Parameters
+
+    tool = TOOLS.get(j.intent.name)
+    try:
+        return None if tool is None else Parameters(tool).schema
+    except DeclarationRefused:
+        return None
+
+
+# from the record -----------------------------------------------------------------------------------
+
+
+def taken_up(j: PendingVerdict, past: Step) -> None:
+    """What people said of a step before the process died: what they agreed to, and what they made of it."""
+    record, intent = j.ex.record, j.intent
+    asked: e.WaitOpened | None = None
+    data: dict[str, Any] = {}
+    for seq, event in record.of_all(past.id):
+        if isinstance(event, e.WaitOpened):
+            asked, data = event, record.data(seq)
+            if event.rule is not None:
+                j.ex.asked_of[past.id] = event.to, data.get("may")
+        elif isinstance(event, e.WaitClosed) and asked is not None and kind_of(record.data(seq)) == "approve":
+            _taken(j, asked, data)
+            j.told = after_approval(j.told, event.by, record.data(seq).get("comment"))
+        elif isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
+            edit = record.data(seq)
+            if intent.shape is not None:
+                intent.edit(intent.shape.restore(edit["arguments"], intent.arguments), past.id, j.ex.engine.secret_key)
+            j.told = after_edit(j.told, event.by, edit.get("comment"), pairs_of(edit))
+            if edit.get("grants") and asked is not None:
+                _taken(j, asked, data)
+
+
+def _taken(j: PendingVerdict, asked: e.WaitOpened, data: Mapping[str, Any]) -> None:
+    if asked.rule is not None and data.get("generation", 0) == j.ex.generation:
+        who = tuple(data.get("may") or sorted(asked.to))
+        j.paths = data.get("paths") or {}
+        j.agreements.add(ApprovalGiven(who, asked.need, covered(data), j.bound, data.get("under")))
+
+
+def covered(data: Mapping[str, Any]) -> frozenset[AskingRule]:
+    """The rules that a question was put for, as it is on record."""
+    return frozenset(AskingRule(contract, rule) for contract, rule in data.get("covers") or ())
+
+
+def kind_of(data: Mapping[str, Any]) -> str | None:
+    """What kind of answer ended a wait; None where it was none of a person's."""
+    answer: Any = data.get("answer")
+    return answer.get("kind") if isinstance(answer, dict) else None  # pyright: ignore
+
+
+def pairs_of(data: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """By argument, what it was and what it is."""
+    changed: dict[str, Any] = data.get("changed") or {}
+    return {name: (old, new) for name, (old, new) in changed.items()}
+
+
+def replayed(ex: Execution, branch: Branch, past: Step) -> None:
+    """The agent is told again what people said of a step that is over."""
+    branch.told = None
+    for seq, event in ex.record.of_all(past.id):
+        if isinstance(event, e.StepEdited) and (event.verdict is None or event.verdict.ruling != "reject"):
+            data = ex.record.data(seq)
+            branch.told = after_edit(branch.told, event.by, data.get("comment"), pairs_of(data))
+        elif isinstance(event, e.WaitClosed) and event.how == "answered" and past.sort != "wait":
+            data = ex.record.data(seq)
+            if kind_of(data) == "approve":
+                branch.told = after_approval(branch.told, event.by, data.get("comment"))

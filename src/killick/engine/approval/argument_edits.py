@@ -1,0 +1,206 @@
+"""A call as people read it, and an edit of it as they write it: arguments by name, typed by what the tool takes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from killick.engine.views import Wait
+from killick.errors import AnswerRefused
+from killick.model.codec import Secret, plain
+
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+ARGUMENT_CHARS: Final = 160
+"""How much of one argument is shown, so that a long one hides no other."""
+
+
+def call(intention: Any, chars: int = ARGUMENT_CHARS) -> str:
+    """A call as it would be written, with every argument. Nothing in it is invisible, or moves what stands beside."""
+    told = _mapping(intention)
+    if "tool" not in told:
+        return "a call that is no longer on record"
+    if "arguments" not in told:
+        return f"{told['tool']}(…), step {told.get('step')}"
+    inside = (f"{name}={shown(value, chars)}" for name, value in _table(told, "arguments").items())
+    return f"{told['tool']}({', '.join(inside)})"
+
+
+def shown(value: Any, chars: int = ARGUMENT_CHARS) -> str:
+    """A value in one line: cut where it is long, and with its size then; a secret stays one."""
+    if isinstance(value, Secret):
+        return "(a secret)"
+    text = msgspec.json.format(msgspec.json.encode(plain(value)), indent=0).decode()
+    cut = text if len(text) <= chars else f"{text[:chars]}… ({len(text):,} characters)"
+    return visible(cut)
+
+
+def visible(text: str) -> str:
+    """A text with what cannot be seen written out: control characters, and those that turn the direction of others."""
+    return text if text.isprintable() else "".join(
+        each if each.isprintable() else f"\\u{ord(each):04x}" for each in text
+    )  # fmt: skip
+
+
+def written(wait: Wait, text: str) -> dict[str, Any]:
+    """An edit in one line: `amount=100 to=ann`, or JSON."""
+    if text.lstrip().startswith("{"):
+        try:
+            return checked(wait, json.loads(text))
+        except ValueError as error:
+            raise AnswerRefused(wait.id, f"is no JSON ({error}); write it as {example(wait)}") from None
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise AnswerRefused(wait.id, f"cannot be read ({error}); write it as {example(wait)}") from None
+    return by_name(wait, words)
+
+
+def by_name(wait: Wait, pairs: Sequence[str]) -> dict[str, Any]:
+    """An edit from `name=value`, each value as the tool takes it: where it takes text, 100 is one too."""
+    schema = _schema(wait)
+    changes: dict[str, Any] = {}
+    for each in pairs:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise AnswerRefused(wait.id, f"{each!r} is no name and value; write it as {example(wait)}")
+        changes[name] = _typed(text, _property(schema, name), schema)
+    return checked(wait, changes)
+
+
+def checked(wait: Wait, changes: Any) -> dict[str, Any]:
+    """An edit that the tool would take, as far as the question says what it takes. It need not name every argument."""
+    if not isinstance(changes, dict) or not changes:
+        raise AnswerRefused(wait.id, f"an edit gives arguments by name, as in {example(wait)}")
+    found, schema, names = cast("dict[str, Any]", changes), _schema(wait), arguments(wait)
+    for name, value in found.items():
+        if names and name not in names:
+            raise AnswerRefused(wait.id, f"{name!r} is no argument of {_tool(wait)}; it has {', '.join(names)}")
+        wanted = _property(schema, name)
+        if not _fits(wanted, value, schema):
+            kind = wanted.get("type") or "value that it takes"
+            given = json.dumps(value, default=str)
+            raise AnswerRefused(wait.id, f"{name}={given} does not fit; {_tool(wait)} takes {name} as {kind}")
+    return found
+
+
+def misfit(schema: Any, value: Any) -> str | None:
+    """What of a JSON value is plainly not what a schema asks for, by its path; None where nothing is."""
+    root = _mapping(schema)
+    return next(_misfits(root, value, root, ""), None)
+
+
+def _misfits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any], at: str) -> Iterator[str]:
+    wanted = _named(wanted, root)
+    if not _fits(wanted, value, root):
+        kind = wanted.get("enum") or wanted.get("type") or "what is asked for"
+        yield f"{at or 'the value'} takes {kind}, not {shown(value, 40)}"
+    elif (bound := _beyond(wanted, value)) is not None:
+        yield f"{at or 'the value'} takes {bound}, not {shown(value, 40)}"
+    elif isinstance(value, dict):
+        given, known = cast("dict[str, Any]", value), _table(wanted, "properties")
+        missing = [name for name in wanted.get("required", ()) if name not in given]
+        yield from (f"{at}{'.' if at else ''}{name} is missing" for name in missing)
+        for name in known.keys() & given.keys():
+            yield from _misfits(_table(known, name), given[name], root, f"{at}{'.' if at else ''}{name}")
+    elif isinstance(value, list):
+        rows: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        for number, each in enumerate(rows):
+            yield from _misfits(_table(wanted, "items"), each, root, f"{at}[{number}]")
+
+
+def _beyond(wanted: Mapping[str, Any], value: Any) -> str | None:
+    """The bound that a number or a text is beyond."""
+    size: float
+    if isinstance(value, str):
+        low, high, size, unit = wanted.get("minLength"), wanted.get("maxLength"), len(value), " characters"
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        low, high, size, unit = wanted.get("minimum"), wanted.get("maximum"), value, ""
+    else:
+        return None
+    if isinstance(low, int | float) and size < low:
+        return f"at least {low}{unit}"
+    return f"at most {high}{unit}" if isinstance(high, int | float) and size > high else None
+
+
+def arguments(wait: Wait) -> list[str]:
+    """The names that an edit can give."""
+    schema = _schema(wait)
+    return list(_table(schema, "properties") if schema.get("additionalProperties") is False else _asked(wait))
+
+
+def example(wait: Wait) -> str:
+    """How an edit could look."""
+    numbers = [name for name, value in _asked(wait).items() if type(value) in (int, float)]
+    name = next(iter([*numbers, *arguments(wait)]), "amount")
+    return f"{name}={100 if name in numbers else 'VALUE'}"
+
+
+def _asked(wait: Wait) -> Mapping[str, Any]:
+    return _table(wait.intention, "arguments")
+
+
+def _tool(wait: Wait) -> str:
+    return str(_mapping(wait.intention).get("tool") or "the call")
+
+
+def _schema(wait: Wait) -> Mapping[str, Any]:
+    return _mapping(wait.schema)
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _table(_table(schema, "properties"), name)
+
+
+def _table(value: object, name: str) -> Mapping[str, Any]:
+    return _mapping(_mapping(value).get(name))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _typed(text: str, wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """A text as what is wanted: itself, or what it says as JSON."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return text
+    first, second = (text, parsed) if _named(wanted, root).get("type") == "string" else (parsed, text)
+    return second if not _fits(wanted, first, root) and _fits(wanted, second, root) else first
+
+
+def _named(wanted: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a reference inside a schema leads to."""
+    reference: Any = wanted.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return wanted
+    found = root
+    for part in reference[2:].split("/"):
+        found = _table(found, part)
+    return found
+
+
+def _fits(wanted: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a value is plainly what is wanted; what only the tool's own types can say is left to the run."""
+    wanted = _named(wanted, root)
+    either: Any = wanted.get("anyOf") or wanted.get("oneOf")
+    if isinstance(either, list):
+        return any(_fits(cast("Mapping[str, Any]", each), value, root) for each in either)  # pyright: ignore
+    if "const" in wanted or "enum" in wanted:
+        return value in wanted.get("enum", [wanted.get("const")])
+    named: Any = wanted.get("type")
+    kinds: list[Any] = [named] if isinstance(named, str) else named or []
+    if not kinds or any(kind not in _TYPES for kind in kinds):
+        return True
+    if isinstance(value, bool):
+        return "boolean" in kinds
+    return any(isinstance(value, _TYPES[kind]) for kind in kinds)

@@ -1,0 +1,238 @@
+"""An intention on its way through the gate: judged as it stands, and its verdict put on record with it.
+
+Asks nobody: that is in `approving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from msgspec.structs import replace
+
+from killick.contracts.contract import Approval, Contract, Intention, Ruling
+from killick.contracts.facts import IntentionSort
+from killick.contracts.facts import approval_of as asked_of
+from killick.contracts.policy_input import model_arguments
+from killick.engine.approval.contracts_in_force import ApprovalGiven, Verdict, with_paths
+from killick.engine.context import through_codec
+from killick.engine.interventions import SKIPPED
+from killick.engine.signals import Paused
+from killick.errors import DeclarationRefused, Rejected, Skipped, StepFailed
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.codec import canonical
+from killick.model.failure import Failure
+from killick.model.fold import intended_name
+from killick.store.protocol import UniqueRight
+
+if TYPE_CHECKING:
+    from killick.engine.approval.approvals import CallAnswer
+    from killick.engine.execution import Branch, Execution
+    from killick.engine.steps.intention import Intent
+
+_EXACT: Final = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+class PendingVerdict:
+    """A step that is about to be done and whose intention may not be on record yet."""
+
+    def __init__(self, ex: Execution, branch: Branch, step: e.StepId, intent: Intent) -> None:
+        self.ex = ex
+        self.branch = branch
+        self.step = step
+        self.intent = intent
+        self.unwritten: list[Entry] = []
+        self.made = 0
+        self.agreements: set[ApprovalGiven] = set()
+        self.paths: Mapping[str, str] = {}
+        """Where the files that it names really are, as it was judged."""
+        self.told: CallAnswer | None = None
+        self.is_open = False
+        self.slots: tuple[UniqueRight, ...] = ()
+        self._judged_at = -1
+        self._seq = 0
+
+    def intended(self) -> None:
+        """The intention, as it is to be written."""
+        intent = self.intent
+        undoes, undoes_seq = intent.undoes or (None, 0)
+        event = e.StepIntended(
+            at=self.ex.now_us(),
+            step=self.step,
+            sort=intent.sort,
+            name=intent.name,
+            digest=e.to_text(intent.digest),
+            identity=e.to_text(intent.identity) if intent.identity is not None else None,
+            effect=intent.effect,
+            undoes=undoes,
+            undoes_seq=undoes_seq,
+            guest=self.branch.guest,
+            within=self.branch.within,
+        )
+        values: dict[str, Any] = {"arguments": intent.recording}
+        if intent.policy.because:
+            values["because"] = intent.policy.because
+        self.unwritten.append(Entry(event, values))
+
+    def written(self) -> list[Entry]:
+        """What is still to be written of the intention, from now on in somebody else's hands."""
+        entries, self.unwritten = self.unwritten, []
+        return entries
+
+    @property
+    def bound(self) -> bytes:
+        """What an agreement is to: the arguments, and the files that they lead to."""
+        digest = self.intent.digest
+        return sha256(digest + canonical(dict(self.paths))).digest() if self.paths else digest
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether nothing came between since it was judged, so that it is so still."""
+        return self._judged_at == self.ex.log.seq and not self.ex.judge.is_shared
+
+    @property
+    def concerns_rules(self) -> bool:
+        """Whether there is anything to judge it by."""
+        intent = self.intent
+        asks = intent.proposed or intent.policy.approve is not None
+        return intent.undoes is None and (asks or bool(self.ex.judge.bound))
+
+    @property
+    def asks(self) -> Approval | None:
+        """Whom the tool itself wants asked, or whoever proposes it."""
+        return approval_of(self.intent)
+
+    def judge(self, *, by: str = "agent", adopts: bool = False) -> Verdict:
+        """The verdict on it as things stand. What is not on record of it yet is written with that."""
+        ex, intent = self.ex, self.intent
+        judge = ex.judge
+        self._settle_values()
+        name = intended_name(intent.sort, intent.name)
+        self.paths = judge.looked(name, intent.recording) if judge.bound and intent.shape is not None else {}
+        intention = Intention(
+            name=name,
+            sort=cast("IntentionSort", "send" if intent.sort == "tool" and intent.shape is None else intent.sort),
+            arguments=intent.recording if intent.sort != "model" else model_arguments(intent.recording),
+            step=self.step,
+            effect=intent.effect,
+            because=intent.policy.because,
+            by=by,
+            model=model_of(intent),
+            paths=self.paths,
+        )
+        agreed = [each for each in self.agreements if each[3:] == (self.bound, judge.mark)] if self.agreements else ()
+        told = intent.shape is None and intent.sort != "model" and not self.unwritten
+        verdict = judge.judge(
+            intention,
+            agreements=agreed,
+            asks=self.asks,
+            begun=self.made > 0 or told,
+            is_open=self.is_open or told,
+            adopts=adopts,
+        )
+        acts = intent.effect not in ("reads", None) or intent.shape is None
+        takes = verdict.ruling.ruling == "accept" and acts and not self.is_open
+        self.slots = judge.slots(verdict.rests_on) if takes else ()
+        judge.remember(self.step, intent.recording)
+        if self.unwritten and (verdict.contract is not None or verdict.ruling.ruling == "ask"):
+            self._put(verdict)
+        if verdict.ruling.ruling == "accept" and self.paths:
+            intent.arguments = with_paths(intent.arguments, self.paths)
+        self._judged_at = ex.log.seq
+        return verdict
+
+    def _settle_values(self) -> None:
+        """What is judged is what is done: values that code could still change are taken as they are on record."""
+        intent = self.intent
+        if intent.sort == "model" or all(type(value) in _EXACT for value in intent.recording.values()):
+            return
+        if intent.settled:
+            return
+        seen: dict[str, Any] = through_codec(intent.recording, at="arguments", secret_key=self.ex.engine.secret_key)
+        intent.recording = seen
+        intent.settled = True
+        if intent.shape is not None:
+            intent.arguments = intent.shape.restore(seen, intent.arguments)
+
+    def _put(self, verdict: Verdict) -> None:
+        """Give the intention that is about to be written its verdict, and what that rests on."""
+        for index, (event, values) in enumerate(self.unwritten):
+            if isinstance(event, e.StepIntended):
+                kept = {name: value for name, value in (values or {}).items() if name in ("arguments", "because")}
+                kept["arguments"] = self.intent.recording
+                judged = replace(event, at=verdict.at, verdict=verdict.event)
+                self.unwritten[index] = Entry(judged, {**kept, **verdict.rests_on})
+
+    def rejected(self, verdict: Verdict) -> Rejected:
+        """The rejection, put on record: with the intention, or after it where that is there already."""
+        ex, intent = self.ex, self.intent
+        name = intended_name(intent.sort, intent.name)
+        failure = rejection(verdict.ruling, verdict.contract, name if name != intent.name else None)
+        entries = [*ex.judge.unbound(), *self.written()]
+        if entries and isinstance(entries[-1].event, e.StepIntended):
+            event, values = entries[-1]
+            entries[-1] = Entry(replace(event, verdict=verdict.event), {**(values or {}), "failure": failure})
+        else:
+            ended = e.StepEnded(at=verdict.at, step=self.step, outcome="failed", verdict=verdict.event)
+            entries.append(Entry(ended, {"failure": failure, **verdict.rests_on}))
+        self._seq = ex.behind(*entries)
+        stop_looping(ex)
+        return Rejected(self.step, intent.name, failure)
+
+    async def reject(self, verdict: Verdict) -> None:
+        """Raise the rejection, when its turn comes."""
+        rejected = self.rejected(verdict)
+        await self.ex.recorded(self._seq)
+        raise rejected
+
+
+def approval_of(intent: Intent) -> Approval | None:
+    """Whom a tool, or whoever proposes it, wants asked about a call of it."""
+    approve = intent.policy.approve
+    if callable(approve):
+        try:
+            found = approve(**intent.arguments)
+            approve = None if found is None else asked_of(found)
+        except Exception as error:
+            told = f"its approve= failed for this call ({type(error).__name__}: {error}); mend the function"
+            raise DeclarationRefused(intent.name, told) from error
+    if approve is None:
+        return Approval() if intent.proposed else None
+    return asked_of(approve)
+
+
+def model_of(intent: Intent) -> str | None:
+    model = intent.recording.get("model") if intent.sort == "model" else None
+    return model if isinstance(model, str) else None
+
+
+def failed(step: e.StepId, name: str, failure: Failure | None) -> StepFailed:
+    """The error that a failure on record is for the code."""
+    kinds: dict[str, type[StepFailed]] = {"killick.Rejected": Rejected, SKIPPED: Skipped}
+    return kinds.get(failure.type if failure is not None else "", StepFailed)(step, name, failure)
+
+
+def rejection(ruling: Ruling, contract: Contract | None, name: str | None = None) -> Failure:
+    """A rejection as it is on record, and as code and models read it; with a name, where that is not the step's own."""
+    told = {"code": ruling.code, "rule": ruling.rule, "allowed": ruling.allowed, "name": name}
+    told["contract"] = None if contract is None else contract.digest
+    return failed_by(str(ruling.message), **told)
+
+
+def failed_by(message: str, **details: Any) -> Failure:
+    """Why an intention comes to nothing."""
+    kept = {name: value for name, value in details.items() if value is not None}
+    return Failure(
+        "error", "killick.Rejected", ("killick.Rejected", "killick.errors.StepFailed"), message, details=kept
+    )
+
+
+def stop_looping(ex: Execution) -> None:
+    """A model that does not learn from rejections is stopped, until somebody has looked at it."""
+    limit, count = ex.judge.rejections, ex.log.fold.facts.rejected
+    if limit and count >= limit and ex.signal is None:
+        because = f"{count} intentions in a row were rejected by the contract; say something to it, and resume it"
+        ex.behind(Entry(e.RunPaused(at=ex.now_us(), by="contract"), {"because": because}))
+        ex.close(Paused())

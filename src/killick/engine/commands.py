@@ -1,0 +1,377 @@
+"""What people and other runs tell a run to do, with who and why: on record at once, or through the inbox of whoever is
+at it. What a command comes to is in `intervening`; it lands at the next step boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from killick.definitions.registry import AGENTS
+from killick.engine.approval.contracts_in_force import ContractsInForce, judge_change
+from killick.engine.approval.verdicts import failed, rejection
+from killick.engine.context import Change
+from killick.engine.interventions import Body, entries_of
+from killick.engine.signals import Cancelling, Paused, Rewinding
+from killick.engine.steps import waits
+from killick.engine.steps.waits import Closed, Intervened
+from killick.errors import (
+    AgentUnknown,
+    AnswerRefused,
+    ContextStale,
+    EpochStale,
+    HeadMoved,
+    KillickError,
+    RunBusy,
+    ValueRefused,
+)
+from killick.log.writer import AppendExtras, Entry, RunLog
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.fold import Fold
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.store.protocol import Delivered, Message
+
+if TYPE_CHECKING:
+    from killick.engine.execution import Engine, Execution
+
+_PATIENCE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.02
+
+
+# sending ------------------------------------------------------------------------------------------
+
+
+def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
+    """Put a cancellation on record, through the inbox if somebody holds the run. One that is over is let be."""
+    run = waits.latest(engine.log, run)
+    with contextlib.suppress(AnswerRefused):
+        command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
+
+
+def command(
+    engine: Engine,
+    run: str,
+    body: Body,
+    *,
+    by: str | None,
+    id: str | None = None,  # noqa: A002
+    patient: bool = False,
+    tell: Callable[[], object] = lambda: None,
+) -> bool:
+    """Append a command to a run that nobody holds, or deliver it to whoever does. True: it holds already.
+
+    With `patient` it is waited a while for whoever has the run to take it; what comes of it there is raised as if it
+    had been refused here. `tell` is called when it was delivered.
+    """
+    by = waits.who(by, run)
+    sent: Message | None = None
+    after = engine.log.head(run).seq
+    if id is not None and body["command"] != "forked":
+        delivered = _delivered(engine, run, body, by=by, id=id)
+        if not delivered.fresh:
+            return _is_taken(engine, delivered.message)
+        sent = delivered.message
+    looks = round(_PATIENCE_SECONDS / _LOOK_SECONDS) if patient and _may_block() else 0
+    while True:
+        left = engine.log.head(run).holder is not None
+        try:
+            log = engine.log.open(run, holder=engine.ids.new("command"), seconds=30)
+        except RunBusy:
+            sent = sent or _delivered(engine, run, body, by=by, id=id or engine.ids.new("command")).message
+            tell()
+            if looks <= 0:
+                return False
+            looks -= 1
+            time.sleep(engine.clock.nap_seconds(_LOOK_SECONDS))
+            if not _is_taken(engine, sent):
+                continue
+            return _came_of(engine, sent, after)
+        try:
+            if sent is not None and _is_taken(engine, sent):
+                return _came_of(engine, sent, after)
+            _append(engine, log, body, by, sent)
+            return True
+        except (HeadMoved, EpochStale):
+            continue
+        finally:
+            with contextlib.suppress(KillickError):
+                # A run that was found left in the middle stays so.
+                engine.log.store.release(run, epoch=log.epoch, left=left)
+
+
+def _append(engine: Engine, log: RunLog, body: Body, by: str | None, sent: Message | None) -> None:
+    """Carry a command out on a run that is nobody's."""
+    fold, at = log.fold, engine.clock.now_us()
+    rights: AppendExtras = {} if sent is None else {"takes": (sent.number,)}
+    first = [] if sent is None else [Entry(_taken(sent, at))]
+    if body["command"] == "forked":
+        if body["fork"] not in log.ledger.facts.forks:
+            log.append(*entries_of(fold, body, by=by, at=at))  # also to one that is over: somebody may take it back
+        return
+    try:
+        if fold.facts.ended:
+            raise AnswerRefused(log.run, f"the run is over ({fold.facts.status}); {body['command']} does nothing to it")
+        entries = _judged(entries_of(fold, body, by=by, at=at), lambda: _judge(engine, log))
+    except (AnswerRefused, ContextStale) as refused:
+        if first:
+            log.append(*first, *_refusal(fold, body, by, at, sent, refused), **rights)
+        if isinstance(refused, ContextStale):
+            raise stale(engine, log.run, refused.saw) from None
+        raise
+    log.append(*first, *entries, *_goes_on(fold, body, by, at), **rights)
+    _raise_rejected(log.run, entries)
+
+
+def _goes_on(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
+    """A run of which a step was ended is due, whatever else it waits for; unless something else holds it back."""
+    facts = fold.facts
+    if body["command"] not in ("override", "skip") or not facts.taken or facts.paused or facts.mend:
+        return []
+    told = body.get("because") or f"{body['command']} of step {body['step']}"
+    return [Entry(e.RunResumed(at=at, by=by or "somebody"), {"because": told})]
+
+
+def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
+    from killick.engine.steps.kinds import delivery
+
+    message = delivery(run, waits.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
+    [outcome] = engine.log.store.deliver([message])
+    if isinstance(outcome, KillickError):
+        raise outcome
+    return outcome
+
+
+def _may_block() -> bool:
+    """Whoever holds the run may need the loop that we would block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _is_taken(engine: Engine, message: Message) -> bool:
+    waiting = engine.log.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
+    return not any(one.number == message.number for one in waiting)
+
+
+def _came_of(engine: Engine, message: Message, after: int) -> bool:
+    """What whoever had the run made of a command, from the record; raises what was refused there."""
+    taken = False
+    while rows := engine.log.read(message.run, after=after, limit=1_000):
+        for seq, event, _ in rows:
+            if not taken:
+                taken = isinstance(event, e.MessageTaken) and event.message == message.number
+                continue
+            if isinstance(event, e.ContractBound):
+                continue
+            if isinstance(event, e.NoteMade) and event.by == "killick":
+                note = str(engine.log.data(message.run, seq)["note"])
+                raise AnswerRefused(message.run, note.partition(": ")[2])
+            if isinstance(event, e.ContextRefused):
+                if event.verdict is None:
+                    raise stale(engine, message.run, event.saw)
+                _raise_rejected(message.run, [Entry(event, engine.log.data(message.run, seq))])
+            return True
+        after = rows[-1][0]
+    return True
+
+
+def stale(engine: Engine, run: str, saw: int) -> ContextStale:
+    """What changed in a context since somebody looked at it."""
+    state = engine.log.state(run)
+    facts = state.fold.facts
+    before, now = _document_at(engine, state, saw), _document_at(engine, state, facts.context_version)
+    last: dict[str, str] = {}
+    for seq in facts.context_parts:
+        event: Any = engine.log.event(run, seq)
+        if event.version > saw:
+            data = engine.log.data(run, seq)
+            whole: dict[str, Any] = data.get("document") or {}
+            given: dict[str, Any] = {**whole, **data.get("set", {}), **dict.fromkeys(data.get("unset", ()))}
+            last |= dict.fromkeys(given, str(event.by))
+    changes = [
+        Changed(name, before.get(name, MISSING), now.get(name, MISSING), by)
+        for name, by in last.items()
+        if before.get(name, MISSING) != now.get(name, MISSING)
+    ]
+    return ContextStale(run, saw=saw, version=facts.context_version, changes=changes)
+
+
+def _document_at(engine: Engine, state: State, version: int) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for seq in state.fold.facts.context_parts:
+        event: Any = engine.log.event(str(state.run), seq)
+        if event.version > version:
+            break
+        data = engine.log.data(str(state.run), seq)
+        document = dict(data["document"] or {}) if "document" in data else {**document, **data.get("set", {})}
+        for name in data.get("unset", ()):
+            document.pop(name, None)
+    return document
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Final = _Missing()
+"""Stands for an entry that is not there."""
+
+
+class Changed(NamedTuple):
+    """An entry of a context that somebody changed: what it was, what it is now, and who did it last."""
+
+    entry: str
+    before: Any
+    now: Any
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.before!r} → {self.now!r} by {self.by}"
+
+
+# taking, by whoever has the run -------------------------------------------------------------------
+
+
+def take(ex: Execution, message: Message) -> None:
+    """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
+    body: Body = waits.body_of(ex.engine.log, message)
+    ex.took.add(message.number)
+    if body["command"] == "rewind":
+        # It is taken with the event that carries it out, when the code has come to rest.
+        ex.close(Rewinding(message.number, message.id, body["to"], message.by, body.get("because")))
+        return
+    fold, at, by = ex.log.fold, ex.now_us(), message.by
+    try:
+        _refuse_misfit(ex, body)
+        entries = _judged(entries_of(fold, body, by=by, at=at), lambda: ex.judge, message.number)
+        if fold.facts.cancelling and body["command"] in ("cancel", "pause"):
+            entries = []  # it is being cancelled already
+    except (AnswerRefused, ContextStale) as refused:
+        entries = _refusal(fold, body, by, at, message, refused)
+    seq = ex.behind(Entry(_taken(message, at)), *entries, takes=(message.number,))
+    obey(ex, entries, seq)
+
+
+def _taken(message: Message, at: int) -> e.MessageTaken:
+    return e.MessageTaken(at=at, message=message.number, name=message.name, id=message.id, by=message.by)
+
+
+def _refusal(
+    fold: Fold, body: Body, by: str | None, at: int, message: Message | None, refused: AnswerRefused | ContextStale
+) -> list[Entry]:
+    """What is on record of a command that was not carried out, for whoever sent it and whoever reads the record."""
+    if isinstance(refused, ContextStale):
+        event = e.ContextRefused(
+            at=at, version=refused.version, saw=refused.saw, by=by or "somebody",
+            message=None if message is None else message.number,
+        )  # fmt: skip
+        failure = Failure.told(
+            "killick.ContextStale", f"version {refused.saw} was seen, and it is at {refused.version}"
+        )
+        return [Entry(event, {"set": body["set"], "unset": body.get("unset", []), "failure": failure})]
+    step = f" step {body['step']}" if body.get("step") else ""
+    note = f"{by or 'somebody'} wanted to {body['command']}{step}: {refused.reason}"
+    return [Entry(e.NoteMade(at=at, by="killick"), {"note": note})]
+
+
+def _refuse_misfit(ex: Execution, body: Body) -> None:
+    """Where a branch waits in memory, it knows best what fits."""
+    waiter = ex.waiters.get(str(body.get("step")))
+    if body["command"] == "override" and waiter is not None and waiter.waits_for == "answer" and waiter.fits:
+        if waiter.name != "ask":
+            return
+        try:
+            waiter.fits("respond", body["output"])
+        except ValueRefused as misfit:
+            raise AnswerRefused(ex.run_id, f"step {body['step']}: {misfit}") from None
+
+
+def obey(ex: Execution, entries: Sequence[Entry], seq: int) -> None:
+    """What is on record now becomes true of what is in memory. `seq` is of the last of the events."""
+    for number, (event, values) in enumerate(entries, seq - len(entries) + 1):
+        match event:
+            case e.RunPaused():
+                ex.close(Paused())
+            case e.CancelRequested():
+                ex.close(Cancelling(), cut=True)
+            case e.ForkMade():
+                ex.left_behind = True
+            case e.ContextChanged():
+                ex.context.from_outside(Change(number, event.version, values or {}))
+            case e.StepDelayed():
+                waiter = ex.waiters.get(event.step)
+                if waiter is not None and waiter.waits_for == "delay":
+                    waits.end(ex, waiter, Closed(0, "expired"))
+            case e.StepOverridden() | e.StepEnded():
+                waits.intervene(ex, event.step, Intervened(number, event, values or {}))
+            case e.WaitClosed() if event.how == "skipped":
+                waits.intervene(ex, event.step, Intervened(number, event, values or {}))
+            case _:
+                pass
+
+
+# the contract -------------------------------------------------------------------------------------
+
+
+def _judge(engine: Engine, log: RunLog) -> ContractsInForce:
+    """What changes of a run that is nobody's are judged by."""
+    facts = log.fold.facts
+    try:
+        agent = AGENTS.get(facts.agent)
+    except AgentUnknown:
+        agent = None
+
+    def document() -> Mapping[str, Any]:
+        return engine.log.state(log.run).context.document or {}
+
+    return ContractsInForce(engine, agent, log, document, lambda: facts.context_version)
+
+
+def _judged(entries: list[Entry], judge_of: Callable[[], ContractsInForce], message: int | None = None) -> list[Entry]:
+    """Somebody's change of the context is an intention too: accepted or refused, with the verdict on record."""
+    event, values = entries[0] if entries else (None, None)
+    if not isinstance(event, e.ContextChanged) or values is None:
+        return entries
+    judge = judge_of()
+    verdict = judge_change(judge, values["set"], values["unset"], by=event.by)
+    if verdict is None:
+        return entries
+    if verdict.ruling.ruling == "accept":
+        judged = Entry(replace(event, verdict=verdict.event), {**values, **verdict.rests_on})
+    else:
+        refused = e.ContextRefused(
+            at=event.at, version=event.version - 1, saw=event.saw, by=event.by, verdict=verdict.event, message=message
+        )
+        failure = rejection(verdict.ruling, verdict.contract)
+        judged = Entry(refused, {**values, "failure": failure, **verdict.rests_on})
+    return [*judge.unbound(), judged]
+
+
+def _raise_rejected(run: str, entries: Sequence[Entry]) -> None:
+    """The contract said no, and that is on record."""
+    for event, values in entries:
+        if isinstance(event, e.ContextRefused) and values is not None:
+            told = values["failure"]
+            failure: Failure = told if isinstance(told, Failure) else convert(told, Failure, at="failure")
+            raise AnswerRefused(run, f"the contract refuses it ({failure.details.get('rule')}): {failure.message}")
+
+
+# for the code -------------------------------------------------------------------------------------
+
+
+async def overridden(ex: Execution, name: str, done: Intervened) -> Any:
+    """What somebody gave a step instead of what it would have come to, when its turn comes; or the error that it is."""
+    await ex.recorded(done.seq)
+    if isinstance(done.event, e.StepOverridden):
+        return done.values["output"]
+    raise failed(done.event.step, name, done.values["failure"])

@@ -1,0 +1,204 @@
+"""How a run ends: what its children and effects become, and the last event."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from killick.definitions.registry import AGENTS, TOOLS
+from killick.engine.context import through_codec
+from killick.engine.divergence import diverge
+from killick.engine.effects import compensation as undoing
+from killick.engine.effects import reconcile
+from killick.engine.execution import Branch, Execution
+from killick.engine.failures import describe
+from killick.engine.observers import trace_here
+from killick.engine.replay import OVER
+from killick.engine.signals import Renewed
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.kinds import Child, child_result, delivery, first_entries
+from killick.engine.steps.pipeline import StepExecution
+from killick.engine.steps.waits import CHILD, child_id, child_outcome, forwarded, goes_along, renewals, root_of
+from killick.errors import KillickError, StepFailed
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model import ledger
+
+
+async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
+    """The agent's code is over: children, compensation, and the last event, durable before anybody is told."""
+    if error is None:
+        await _await_children(ex, branch)
+        _refuse_early_end(ex, branch, "its end")
+        await _cancel_children(ex, branch, compensate=False)
+        ex.result = result
+        await _end(ex, Entry(e.RunCompleted(at=ex.now_us()), {"result": result}))
+        return
+    failure = describe(error)
+    _refuse_early_end(ex, branch, f"an error ({failure})")
+    values: dict[str, Any] = {"failure": failure}
+    if ex.agent.options.on_failure == "compensate":
+        await _cancel_children(ex, branch, compensate=True)
+        not_undone = await undoing.compensate(ex, branch)
+        values |= {"not_undone": not_undone} if not_undone else {}
+    else:
+        await _cancel_children(ex, branch, compensate=False)
+    step = error.step if isinstance(error, StepFailed) else None
+    await _end(ex, Entry(e.RunFailed(at=ex.now_us(), step=step), values))
+
+
+async def _end(ex: Execution, last: Entry) -> None:
+    """The last event, and with it the message that wakes a parent which waits for this run."""
+    await ex.write(last, **_told(ex))
+
+
+def _told(ex: Execution) -> dict[str, Any]:
+    parent = ex.log.fold.facts.parent
+    if parent is None:
+        return {}
+    told = delivery(parent, CHILD, None, id=child_id(ex.run_id), by=ex.run_id, at_us=ex.now_us())
+    return {"sends": (told,)}
+
+
+async def renew(ex: Execution, branch: Branch, input: Any) -> NoReturn:  # noqa: A002
+    """Close the log and go on in a fresh one that follows it, in one write. What is in the inbox goes along."""
+    if branch.scope is not None:
+        raise KillickError(f"{ex.run_id}: run.renew ends the whole run's log; use it outside of run.gather")
+    agent, log, facts = ex.agent, ex.engine.log, ex.log.fold.facts
+    input = agent.checked(through_codec(input, at="input"))  # noqa: A001
+    _refuse_early_end(ex, branch, "a renewal")
+    await ex.turn()
+    await _await_children(ex, branch)
+    await _cancel_children(ex, branch, compensate=False)
+    successor = _successor(ex)
+    marked = renewals(root_of(ex.run_id)[0])
+    tags = (*(tag for tag in facts.tags if tag != marked), marked)
+    started = e.RunStarted(
+        at=ex.now_us(), run=successor, agent=facts.agent, build=ex.engine.build(agent), priority=facts.priority,
+        tags=tags, parent=facts.parent, parent_step=facts.parent_step, follows=ex.run_id, trace=trace_here(),
+    )  # fmt: skip
+    born = log.begin(successor).built(*first_entries(started, agent, input, document=ex.context.saved()))
+    messages = [message for message in log.store.inbox(ex.run_id) if goes_along(message)]
+    taken = [
+        Entry(e.MessageTaken(at=ex.now_us(), message=each.number, name=each.name, id=each.id, by=each.by))
+        for each in messages
+    ]
+    await ex.write(
+        *taken,
+        Entry(e.RunRenewed(at=ex.now_us(), run=successor), {"input": input}),
+        takes=tuple(message.number for message in messages),
+        also=(born,),
+        sends=tuple(forwarded(log, message, successor) for message in messages),
+    )
+    signal = Renewed()
+    ex.close(signal)
+    raise signal
+
+
+def _successor(ex: Execution) -> str:
+    """The id under which a run goes on: `name`, `name+2`, `name+3` …"""
+    root, count = root_of(ex.run_id)
+    while True:
+        count += 1
+        if ex.engine.log.store.head(f"{root}+{count}") is None:
+            return f"{root}+{count}"
+
+
+def _refuse_early_end(ex: Execution, branch: Branch, found: str) -> None:
+    """Code that ends where the record goes on has diverged, unless what goes on is the undoing."""
+    nothing_undone = not ex.record.undoing
+    if ex.record.goes_on(branch.path, branch.count) and nothing_undone:
+        step = ex.record.step(branch.position)
+        if step is not None and step.sort == "wait" and step.name in _children(ex):
+            return
+        diverge(ex, branch.position, f"{step.sort} {step.name}" if step is not None else "more steps", found)
+
+
+def _own_children(ex: Execution) -> list[ledger.Child]:
+    """The children that end with the run; those that a fork shares with its parent are the parent's."""
+    return [child for child in ex.log.ledger.children if child.spawned > ex.log.base]
+
+
+def _children(ex: Execution) -> dict[str, Any]:
+    return {child.run: child for child in ex.log.ledger.children}
+
+
+async def _await_children(ex: Execution, branch: Branch) -> None:
+    """Children that the run waits for when it ends."""
+    for child in _own_children(ex):
+        past = ex.record.step(branch.position)
+        # One that is over was waited for here only if the record says so.
+        was_waited_for = past is not None and past.name == child.run
+        if child.on_parent_end == "wait" and (child.status == "running" or was_waited_for):
+            try:
+                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
+            except StepFailed:
+                continue
+
+
+async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
+    """Children that end with the run; those whose effects are to be undone are waited for."""
+    from killick.engine.commands import request_cancel
+
+    for child in _own_children(ex):
+        if child.status != "running" or child.on_parent_end != "cancel":
+            continue
+        if child_outcome(ex.engine.log, child.run) is None:
+            request_cancel(ex.engine, child.run, compensate=compensate, by=ex.run_id)
+            ex.on_message(child.run)
+            ex.on_child(child.run)
+        if compensate:
+            try:
+                await child_result(ex, branch, Child(None, child.run, AGENTS.get(child.agent)))
+            except StepFailed:
+                continue
+
+
+async def cancel(ex: Execution, branch: Branch) -> None:
+    """Carry out a cancellation: children first, open attempts settled, then what is to be undone, in reverse order."""
+    requested = _request(ex)
+    _close_waits(ex, keep_settlements=requested.compensate)
+    await _cancel_children(ex, branch, compensate=requested.compensate)
+    values: dict[str, Any] = {}
+    if requested.compensate:
+        await _settle_open(ex, branch)
+        not_undone = await undoing.compensate(ex, branch)
+        values = {"not_undone": not_undone} if not_undone else {}
+    await _end(ex, Entry(e.RunCancelled(at=ex.now_us()), values))
+
+
+def _close_waits(ex: Execution, *, keep_settlements: bool) -> None:
+    """What the run asked and waited for is of no interest any more, but for what must be known to undo it."""
+    undoing = {step.id for step in ex.record.steps.values() if step.name.startswith("undo ") or step.sort == "undo"}
+    for wait in list(ex.log.fold.facts.waits.values()):
+        if wait.step in undoing or (keep_settlements and wait.waits_for == "settlement"):
+            continue
+        ex.behind(Entry(e.WaitClosed(at=ex.now_us(), step=wait.step, how="cancelled")))
+
+
+def _request(ex: Execution) -> e.CancelRequested:
+    for row in reversed(ex.engine.log.rows(ex.run_id)):
+        if row.body.startswith(b'{"kind":"cancel.requested"'):
+            requested: Any = e.decode(row.body)
+            if isinstance(requested, e.CancelRequested):
+                return requested
+    raise KillickError(f"{ex.run_id}: nobody asked for it to be cancelled")
+
+
+async def _settle_open(ex: Execution, branch: Branch) -> None:
+    """Attempts whose outcome is not known are settled before anything is undone."""
+    for past in list(ex.record.steps.values()):
+        tool = TOOLS.get(past.name)
+        doubtful = past.sort == "tool" and past.attempts and past.effect in ("at_most_once", "transaction")
+        if past.status in OVER or not doubtful or tool is None:
+            continue
+        arguments = ex.record.data(past.intended)["arguments"]
+        intent = Intent(
+            "tool", tool.name, tool.fn, tool.shape, tool.shape.restore(arguments, arguments), tool.policy,
+            returns=tool.returns, recording=arguments,
+        )  # fmt: skip
+        attempting = StepExecution(ex, branch, past.id, intent, past)
+        if attempting.is_open:
+            try:
+                await reconcile.settle(attempting, ex.engine.live.work_of(ex.run_id, past.id))
+            except StepFailed:
+                continue

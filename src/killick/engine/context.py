@@ -1,0 +1,160 @@
+"""The agent's own document, as its code sees it: typed, versioned, read-only, and changed from outside only between
+steps."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from killick.definitions.registry import AnyAgent
+from killick.engine.readonly import document as read_only_document
+from killick.engine.readonly import read_only
+from killick.engine.replay import Record
+from killick.errors import ValueRefused
+from killick.model.chunks import pack, unpack
+from killick.model.codec import plain
+from killick.model.typed import convert
+
+_SCALARS: Final = frozenset({str, int, bool, float, type(None)})
+
+
+class Change(NamedTuple):
+    """A change on its way to the code: what to set and unset, or a whole document and the form it is in."""
+
+    seq: int
+    version: int
+    data: Mapping[str, Any]
+
+
+class Context:
+    """The document and its version. Changes from outside wait here until a step returns."""
+
+    def __init__(
+        self, agent: AnyAgent, document: Mapping[str, Any] | None, version: int, form: int | None = None
+    ) -> None:
+        self._agent = agent
+        self._form = form
+        self._recorded = dict(document or {})
+        """The document in the form in which it is on record, and in which people edit it."""
+        self._document = self._migrated(self._recorded, form)
+        self.version = version
+        self._value = self._typed()
+        self._is_read_only = False
+        self._outside: deque[Change] = deque()
+
+    @property
+    def value(self) -> Any:
+        """The document as its declared type, read-only throughout; made so when somebody looks at it."""
+        if not self._is_read_only:
+            kind = self._agent.options.context
+            self._value = read_only_document(self._document) if kind is None else read_only(self._value)
+            self._is_read_only = True
+        return self._value
+
+    def _migrated(self, document: dict[str, Any], form: int | None) -> dict[str, Any]:
+        options = self._agent.options
+        for migrate in options.migrations[(form or options.form) - 1 :]:
+            document = migrate(document)
+        return document
+
+    def _typed(self) -> Any:
+        """As the declared type, which refuses what does not fit; without one there is nothing to be refused."""
+        kind = self._agent.options.context
+        return None if kind is None else convert(self._document, kind, at="context")
+
+    def _becomes(self, value: Any, version: int) -> None:
+        self._value, self._is_read_only, self.version = value, False, version
+
+    def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some entries; they come back through the codec, like every value."""
+        kept: dict[str, Any] = through_codec(dict(changes))
+        before, self._document = self._document, {**self._document, **kept}
+        try:
+            value = self._typed()
+            if value is not None and (lost := set(changes) - set(plain_names(value))):
+                raise ValueRefused(f"context.{min(lost)}", f"is no field of {type(value).__name__}")
+        except ValueRefused:
+            self._document = before
+            raise
+        self._becomes(value, self.version + 1)
+        return kept
+
+    def from_outside(self, change: Change) -> None:
+        """Somebody changed it; the code sees that when its next step returns."""
+        self._outside.append(change)
+
+    def latest(self) -> Mapping[str, Any]:
+        """The document with everything that is on record, also what the code does not see yet."""
+        if not self._outside:
+            return self._document
+        twin = Context(self._agent, self._recorded, self.version, self._form)
+        twin._document, twin._outside = dict(self._document), deque(self._outside)
+        return twin.saved() or {}
+
+    def saved(self) -> dict[str, Any] | None:
+        """The document as another run may begin with it; None where there is none."""
+        self.see(sys.maxsize)
+        return dict(self._document) or None
+
+    def see(self, seq: int) -> None:
+        """A step returned at a seq: what came from outside before it is visible from now on."""
+        while self._outside and self._outside[0].seq < seq:
+            change = self._outside.popleft()
+            if "document" in change.data:
+                self._document = self._migrated(dict(change.data["document"] or {}), change.data.get("form"))
+            else:
+                self._edit(change.data.get("set", {}), set(change.data.get("unset", ())))
+            self._becomes(self._typed(), change.version)
+
+    def _edit(self, changes: Mapping[str, Any], gone: set[str]) -> None:
+        """Somebody's edit: where the form has changed since, what it comes to in the form of today."""
+        before = self._migrated(dict(self._recorded), self._form)
+        self._recorded = {name: value for name, value in {**self._recorded, **changes}.items() if name not in gone}
+        after = self._migrated(dict(self._recorded), self._form)
+        edited = {name: value for name, value in after.items() if name not in before or before[name] != value}
+        dropped = before.keys() - after.keys()
+        if self._form in (None, self._agent.options.form):
+            edited, dropped = dict(changes), gone
+        self._document = {name: value for name, value in {**self._document, **edited}.items() if name not in dropped}
+
+
+def plain_names(value: Any) -> list[str]:
+    """The entries that a document has."""
+    lowered = plain(value, at="context")
+    return list(lowered) if isinstance(lowered, dict) else []
+
+
+def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = None) -> Any:
+    """A value as it comes back from the record; with the key of secrets, where arguments may hold some."""
+    if type(value) in _SCALARS:
+        return value
+    packed = pack(value, at=at, secret_key=secret_key)
+    blobs = {blob.hash: blob for blob in packed.blobs}
+    return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
+
+
+def initial_context(agent: AnyAgent) -> dict[str, Any] | None:
+    """What the first event says of the context; None where the agent declares none."""
+    first = agent.first_context()
+    return None if first is None else through_codec(_as_dict(first))
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    lowered = plain(value, at="context")
+    if not isinstance(lowered, dict):
+        raise ValueRefused("context", f"{type(value).__name__} does not become a document; use a class with fields")
+    return lowered
+
+
+def recorded_context(
+    agent: AnyAgent, record: Record, base: tuple[Mapping[str, Any] | None, int, int | None]
+) -> Context:
+    """The context as it was where replay begins, with the changes from outside that are on record after that."""
+    document, version, form = base
+    context = Context(agent, document, version, form)
+    for outside in record.outside:
+        context.from_outside(Change(outside.seen, outside.event.version, record.data(outside.seq)))
+    context.see(1)  # what a fork was made with before anything was done
+    return context

@@ -1,0 +1,80 @@
+"""Whether code and record mean the same step; where they do not, the run waits for mended code."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from killick.engine.execution import Branch, Execution
+from killick.engine.replay import RequestedStep, compare, short
+from killick.engine.signals import Diverging
+from killick.errors import ValueErased
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.fold import Step
+
+
+async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) -> None:
+    """Code may not ask for a step that the record passed over, unless a sibling's end kept it from that step."""
+    if ex.record.goes_on(branch.path, branch.count):
+        diverge(ex, step, "nothing here, and goes on after it", found)
+    if branch.over_at:
+        await ex.turn(branch.over_at - 0.5, whatever=True)
+        ex.refuse(branch)
+        diverge(ex, step, "nothing here, and goes on after it", found)
+
+
+async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:
+    """Code and record must mean the same step; what only drifted is noted once."""
+    intended = ex.record.event(past.intended)
+    recorded = intended if isinstance(intended, e.StepIntended) else None
+    verdict = compare(past, recorded, asked)
+    if verdict == "same":
+        return recorded
+    was = _recorded_arguments(ex, past)
+    if verdict == "diverged":
+        told = f"{past.sort} {past.name}({short(was)})"
+        here = f"{asked.sort} {asked.name}({short(found)})"
+        diverge(ex, past.id, told, here)
+    drifts = ex.record.of(past.id, e.StepDrifted)
+    if not drifts or drifts[-1][1].digest != asked.digest:
+        event = e.StepDrifted(at=ex.now_us(), step=past.id, digest=asked.digest)
+        ex.behind(Entry(event, {"recorded": was, "found": found}))
+    return recorded
+
+
+def _recorded_arguments(ex: Execution, past: Step) -> Any:
+    try:
+        data = ex.record.data(past.intended)
+    except ValueErased:
+        return {}
+    return data.get("arguments", data)
+
+
+def diverge(ex: Execution, step: e.StepId, recorded: str, found: str) -> None:
+    """The run waits for mended code, with both sides named."""
+    now = ex.engine.build(ex.agent)
+    before = ex.log.fold.facts.build if ex.first_build is None else ex.first_build
+    builds = [_build_name(before), _build_name(now)]
+    ex.diverged = (step, recorded, found, (builds[0], builds[1]))
+    event = e.RunDiverged(at=ex.now_us(), step=step)
+    if not ex.was_diverged(step):
+        ex.behind(Entry(event, {"recorded": recorded, "found": found, "builds": builds}))
+    signal = Diverging(f"step {step}")
+    ex.close(signal)
+    raise signal
+
+
+def _build_name(build: e.Build) -> str:
+    return " ".join(filter(None, [build.version, build.commit])) or "unknown"
+
+
+async def until_cancelled(ex: Execution, past: Step) -> None:
+    """The agent's own code cancelled this step, by a timeout of its own perhaps: wait until it does so again."""
+    ex.pass_on()
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        await ex.still_wanted()
+        ex.played(past.ended)
+        raise

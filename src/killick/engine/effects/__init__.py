@@ -1,0 +1,1 @@
+"""Nothing twice: deduplication, reconciliation, compensation, and the tree of forks."""

@@ -1,0 +1,174 @@
+"""Where a run may be taken back to, or forked: a place in its time, and what stands beside it. Changes nothing.
+
+A cut inside parallel work is logical: branches beside the one that is taken back keep what they had ended, and an
+attempt that was open at the cut takes its outcome from the later log, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from killick.log.boundaries import RunMoment, at, before
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import OUT_OF_BAND, Fold, Step, timeline
+
+_ENDED: Final = frozenset({"done", "failed"})
+"""How a step may have ended by itself; one that was given up begins anew."""
+
+
+class Cut(NamedTuple):
+    """Where a timeline is cut: the last event of the log before it, the later events that stay, in their order, and
+    what it then adds up to."""
+
+    seq: int
+    keep: tuple[int, ...]
+    label: str
+    fold: Fold
+
+
+def cut(
+    log: Log,
+    run: str,
+    text: str,
+    *,
+    anew: Collection[e.StepId] = (),
+    is_fork: bool = False,
+    has_undone: bool = False,
+) -> Cut:
+    """Where a run is cut by a place that people name.
+
+    `anew` are steps that had ended there and whose outcomes do not stay. What a fork's parent had begun and not ended
+    does not stand in the fork: it begins that anew. So does a run with what it had asked: answers do not carry over.
+    With `has_undone`, what somebody undid since of that which stands is undone there too.
+    """
+    place = at(log, run, text)
+    fold = log.state(run, place.seq, keep=place.keep).fold
+    own = place.label.partition(":")[0].partition("~")[0] if place.label[:1].isdigit() else ""
+    begun = {fold.steps[index].id: fold.steps[index] for index in fold.facts.pending.values()}
+    begun = {name: step for name, step in begun.items() if step.sort != "scope"}
+    given_up = _given_up(fold)
+    if not is_fork:
+        begun = {name: step for name, step in begun.items() if not name.startswith(OUT_OF_BAND)}
+    if "." not in own and not begun and not anew and not has_undone and not given_up:
+        return Cut(place.seq, place.keep, place.label, fold)
+    ended = _ended_later(log, run, place)
+    asked = {wait.step for wait in fold.facts.waits.values() if wait.waits_for in ("answer", "settlement")}
+    transitions = {step.id for step in ended.values() if step.sort == "scope" and step.name == "transition"}
+    redone = _files_redone(ended, place.seq)
+    stays = {name for name in begun if name in ended and beside(name, own, transitions)}
+    stays |= {name for name in begun if _takes_outcome(begun[name], ended)}
+    stays = {name for name in stays if not _is_after(name, redone)}
+    gone = {name for name in begun.keys() - stays if is_fork or name in asked}
+    firsts = [begun[name].intended for name in gone] + [step.intended for step in given_up.values()]
+    gone |= given_up.keys()
+    firsts += [step.ended for step in map(fold.step, anew) if step is not None and step.ended]
+    start = min(
+        (before(fold, seq, place.label) for seq in firsts), key=lambda one: (one.seq, len(one.keep)), default=place
+    )
+    keep = list(start.keep)
+    undoing: set[e.StepId] = set()
+    for seq, event in _later(log, run, start, place):
+        name = _step_of(event)
+        if has_undone and isinstance(event, e.StepIntended) and _undoes(event, start.seq, keep):
+            undoing.add(event.step)
+        if seq <= place.seq or seq in place.keep:
+            stands = name not in gone and not (name in anew and seq in firsts)
+        else:
+            stands = name in stays or (name in ended and beside(str(name), own, transitions))
+            stands = stands and not _is_after(str(name), redone)
+            # A scope that had not ended is kept open, for what stands in it.
+            stands = stands and (ended[str(name)].status in _ENDED or isinstance(event, e.StepIntended))
+            stands = stands or name in undoing
+        if stands:
+            keep.append(seq)
+    return Cut(start.seq, tuple(keep), place.label, log.state(run, start.seq, keep=keep).fold)
+
+
+def beside(step: e.StepId, own: e.StepId, transitions: Collection[e.StepId] = ()) -> bool:
+    """Whether a step is in another branch of a gather than the one in question, at whatever depth they part.
+
+    Below a gather come branches, and below each its steps; below a transition come steps.
+    """
+    path, is_branch = "", False
+    for one, other in zip(step.split("."), own.split("."), strict=False):
+        if one != other:
+            return is_branch
+        path = f"{path}.{one}" if path else one
+        is_branch = not is_branch and path not in transitions
+    return False
+
+
+def _given_up(fold: Fold) -> dict[e.StepId, Step]:
+    """Steps that were given up in what is not over: why that was may not stand, so they begin anew, with what came
+    after them in their line."""
+    scopes = [index for index in fold.facts.pending.values() if fold.steps[index].sort == "scope"]
+    first = min(scopes, default=fold.tops[-1] if len(fold.tops) else 0)
+    steps = [fold.steps[index] for index in range(first, len(fold.steps))]
+    lines: dict[str, int] = {}
+    for step in steps:
+        path, _, number = step.id.rpartition(".")
+        if step.status == "cancelled" and not step.id.startswith(OUT_OF_BAND):
+            lines[path] = min(int(number), lines.get(path, int(number)))
+    return {step.id: step for step in steps if lines and _is_after(step.id, lines)}
+
+
+def _files_redone(ended: Mapping[e.StepId, Step], cut: int) -> dict[str, int]:
+    """By line, the first step that did something to the files after a cut: they go back, so that it is done again,
+    with what came after it in its line."""
+    lines: dict[str, int] = {}
+    for step in ended.values():
+        if step.effect == "workspace" and step.ended > cut and not step.id.startswith(OUT_OF_BAND):
+            path, _, number = step.id.rpartition(".")
+            lines[path] = min(int(number), lines.get(path, int(number)))
+    return lines
+
+
+def _is_after(step: e.StepId, lines: Mapping[str, int]) -> bool:
+    """Whether a step is, or is within, one that comes at or after a number in its line."""
+    if not lines or step.startswith(OUT_OF_BAND):
+        return False
+    parts = step.split(".")
+    places = ((".".join(parts[:depth]), int(parts[depth])) for depth in range(len(parts)))
+    return any(path in lines and number >= lines[path] for path, number in places)
+
+
+def _undoes(event: e.StepIntended, cut: int, keep: Collection[int]) -> bool:
+    """Whether somebody had an effect undone that stands."""
+    return event.step.startswith(OUT_OF_BAND) and (event.undoes_seq <= cut or event.undoes_seq in keep)
+
+
+def _step_of(event: e.Event) -> e.StepId | None:
+    found: e.StepId | None = getattr(event, "step", None)
+    return found
+
+
+def _later(log: Log, run: str, start: RunMoment, place: RunMoment) -> list[tuple[int, e.Event]]:
+    """What stands after a start, in the timeline of a place, as far as that went."""
+    events: list[tuple[int, e.Event]] = []
+    for row in log.rows(run, after=start.seq):
+        event = e.decode(row.body)
+        if isinstance(event, e.RunRewound) and event.cut < place.seq < row.seq:
+            break  # here the timeline of the place was left
+        events.append((row.seq, event))
+    return [(seq, event) for seq, event in timeline(events) if seq not in start.keep]
+
+
+def _ended_later(log: Log, run: str, place: RunMoment) -> dict[e.StepId, Step]:
+    """The steps that are over by now in the timeline of a place, and its scopes, by id."""
+    fold = log.state(run, place.seq, keep=place.keep).fold
+    names: dict[e.StepId, None] = {}
+    for seq, event in _later(log, run, place, place):
+        fold.apply(seq, event)
+        if (name := _step_of(event)) is not None:
+            names[name] = None
+            parts = name.split(".")
+            names.update(dict.fromkeys(".".join(parts[:depth]) for depth in range(1, len(parts))))
+    found = [step for step in map(fold.step, names) if step is not None]
+    return {step.id: step for step in found if step.status in _ENDED or step.sort == "scope"}
+
+
+def _takes_outcome(step: Step, ended: Mapping[e.StepId, Step]) -> bool:
+    """Whether a step that had been tried at the cut came to an outcome since: its next try would be the same action."""
+    return bool(step.attempts) and step.id in ended and ended[step.id].intended == step.intended

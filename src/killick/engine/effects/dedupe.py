@@ -1,0 +1,320 @@
+"""What was done before is not done again: by this timeline, by one that was left, or by another run of the lineage.
+
+R17, R18 and R34: a result on record is adopted, what is in doubt is settled first, what nobody did may be asked about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from msgspec.structs import replace
+
+from killick.definitions.registry import DidNotHappen, Effect, Happened, Unknown
+from killick.engine.context import through_codec
+from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
+from killick.engine.effects.run_tree import RecordedEffect
+from killick.engine.execution import Branch, Execution
+from killick.engine.replay import short
+from killick.engine.steps.intention import restored
+from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, until_time
+from killick.errors import NotDone, StepFailed, ValueErased
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model import ledger
+from killick.model.codec import digest
+from killick.model.failure import Failure
+from killick.model.ledger import SENDING
+
+if TYPE_CHECKING:
+    from killick.engine.steps.pipeline import StepExecution
+
+
+OWN_ONLY: Final = ("reads", "workspace", None)
+"""What no other timeline can have done for this one: files went back with the run, and a fork has its own."""
+
+
+async def earlier(a: StepExecution) -> RecordedOutcome | None:
+    """Whether the action was done before: in this timeline by `repeat`, or in one that was left, as an orphan."""
+    ex, intent = a.ex, a.intent
+    if intent.effect in ("reads", None) or intent.sort == "undo":
+        return None
+    if ex.left_behind and intent.effect != "workspace":
+        found = await _adopted(a)
+        if found is not None:
+            return found
+    if intent.policy.repeat == "allow" or a.made:
+        return None
+    identity = e.to_text(intent.identity or intent.digest)
+    while a.inflight is None and (first := ex.inflight.get((intent.name, identity))) is not None:
+        await _over(a, first, identity)
+    done = ex.lineage.stood(intent.name, identity, a.step)
+    if done is not None and (intent.policy.repeat == "recorded" or not await _may_repeat(a, done.effect)):
+        return await _adopt(a, done)
+    if a.inflight is None:
+        a.begins(intent.name, identity)
+    return None
+
+
+async def _over(a: StepExecution, first: asyncio.Future[None], identity: e.Digest) -> None:
+    """Wait for the same action in another branch, which may itself wait for a person."""
+    outer = a.branch.outer
+    if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
+        raise NotDone(f"{a.intent.name} is called inside of itself with the same arguments; give it others")
+    a.ex.rests()
+    try:
+        await asyncio.shield(first)
+    finally:
+        a.ex.wakes()
+    a.ex.refuse(a.branch)
+
+
+async def _may_repeat(a: StepExecution, effect: ledger.Effect) -> bool:
+    prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
+    return await _agreed(_wanted(a), prompt)
+
+
+async def _agreed(wanted: WantedStep, prompt: str) -> bool:
+    """Ask a person before acting; the answer to this very question, once given, stays with the step."""
+    ex, step = wanted.ex, wanted.step
+    intention = {"tool": wanted.name, "arguments": dict(wanted.recording)}
+    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
+    bound = binding(ex.run_id, ex.generation, step, "answer", intention=told, prompt=prompt)
+    asked = None
+    for seq, event in sorted(ex.record.of(step, e.WaitOpened) + ex.record.of(step, e.WaitClosed)):
+        if isinstance(event, e.WaitOpened):
+            asked = event.digest
+        elif asked == bound and event.how == "answered":
+            return bool(ex.record.data(seq)["answer"]["kind"] == "approve")
+    closed = await ask_person(
+        ex, wanted.branch, step, "answer", prompt, intention=intention, verbs=("approve", "reject"),
+        before=wanted.written(),
+    )  # fmt: skip
+    if closed.how == "cancelled":
+        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome="cancelled")))
+        ex.refuse(wanted.branch)
+    return bool(closed.answer["kind"] == "approve")
+
+
+class WantedStep(NamedTuple):
+    """A step of which nothing was tried yet: what it wants, in the words in which a person is asked about it."""
+
+    ex: Execution
+    branch: Branch
+    step: e.StepId
+    name: str
+    recording: Mapping[str, Any]
+    identity: e.Digest
+    written: Callable[[], list[Entry]] = list
+    """What is still to be written of the intention."""
+
+
+def _wanted(a: StepExecution) -> WantedStep:
+    intent = a.intent
+    identity = e.to_text(intent.identity or intent.digest)
+    return WantedStep(a.ex, a.branch, a.step, intent.name, intent.recording, identity, a.written)
+
+
+async def sent_before(wanted: WantedStep) -> bool:
+    """Whether a message to another run was sent before, by a timeline that was left or another run of the lineage."""
+    ex = wanted.ex
+    await ex.lineage.known(wanted.branch)
+    left = ex.lineage.left(SENDING, wanted.step)
+    for done in left:
+        if done.effect.identity == wanted.identity:
+            event = e.StepAdopted(
+                at=ex.now_us(), step=wanted.step, run=done.run, key=done.effect.key, seq=done.effect.started
+            )
+            ex.lineage.stands_on(done, wanted.step)
+            await ex.recorded(ex.behind(Entry(event)))
+            return True
+    others = [f"that of step {done.effect.step}" for done in left if done.is_of(ex.run_id)]
+    await _may_go_on(wanted, others)
+    return False
+
+
+def is_sent(wanted: WantedStep) -> bool:
+    """Whether a message was sent before, so that it is not sent again."""
+    return any(done.effect.identity == wanted.identity for done in wanted.ex.lineage.left(SENDING, wanted.step))
+
+
+def is_spawned(wanted: WantedStep) -> bool:
+    """Whether a child was spawned before, so that it is taken rather than another."""
+    return _spawned(wanted) is not None
+
+
+def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
+    asked, log = digest(dict(wanted.recording), at="input"), wanted.ex.engine.log
+    for run, child in wanted.ex.lineage.children(wanted.name):
+        if digest({"input": log.data(run, child.spawned).get("input")}, at="input") == asked:
+            return run, child
+    return None
+
+
+async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
+    """A run of the same agent on the same input that was spawned by a timeline that was left, or in the lineage."""
+    ex = wanted.ex
+    await ex.lineage.known(wanted.branch)
+    found = _spawned(wanted)
+    if found is not None:
+        run, child = found
+        ex.lineage.has_child(child.run)
+        # Another run's child does not end with this one.
+        return child if run == ex.run_id else replace(child, on_parent_end="abandon")
+    left = ex.lineage.children(wanted.name)
+    await _may_go_on(wanted, [f"{child.run} at step {child.step}" for run, child in left if run == ex.run_id])
+    return None
+
+
+def is_left(a: StepExecution) -> bool:
+    """Whether the same action was done before, so that it is adopted rather than done again."""
+    intent = a.intent
+    if intent.effect in OWN_ONLY:
+        return False
+    identity = e.to_text(intent.identity or intent.digest)
+    return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name, a.step))
+
+
+async def _adopted(a: StepExecution) -> RecordedOutcome | None:
+    """R18: the recorded result of an effect of the same identity that this timeline left, whatever the new wording."""
+    ex, intent = a.ex, a.intent
+    lineage = ex.lineage
+    identity = e.to_text(intent.identity or intent.digest)
+    await lineage.known(a.branch)
+    left = lineage.left(intent.name, a.step)
+    if lineage.is_shared and a.inflight is None:
+        # The same action in another branch takes its right first, and then this one another.
+        while (first := ex.inflight.get((intent.name, identity))) is not None:
+            await _over(a, first, identity)
+            left = lineage.left(intent.name, a.step)
+        a.begins(intent.name, identity)
+    a.forks = ex.log.ledger.facts.forks
+    # What a repair left in doubt is known by its tool alone: its arguments went with the record.
+    same = [each for each in left if each.effect.identity in (identity, None)]
+    # Branches of a gather come in any order: each takes its own again, where there is one.
+    for done in sorted(same, key=lambda each: each.effect.step != a.step):
+        effect = done.effect
+        if effect.status != "happened" and effect.effect == "idempotent" and effect.identity is not None:
+            # The far side honours the key: going on under it cannot do it twice.
+            a.key = effect.key
+            lineage.stands_on(done, a.step)
+            return None
+        if effect.status != "happened" and (run := _at_work(ex, done)) is not None:
+            await _until_known(a, done, run)
+            return await _adopted(a)
+        lineage.stands_on(done, a.step)  # from here on no other branch may take it
+        if effect.status == "happened" or await _settle_left(a, done):
+            return await _adopt(a, done)
+        lineage.leaves(done)  # whoever did not do it may still do it
+        return await _adopted(a)
+    others = [each for each in left if each.is_of(ex.run_id) and each.effect.identity not in (identity, None)]
+    a.beside = [f"{each.effect.tool} at step {each.effect.step}" for each in others]
+    a.slot = lineage.slot(intent.name, identity)
+    return None
+
+
+def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
+    """The run in which an action is still under way: in a thread of this process, or held by another worker."""
+    if ex.engine.live.of(done.run, done.effect.step):
+        return done.run
+    return ex.lineage.is_at_work(done)
+
+
+async def allowed(a: StepExecution) -> None:
+    """What nobody did before may need somebody's word, once a step."""
+    if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
+        await _may_go_on(_wanted(a), a.beside)
+
+
+async def _until_known(a: StepExecution, done: RecordedEffect, run: str) -> None:
+    """Another run of the lineage is at this very action: what comes of it is for both."""
+    ex = a.ex
+    a.waited += 1
+    until = ex.now_us() + round(min(0.05 * 2**a.waited, 60.0) * 1_000_000)
+    because = f"{run} is at {done.effect.tool} (step {done.effect.step}), which counts for both"
+    ex.behind(*a.written(), Entry(e.StepDelayed(at=ex.now_us(), step=a.step, until=until, because=because)))
+    await until_time(ex, a.branch, a.step, until)
+
+
+async def _may_go_on(wanted: WantedStep, others: Sequence[str]) -> None:
+    """What was not done before may need somebody's word: beside what was left, and in a fork (R34)."""
+    ex, mode = wanted.ex, wanted.ex.fork_effects
+    call = f"{wanted.name}({short(wanted.recording)})"
+    if mode == "none":
+        told = f"{call}: this fork does nothing to the world (effects='none'), and that was not done before"
+        await _refused(wanted, Failure.told("killick.EffectRefused", told))
+    if others:
+        told = "; ".join(others[:3])
+        prompt = f"{call}: before the run was taken back it did {told}, with other arguments. Do this as well?"
+        if not await _agreed(wanted, prompt):
+            told = "a person said not to do it beside what was done before"
+            await _refused(wanted, Failure.told("killick.Rejected", told))
+    elif mode == "recorded":
+        prompt = f"{call}: {ex.run_id}, a fork of {ex.lineage.own.parent}, wants to do it. Do it?"
+        if not await _agreed(wanted, prompt):
+            await _refused(wanted, Failure.told("killick.Rejected", "a person said not to do it in a fork"))
+
+
+async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
+    """The step ends before anything was tried."""
+    ex = wanted.ex
+    event = e.StepEnded(at=ex.now_us(), step=wanted.step, outcome="failed")
+    await ex.recorded(ex.behind(*wanted.written(), Entry(event, {"failure": failure})))
+    raise StepFailed(wanted.step, wanted.name, failure)
+
+
+async def _settle_left(a: StepExecution, done: RecordedEffect) -> bool:
+    """One in doubt is settled first. True: it happened."""
+    effect = done.effect
+    why = "before the run was taken back" if done.is_of(a.ex.run_id) else f"by {done.run}"
+    intended = a.ex.engine.log.data(done.run, effect.intended).get("arguments", {})
+    if effect.identity is None:
+        intended, why = a.intent.recording, "in a part of the record that did not hold"
+    told = Effect(tool=effect.tool, step=effect.step, key=effect.key, arguments=intended)
+    found: Any = Unknown()
+    by: str | None = "reconcile"
+    if a.intent.policy.reconcile is not None:
+        found = await reconciled(a, a.intent.policy.reconcile, told)
+    if not isinstance(found, Happened | DidNotHappen):
+        prompt = f"{effect.tool}({short(intended)}) was started {why}. Did it happen?"
+        closed = await ask_person(
+            a.ex, a.branch, a.step, "settlement", prompt, intention={"tool": effect.tool, "arguments": intended},
+            verbs=SETTLEMENT_VERBS, before=a.written(),
+        )  # fmt: skip
+        verb, by = closed.answer["kind"], closed.by
+        if verb == "stop":
+            await _refused(_wanted(a), stopped(closed.by, closed.comment))
+        found = Happened(closed.answer.get("value")) if verb == "happened" else DidNotHappen()
+    happened = isinstance(found, Happened)
+    event = e.AttemptSettled(
+        at=a.ex.now_us(),
+        step=effect.step,
+        attempt=effect.attempts,
+        key=effect.key,
+        settlement="happened" if happened else "did_not_happen",
+        by=by,
+        started=effect.started,
+    )
+    a.ex.behind(*a.written(), Entry(event, {"output": found.result} if isinstance(found, Happened) else {}))
+    if isinstance(found, Happened):
+        a.late = Happened(found.result)
+    else:
+        a.ex.record.ruled_out[effect.key] = effect.attempts
+    return happened
+
+
+async def _adopt(a: StepExecution, done: RecordedEffect) -> RecordedOutcome:
+    """Take a recorded result."""
+    ex, effect = a.ex, done.effect
+    await ex.barrier()  # the outcome may be on its way to the store
+    if a.late is not None:
+        output = a.late.result
+    else:
+        try:
+            output = ex.engine.log.data(done.run, effect.ended).get("output")
+        except ValueErased:
+            output = None
+    event = e.StepAdopted(at=ex.now_us(), step=a.step, run=done.run, key=effect.key, seq=effect.started)
+    seq = ex.behind(*a.written(), Entry(event, {"output": output}))
+    return RecordedOutcome(seq, restored(a.intent, output, None, a.step))

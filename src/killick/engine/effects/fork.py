@@ -1,0 +1,144 @@
+"""Makes a run that leaves another one at a place in its time, under other conditions. The other run stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from killick.engine.effects.branch_point import Cut, cut
+from killick.engine.effects.rewind import refuse_own
+from killick.engine.steps import waits
+from killick.errors import TimeRefused
+from killick.log.log import Log
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.fold import Fold, Step
+from killick.store.protocol import Delivery, Message
+
+UNCHANGED: Final[Any] = msgspec.UNSET
+"""The fork has its parent's input."""
+
+_VERBS: Final = ("approve", "reject", "edit", "respond", "happened", "not", "stop")
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is other in a fork than it was in its parent. `output` gives steps that had ended another outcome."""
+
+    output: Mapping[e.StepId, Any] = {}
+    set: Mapping[str, Any] = {}
+    unset: Collection[str] = ()
+    input: Any = UNCHANGED
+    model: str | None = None
+    effects: e.ForkEffects = "recorded"
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """A fork as it is about to be created, and what it then adds up to."""
+
+    forked: e.RunForked
+    entries: tuple[Entry, ...]
+    sends: tuple[Delivery, ...]
+    fold: Fold
+
+
+def fork(
+    log: Log,
+    parent: str,
+    place: str,
+    run: str,
+    conditions: Conditions,
+    *,
+    at: int,
+    by: str | None = None,
+    because: str | None = None,
+    workspace: str | None = None,
+) -> Fork:
+    """What creates a run that shares another one's time up to a place, with its files in a workspace of its own."""
+    found = cut(log, parent, place, anew=conditions.output, is_fork=True)
+    facts = found.fold.facts
+    refuse_own(facts.agent, parent)
+    if not facts.input:
+        raise TimeRefused(parent, "nothing of it is there before its start; fork it at start")
+    generation = facts.generation
+    if found.keep:
+        # What is shared may have been rewound in between.
+        generation = log.ledger(parent, max((found.seq, *found.keep))).facts.generation
+    forked = e.RunForked(
+        at=at,
+        run=run,
+        parent=parent,
+        cut=found.seq,
+        keep=found.keep,
+        generation=generation + 1,
+        effects=conditions.effects,
+        model=conditions.model,
+        renews_input=conditions.input is not UNCHANGED,
+        by=by,
+        files=None if workspace is None else log.ledger(parent).files_from(found.seq),
+        workspace=workspace,
+    )
+    values: dict[str, Any] = {"because": because} if because else {}
+    if conditions.input is not UNCHANGED:
+        values["input"] = conditions.input
+    entries = [Entry(forked, values)]
+    for step, output in conditions.output.items():
+        entries.append(_overridden(log, parent, found, step, output, at=at, by=by))
+    if conditions.set or conditions.unset:
+        version = facts.context_version
+        changed = e.ContextChanged(at=at, version=version + 1, saw=version, by=by or "somebody")
+        entries.append(Entry(changed, {"set": dict(conditions.set), "unset": list(conditions.unset)}))
+    return Fork(forked, tuple(entries), tuple(copied(log, parent, run, found)), found.fold)
+
+
+def _overridden(log: Log, parent: str, found: Cut, name: e.StepId, output: Any, *, at: int, by: str | None) -> Entry:
+    """The outcome that a step has in the fork."""
+    past = log.state(parent).fold.step(name)
+    step = found.fold.step(name)
+    if step is None or step.status in ("done", "failed", "cancelled"):
+        step = past if step is None and past is not None and past.sort == "decision" else None
+    if step is None or _goes_on(found.fold, name):
+        raise TimeRefused(parent, f"step {name} had not just ended at {found.label}; fork at {name}:after to change it")
+    if step.sort == "decision":
+        told = {**log.data(parent, step.output), "choice": output}
+        return Entry(e.DecisionMade(at=at, step=name, by=by or "somebody"), told)
+    if step.sort not in ("tool", "model", "wait") or step.name == "sleep":
+        raise TimeRefused(parent, f"step {name} is a {step.name}, which has no output to change")
+    values: dict[str, Any] = {"output": _answer(found.fold, step, output) if step.sort == "wait" else output}
+    if step.sort == "model" and past is not None and past.output:
+        reply = log.data(parent, past.output).get("reply")
+        values |= {"reply": reply} if reply else {}
+    return Entry(e.StepOverridden(at=at, step=name, by=by or "somebody"), values)
+
+
+def _goes_on(fold: Fold, name: e.StepId) -> bool:
+    """Whether the line that a step is in went on after it."""
+    path, dot, number = name.rpartition(".")
+    return fold.step(f"{path}{dot}{int(number) + 1}") is not None
+
+
+def _answer(fold: Fold, step: Step, output: Any) -> Any:
+    """What somebody would have answered, as an answer is recorded."""
+    wait = fold.facts.waits.get(step.id)
+    if wait is not None and wait.waits_for == "child":
+        return {"status": "completed", "result": output, "failure": None}
+    if wait is None or wait.waits_for == "event":
+        return output
+    given: dict[str, Any] = {"kind": output} if not isinstance(output, dict) else dict(cast("Any", output))
+    if given.get("kind") in _VERBS:
+        return {"value": None, **given}
+    return {"kind": "respond", "value": cast("Any", output)}
+
+
+def copied(log: Log, parent: str, run: str, found: Cut) -> list[Delivery]:
+    """The messages that a run got and had not taken at a cut, for a fork of it. Answers were for what it leaves."""
+    return [
+        waits.forwarded(log, message, run)
+        for message in log.store.messages(parent)
+        if waits.goes_along(message) and not _was_taken(message, found)
+    ]
+
+
+def _was_taken(message: Message, found: Cut) -> bool:
+    return message.taken is not None and (message.taken <= found.seq or message.taken in found.keep)

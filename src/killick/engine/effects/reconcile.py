@@ -1,0 +1,306 @@
+"""What is in doubt is settled: by its thread, its reconciler or a person; and what was done may be looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from killick.definitions.current import HERE
+from killick.definitions.registry import DidNotHappen, Effect, Happened, Key, Tool, ToolStep, Unknown
+from killick.engine.context import through_codec
+from killick.engine.execution import Branch, Execution
+from killick.engine.failures import describe, is_transient
+from killick.engine.replay import short
+from killick.engine.steps.attempt import waited_for
+from killick.engine.steps.intention import Intent, claim_text, is_async, restored
+from killick.engine.steps.threads import Work
+from killick.engine.steps.waits import SETTLEMENT_VERBS, Closed, Then, Waiter, binding, raise_if_intervened, until
+from killick.errors import StepFailed, TimeRefused, ValueRefused
+from killick.log.writer import AppendExtras, Entry
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.fold import OUT_OF_BAND, Step
+from killick.store.protocol import UniqueRight
+
+if TYPE_CHECKING:
+    from killick.engine.steps.pipeline import StepExecution
+
+DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
+NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
+RECONCILED_MAX: Final = 4
+"""Answered attempts that a reconciler may let go again, before a person is asked."""
+
+
+def left(inside: Sequence[e.StepId]) -> Failure:
+    """An attempt was left because steps that its own code took wait, or because its process died in them."""
+    steps = f"step{'s' if len(inside) > 1 else ''} {', '.join(inside)} inside of it waited" if inside else "it waited"
+    told = "what else it did is not known; 'not' enters it again, with those steps from the record"
+    return Failure.told("killick.Left", f"it was left while {steps}; {told}")
+
+
+class RecordedOutcome(NamedTuple):
+    """An outcome that is on record at a seq."""
+
+    seq: int
+    value: Any
+
+
+def stopped(by: str | None, because: Any) -> Failure:
+    """Somebody said to stop, rather than what happened."""
+    told = f": {because}" if because else ""
+    return Failure.told("killick.Stopped", f"stopped by {by or 'somebody'}{told}")
+
+
+async def settle(a: StepExecution, work: Work | None) -> RecordedOutcome | None:
+    """Find out what became of an attempt: by its thread, its reconciler, or a person.
+
+    None: it did not happen, and may be tried again. Raises when a person says to stop.
+    """
+    if work is not None and a.step not in a.ex.log.fold.facts.waits:
+        late = await a.waited_on(work)
+        if late.error is None:
+            return happened_late(a, late.value)
+        if a.says_nothing_happened(late.error):
+            return _settled(a, DidNotHappen(), by="late result")
+        if late.work is not None:
+            return await _ask(a)
+    policy = a.intent.policy
+    if policy.reconcile is not None and a.step not in a.ex.log.fold.facts.waits:
+        found = await reconciled(a, policy.reconcile, effect_of(a))
+        allowed = a.allowed if policy.retry is not None else RECONCILED_MAX
+        if isinstance(found, Happened) or (isinstance(found, DidNotHappen) and a.counted < allowed):
+            return _settled(a, found, by="reconcile")
+    return await _ask(a)
+
+
+def happened_late(a: StepExecution, value: Any) -> RecordedOutcome | None:
+    """A thread that was given up came back with a result: that settles it."""
+    return _settled(a, Happened(value), by="late result")
+
+
+def late_entries(
+    a: StepExecution, past: Step, value: Any, error: BaseException | None
+) -> tuple[list[Entry], AppendExtras]:
+    """What a thread that outlived its execution came to: the end of its attempt, or the settlement of one in doubt."""
+    refused = error is not None and a.says_nothing_happened(error)
+    if error is None:
+        try:
+            restored(a.intent, through_codec(value), None, a.step)
+        except ValueRefused as misfit:
+            error = misfit
+    if not past.attempts[-1].ended:
+        outcome: e.Outcome = "returned" if error is None else "refused" if refused else "unknown"
+        released = a.intent.claims if a.holds and refused else ()
+        event = e.AttemptEnded(
+            at=a.ex.now_us(), step=a.step, attempt=a.made, outcome=outcome, released=tuple(map(claim_text, released))
+        )
+        told = {"output": value} if error is None else {"failure": describe(error)}
+        return [Entry(event, told)], {"releases": released} if released else {}
+    if past.attempts[-1].outcome != "unknown" or (error is not None and not refused):
+        return [], {}
+    found = Happened(value) if error is None else DidNotHappen()
+    closed = e.WaitClosed(at=a.ex.now_us(), step=a.step, how="voided", by="killick")
+    waits = [Entry(closed)] if a.step in a.ex.log.fold.facts.waits else []
+    released = _released(a, found)
+    return [*waits, _settlement(a, found, "late result", None)], {"releases": released} if released else {}
+
+
+async def reconciled(a: StepExecution, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
+    """What the reconciler says; one that fails, or tells of a result that cannot be, knows nothing."""
+    for attempt in range(3):
+        try:
+            found = await call_hook(a.ex, reconcile, effect, step=a.step)
+            if found in (DidNotHappen, Unknown):
+                return found()
+            if isinstance(found, Happened):
+                restored(a.intent, through_codec(found.result), None, a.step)
+            return found
+        except Exception as error:
+            if attempt == 2 or not is_transient(error):
+                note = {"note": f"reconcile failed: {describe(error)}"}
+                a.ex.behind(*a.written(), Entry(e.NoteMade(at=a.ex.now_us(), step=a.step, by="killick"), note))
+                return Unknown()
+            await asyncio.sleep(a.ex.engine.clock.nap_seconds(0.2 * 2**attempt))
+    return Unknown()
+
+
+def effect_of(a: StepExecution) -> Effect:
+    """The effect of a step, as far as it is known."""
+    progress = a.progress
+    if progress is None and (progressed := a.ex.record.of(a.step, e.AttemptProgressed)):
+        progress = a.ex.record.data(progressed[-1][0]).get("progress")
+    return Effect(
+        tool=a.intent.name,
+        step=a.step,
+        key=str(a.key),
+        arguments=a.intent.arguments,
+        progress=progress,
+        failure=a.failure,
+    )
+
+
+def _settlement(a: StepExecution, found: Happened | DidNotHappen | None, by: str | None, because: str | None) -> Entry:
+    released = _released(a, found)
+    how: e.Settlement = "stopped" if found is None else "happened" if isinstance(found, Happened) else "did_not_happen"
+    event = e.AttemptSettled(
+        at=a.ex.now_us(),
+        step=a.step,
+        attempt=a.made,
+        key=str(a.key),
+        settlement=how,
+        by=by,
+        released=tuple(map(claim_text, released)),
+    )
+    values: dict[str, Any] = {"output": found.result} if isinstance(found, Happened) else {}
+    return Entry(event, values | ({"because": because} if because else {}))
+
+
+def _released(a: StepExecution, found: object) -> tuple[UniqueRight, ...]:
+    """What was consumed comes back only when nothing happened."""
+    return a.intent.claims if a.holds and isinstance(found, DidNotHappen) else ()
+
+
+def _settled(a: StepExecution, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
+    a.is_open = False
+    a.granted = isinstance(found, DidNotHappen)
+    released = _released(a, found)
+    seq = a.ex.behind(_settlement(a, found, by, None), **({"releases": released} if released else {}))
+    a.ex.consuming.difference_update(released)
+    a.holds = a.holds and not released
+    if isinstance(found, DidNotHappen):
+        return None
+    return RecordedOutcome(seq, restored(a.intent, through_codec(found.result), None, a.step))
+
+
+async def _ask(a: StepExecution) -> RecordedOutcome | None:
+    """Nobody here can know: a person says whether it happened."""
+    ex, intent = a.ex, a.intent
+    if a.step.startswith(OUT_OF_BAND):
+        # Whoever undoes it is there to be told, and the run may be over: it does not wait for them.
+        told = f"undoing {intent.name} began and its outcome is not known ({a.failure})"
+        raise TimeRefused(ex.run_id, f"{told}; look, and say settled='happened' or 'not'")
+    call = f"{intent.name}({short(intent.recording)})"
+    if intent.undoes is not None:
+        call = f"undoing {intent.name} of step {intent.undoes[0]}"
+    prompt = f"{call} was started and its outcome is not known ({a.failure}). Did it happen?"
+
+    def then(closed: Closed) -> tuple[list[Entry], dict[str, Any]]:
+        verb = closed.answer["kind"]
+        happened = Happened(closed.answer.get("value")) if verb == "happened" else None
+        found = DidNotHappen() if verb == "not" else happened
+        entry, released = _settlement(a, found, closed.by, closed.comment), _released(a, found)
+        a.holds = a.holds and not released
+        ex.consuming.difference_update(released)
+        return [entry], {"releases": released} if released else {}
+
+    def fits(kind: str, value: Any) -> Any:
+        return restored(intent, value, None, a.step)
+
+    closed = await ask_person(
+        ex, a.branch, a.step, "settlement", prompt,
+        intention={"tool": intent.name, "arguments": intent.recording}, verbs=SETTLEMENT_VERBS, then=then, fits=fits,
+    )  # fmt: skip
+    a.is_open = False
+    verb = closed.answer["kind"]
+    if verb == "happened":
+        return RecordedOutcome(closed.seq, restored(intent, closed.answer.get("value"), None, a.step))
+    if verb == "stop":
+        await ex.recorded(closed.seq)
+        raise StepFailed(a.step, intent.name, stopped(closed.by, closed.comment))
+    a.granted = True
+    return None
+
+
+async def ask_person(
+    ex: Execution,
+    branch: Branch,
+    step: e.StepId,
+    waits_for: e.WaitFor,
+    prompt: str,
+    *,
+    intention: dict[str, Any],
+    verbs: tuple[str, ...],
+    before: list[Entry] | None = None,
+    then: Then | None = None,
+    fits: Callable[[str, Any], Any] | None = None,
+) -> Closed:
+    """Ask within a step that is not itself a wait."""
+    raise_if_intervened(ex, step)
+    facts = ex.log.fold.facts
+    told = through_codec(intention, at="intention", secret_key=ex.engine.secret_key)
+    bound = binding(ex.run_id, facts.generation, step, waits_for, intention=told, prompt=prompt)
+    wait = facts.waits.get(step)
+    if wait is None:
+        to, may = ex.asked_of.get(step, ((), None))
+        opened = e.WaitOpened(at=ex.now_us(), step=step, waits_for=waits_for, name=waits_for, to=to, digest=bound)
+        values = {"prompt": prompt, "intention": intention, "verbs": list(verbs)}
+        if may is not None:
+            values["may"] = may
+        asked = Entry(opened, values)
+        at = (await ex.write(*(before or ()), asked)).seq
+    else:
+        at = wait.opened
+        event: Any = ex.engine.log.event(ex.run_id, at)
+        asked, bound = Entry(event, ex.engine.log.data(ex.run_id, at)), event.digest
+    waiter = Waiter(step, waits_for, digest=bound, opened=at, then=then, fits=fits, asked=asked)
+    return await until(ex, branch, waiter)
+
+
+async def call_hook(ex: Execution, fn: Callable[..., Any], effect: Effect, *, step: e.StepId) -> Any:
+    """Call a reconciler or the like, which is no step of its own; a blocking one in a thread."""
+    fn = fn.fn if isinstance(fn, Tool) else fn
+    stand_in = ex.engine.stand_in
+    if stand_in is not None:
+        return await stand_in.aside(fn, effect, partial(_aside, ex, fn, effect, step))
+    return await _aside(ex, fn, effect, step)
+
+
+async def _aside(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.StepId) -> Any:
+    place = ToolStep(ex.run_id, step, 0, Key(effect.key), lambda _: None)
+    if is_async(fn):
+        token = HERE.set(place)
+        try:
+            return await fn(effect)
+        finally:
+            HERE.reset(token)
+    context = copy_context()
+    context.run(HERE.set, place)
+    live = ex.engine.live.begin(ex.run_id, step, getattr(fn, "__name__", "reconcile"))
+    applied = await waited_for(ex.engine.threads.start(lambda: fn(effect), context, live), None)
+    if applied.error is not None:
+        raise applied.error
+    return applied.value
+
+
+async def confirmed(a: StepExecution, value: Any) -> bool:
+    """Look at the world after an effect, and put on record what it shows."""
+    return await _confirmed(a.ex, a.intent, effect_of(a), value)
+
+
+async def stays_confirmed(ex: Execution, branch: Branch, past: Step, intent: Intent, value: Any) -> bool:
+    """On replay what was seen then; a process that died before it had looked has left that to us."""
+    looked = ex.record.of(past.id, e.EffectConfirmed)
+    if looked:
+        return bool(looked[-1][1].confirmed)
+    if intent.policy.confirm is None or not past.attempts or ex.record.goes_on(branch.path, branch.count):
+        return True
+    key = ex.record.event(past.attempts[0].started).key
+    effect = Effect(tool=intent.name, step=past.id, key=key, arguments=intent.arguments)
+    return await _confirmed(ex, intent, effect, value)
+
+
+async def _confirmed(ex: Execution, intent: Intent, effect: Effect, value: Any) -> bool:
+    assert intent.policy.confirm is not None
+    try:
+        seen = bool(await call_hook(ex, intent.policy.confirm, replace(effect, result=value), step=effect.step))
+    except Exception as error:
+        note = {"note": f"confirm failed, and counts as no: {describe(error)}"}
+        ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=effect.step, by="killick"), note))
+        seen = False
+    ex.behind(Entry(e.EffectConfirmed(at=ex.now_us(), step=effect.step, key=effect.key, confirmed=seen)))
+    return seen

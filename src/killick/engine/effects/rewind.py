@@ -1,0 +1,64 @@
+"""Takes a run back to a place in its time: an event, and nothing else. What it did to the world stays on its ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from killick.engine.effects.branch_point import Cut, cut
+from killick.engine.steps import waits
+from killick.errors import TimeRefused
+from killick.log.log import Log
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.store.protocol import OWN_AGENTS
+
+
+class Rewind(msgspec.Struct, frozen=True):
+    """A rewind as it is about to be appended."""
+
+    entry: Entry
+    rights: dict[str, Any]
+    label: str
+
+
+def rewind(log: Log, run: RunLog, to: str, *, at: int, by: str | None = None, because: str | None = None) -> Rewind:
+    """What takes a run back to a place. Nothing is written behind it: it must be at its head."""
+    refuse_own(run.fold.facts.agent, run.run)
+    if run.fold.facts.renewed_as is not None:
+        raise TimeRefused(run.run, f"goes on as {run.fold.facts.renewed_as}; rewind that, or fork this one")
+    found = cut(log, run.run, to, has_undone=bool(run.fold.facts.beside))
+    if found.seq <= run.base and run.base:
+        told = f"what is before @{run.base + 1} is of {run.fold.facts.forked_from}, which it is a fork of"
+        raise TimeRefused(run.run, f"{told}; fork that at {found.label}")
+    returned = _returned(log, run.run, found)
+    event = e.RunRewound(
+        at=at,
+        cut=found.seq,
+        generation=run.ledger.facts.generation + 1,
+        keep=found.keep,
+        returned=returned,
+        by=by,
+        files=run.ledger.files_from(found.seq) if run.ledger.facts.workspace is not None else None,
+    )
+    rights: dict[str, Any] = {"returns": returned} if returned else {}
+    return Rewind(Entry(event, {"because": because} if because else None), rights, found.label)
+
+
+def refuse_own(agent: str, run: str) -> None:
+    """Triggers, hooks and the like are logs of Killick's own, of which no code is run again."""
+    if agent.startswith(OWN_AGENTS):
+        raise TimeRefused(run, f"is a log of Killick's own ({agent}), not a run of an agent")
+
+
+def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
+    """The messages that were taken after the cut. Answers and commands were for what is left now."""
+    return tuple(
+        message.number
+        for message in log.store.messages(run)
+        if message.taken is not None
+        and message.taken > found.seq
+        and message.taken not in found.keep
+        and waits.goes_along(message)
+    )

@@ -1,0 +1,277 @@
+"""What the runs of a lineage did to the world, as one of them sees it: a run, its forks, theirs, and what each left.
+
+An effect is known by its key, whichever runs have it on record. A timeline stands on the keys that its steps started,
+went on under or adopted. Any other effect that happened may be adopted, once by each timeline. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from killick.errors import KillickError
+from killick.model import events as e
+from killick.model import ledger
+from killick.store.protocol import Head, Owner, UniqueRight, is_held
+
+if TYPE_CHECKING:
+    from killick.engine.execution import Branch, Execution
+
+ACTION: Final = "killick.action"
+"""The space of the rights to act once more in a lineage; no argument that is consumed can have that name."""
+
+_KNOWN_SECONDS: Final = 0.05
+
+
+class RecordedEffect(NamedTuple):
+    """One run's record of an effect, with the records that other runs of the lineage have under the same key."""
+
+    run: str
+    effect: ledger.Effect
+    others: tuple[RecordedEffect, ...] = ()
+
+    def is_of(self, run: str) -> bool:
+        """Whether a run has it on record itself."""
+        return self.run == run or any(each.run == run for each in self.others)
+
+
+class Member(NamedTuple):
+    """A run of the lineage as far as it was looked at."""
+
+    head: Head
+    effects: list[RecordedEffect]
+    children: list[ledger.Child]
+    forks: tuple[str, ...]
+    undone: frozenset[str]
+
+
+class RunTree:
+    """The lineage of a run that is in memory."""
+
+    def __init__(self, ex: Execution) -> None:
+        self._ex = ex
+        self._log = ex.engine.log
+        self._members: dict[str, Member] = {}
+        self._heads: dict[str, Head] = {}
+        self._numbers: dict[tuple[str, e.Digest], int] = {}
+        log = ex.log
+        # Not from the store: the run's first events may not be committed yet.
+        self.own = Head(run=log.run, seq=log.seq, hash=log.hash, epoch=log.epoch, base=log.base, parent=log.parent)
+        self._heads[ex.run_id] = self.own
+        fold, found = ex.log.fold, ex.log.ledger
+        places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
+        places |= {step.output: step.id for step in fold.steps if step.output}
+        self._standing: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
+        """The keys that this timeline stands on, with the steps that do."""
+        self._own: dict[str, int] = {}
+        """Where on the run's ledger a key is."""
+        self._left: list[int] = []
+        """What the run itself did and has left. That grows no more while it is in memory: what it does now stands."""
+        for index, effect in enumerate(found.effects):
+            self._own[effect.key] = index
+            step = next((places[seq] for seq in (effect.started, *effect.adopted) if seq in places), None)
+            if step is not None:
+                self._standing[effect.key] = step
+            elif effect.key not in self._standing and self._is_own(self.own, effect):
+                self._left.append(index)
+        self._noted = len(found.effects)
+        self._children = {child.run for child in found.children if child.spawned in places}
+        self._is_known = False
+
+    def stands_on(self, done: RecordedEffect, step: e.StepId) -> None:
+        """A step of this timeline has adopted it, or goes on under its key."""
+        self._standing[done.effect.key] = step
+
+    def leaves(self, done: RecordedEffect) -> None:
+        """It did not happen, so nothing stands on it; at another attempt it may."""
+        self._standing.pop(done.effect.key, None)
+
+    def _stands(self, key: str, step: e.StepId) -> bool:
+        """Whether another step of this timeline stands on a key. One that failed stands on nothing that it knows did
+        not happen, whatever another run did under that key since."""
+        by = self._standing.get(key)
+        if by is None or by == step:
+            return False
+        found, index = self._ex.log.fold.step(by), self._own.get(key)
+        if found is None or found.status not in ("failed", "cancelled"):
+            return True
+        return index is not None and self._ex.log.ledger.effects[index].status != "did_not_happen"
+
+    def left(self, tool: str, step: e.StepId) -> list[RecordedEffect]:
+        """Effects of a tool that happened, or may have, and that no other step of this timeline stands on, oldest
+        first: one a key."""
+        undone = self._look()
+        found: dict[str, list[RecordedEffect]] = {}
+        for done in self._records():
+            effect = done.effect
+            if effect.tool == tool and not effect.undoes and effect.key not in undone and self._may_be(effect):
+                found.setdefault(effect.key, []).append(done)
+        return [_merged(records) for key, records in found.items() if not self._stands(key, step)]
+
+    def stood(self, tool: str, identity: e.Digest, step: e.StepId) -> RecordedEffect | None:
+        """The first effect of an identity that happened and that another step of this timeline stands on."""
+        undone = self._look()
+        own = (RecordedEffect(self._ex.run_id, effect) for effect in self._ex.log.ledger.effects)
+        for done in chain(own, self._records()):
+            effect = done.effect
+            same = effect.tool == tool and effect.identity == identity and not effect.undoes
+            if same and effect.status == "happened" and effect.key not in undone and self._stands(effect.key, step):
+                return done
+        return None
+
+    def _may_be(self, effect: ledger.Effect) -> bool:
+        if effect.status in ("open", "in_doubt"):
+            return effect.attempts > self._ex.record.ruled_out.get(effect.key, 0)
+        return effect.status == "happened"
+
+    def _records(self) -> Iterator[RecordedEffect]:
+        for member in self._members.values():
+            if member.head.run == self._ex.run_id:
+                yield from (RecordedEffect(self._ex.run_id, self._ex.log.ledger.effects[index]) for index in self._left)
+            else:
+                yield from member.effects
+
+    def children(self, agent: str) -> list[tuple[str, ledger.Child]]:
+        """Runs of an agent that were spawned in the lineage and that this timeline does not have, with who did."""
+        self._look()
+        found = {
+            child.run: (member.head.run, child)
+            for member in reversed(self._members.values())
+            for child in reversed(member.children)
+            if child.agent == agent and child.run not in self._children
+        }
+        return list(found.values())[::-1]
+
+    def has_child(self, run: str) -> None:
+        """This timeline has it from now on."""
+        self._children.add(run)
+
+    def slot(self, tool: str, identity: e.Digest) -> UniqueRight | None:
+        """The right to do an action once more, which exists once in a lineage; None where there is no other run.
+
+        It is that of the last look: the first one that no act has which was seen then.
+        """
+        if not self.is_shared:
+            return None
+        root, number = next(iter(self._members)), self._numbers.get((tool, identity), 0)
+        while True:
+            claim = UniqueRight(ACTION, sha256("\0".join((root, tool, str(identity), str(number))).encode()).digest())
+            owner = self._log.store.owner(claim)
+            if owner is None or not self._is_seen(owner):
+                self._numbers[tool, identity] = number
+                return claim
+            number += 1
+
+    def _is_seen(self, owner: Owner) -> bool:
+        if owner.run == self._ex.run_id:
+            return True
+        member = self._members.get(owner.run)
+        if member is None:
+            return self._log.store.head(owner.run) is None
+        return owner.seq <= member.head.seq
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other runs, by the last look."""
+        return len(self._members) > 1
+
+    def is_at_work(self, done: RecordedEffect) -> str | None:
+        """Another run that a worker is at now and that has not come to an end with an effect."""
+        for each in (done, *done.others):
+            head = self._log.store.head(each.run) if each.run != self._ex.run_id else None
+            if head is not None and each.effect.status in ("open", "in_doubt") and is_held(self._log.store, head):
+                return each.run
+        return None
+
+    async def known(self, branch: Branch) -> None:
+        """A fork acts only when those that it was forked from know of it: from then on they look at what it did."""
+        from killick.engine.commands import command
+
+        if self._is_known:
+            return
+        ex, child = self._ex, self._head(self._ex.run_id)
+        while child.parent is not None:
+            parent, pause = child.parent, _KNOWN_SECONDS
+            body = {"command": "forked", "fork": child.run, "cut": child.base}
+            while not self._knows(parent, child.run):
+                try:
+                    if command(ex.engine, parent, body, by=None, id=f"forked:{child.run}"):
+                        break
+                except KillickError:
+                    break  # it is gone, or does not hold: it does nothing any more
+                await asyncio.sleep(ex.engine.clock.nap_seconds(pause))
+                ex.refuse(branch)
+                pause = min(pause * 2, 1.0)
+            child = self._head(parent)
+        self._is_known = True
+
+    def _knows(self, parent: str, fork: str) -> bool:
+        try:
+            return fork in self._log.ledger(parent).facts.forks
+        except KillickError:
+            return True
+
+    # looking ----------------------------------------------------------------------------------
+
+    def _look(self) -> set[str]:
+        """Bring what is known of every member up to date; returns the keys of what any of them undid."""
+        own = self._ex.log.ledger
+        for index in range(self._noted, len(own.effects)):
+            self._own[own.effects[index].key] = index
+            self._standing.setdefault(own.effects[index].key, own.effects[index].step)
+        self._noted = len(own.effects)
+        if self.own.parent is None and not own.facts.forks:
+            self._members = {self.own.run: self._read(self.own, own)}
+            return set(self._members[self.own.run].undone)
+        ancestors = [self._head(self._ex.run_id)]
+        while (parent := ancestors[-1].parent) is not None:
+            ancestors.append(self._head(parent))
+        names = [head.run for head in reversed(ancestors)]
+        members: dict[str, Member] = {}
+        while names:
+            run = names.pop(0)
+            member = None if run in members else self._member(run)
+            if member is not None:
+                members[run] = member
+                names += [fork for fork in member.forks if fork not in members]
+        self._members = members
+        return {key for member in members.values() for key in member.undone}
+
+    def _member(self, run: str) -> Member | None:
+        if run == self._ex.run_id:
+            return self._read(self.own, self._ex.log.ledger)
+        head = self._log.store.head(run)
+        if head is None:
+            return None
+        known = self._members.get(run)
+        if known is not None and known.head.seq == head.seq:
+            return known
+        return self._read(head, self._log.ledger(run))
+
+    def _read(self, head: Head, found: ledger.Ledger) -> Member:
+        is_other = head.run != self._ex.run_id
+        effects = [
+            RecordedEffect(head.run, effect) for effect in found.effects if is_other and self._is_own(head, effect)
+        ]
+        children = [child for child in found.children if child.spawned > head.base]
+        undone = frozenset(effect.key for effect in found.effects if effect.status == "undone")
+        return Member(head, effects, children, found.facts.forks, undone)
+
+    def _is_own(self, head: Head, effect: ledger.Effect) -> bool:
+        """Whether a run's own log says something of an effect, also of one that began before it was forked."""
+        return max(effect.started, effect.ended, *effect.adopted, 0) > head.base
+
+    def _head(self, run: str) -> Head:
+        """A run's head, of which only what never changes is of interest here."""
+        if run not in self._heads:
+            self._heads[run] = self._log.head(run)
+        return self._heads[run]
+
+
+def _merged(records: list[RecordedEffect]) -> RecordedEffect:
+    """What is known of one key from all records of it: it happened as soon as one of them says so."""
+    first, *others = sorted(records, key=lambda done: done.effect.status != "happened")
+    return first._replace(others=tuple(others))

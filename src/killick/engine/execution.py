@@ -1,0 +1,819 @@
+"""One run in memory: its log, its record, its branches, and the order in which they go on.
+
+Owns who may go on when, and what closes the handle. What a step does is the gate's; what wakes a wait is in waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import threading
+import types
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import cached_property, partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from killick.clock import Clock
+from killick.definitions.current import HERE
+from killick.definitions.rate_limit import Buckets
+from killick.definitions.registry import AnyAgent, InnerSteps, Resource
+from killick.engine.leases import Lease, Leases
+from killick.engine.replay import Record
+from killick.engine.signals import Interrupted, Signal, Stopped
+from killick.engine.steps import live_calls
+from killick.engine.steps.attempt import ToolInterceptor
+from killick.engine.steps.live_calls import LiveCall, LiveCalls
+from killick.engine.steps.threads import Threads
+from killick.engine.steps.workspace_hook import Files, Folders
+from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning
+from killick.ids import Ids
+from killick.log.log import Log
+from killick.log.writer import Entry, Hold, RunLog
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.store.protocol import Head, UniqueRight
+
+if TYPE_CHECKING:
+    from killick.engine.approval.approvals import CallAnswer
+    from killick.engine.approval.contracts_in_force import ContractsInForce
+    from killick.engine.context import Context
+    from killick.engine.effects.run_tree import RunTree
+    from killick.engine.steps.waits import Intervened, Waiter
+    from killick.llm.external import ExternalBranches
+
+logger: Final = get_logger("killick")
+
+_LIVE: Final = math.inf
+_PARKED_SECONDS: Final = 0.02
+_RELUCTANT_SECONDS: Final = 0.05
+_SIGNALS_MAX: Final = 8
+UNWIND_SECONDS: Final = 5.0
+
+
+class Engine:
+    """What all executions of a client share."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        clock: Clock,
+        ids: Ids,
+        holder: str,
+        build: Callable[[AnyAgent], e.Build],
+        lease_seconds: float = math.inf,
+        grace_seconds: float = 5.0,
+        stand_in: ToolInterceptor | None = None,
+        roles: Callable[[str], Iterable[str]] | None = None,
+    ) -> None:
+        self.log = log
+        self.clock = clock
+        self.ids = ids
+        self.holder = holder
+        self.build = build
+        self.lease_seconds = lease_seconds
+        self.grace_seconds = grace_seconds
+        self.stand_in = stand_in
+        self.roles = roles
+        """The roles that a person has, where somebody can tell."""
+        self.live = LiveCalls()
+        self._kept: dict[str, ReleasedRun] = {}
+        self._mutex = threading.Lock()
+        self.buckets = Buckets(clock)
+        self.threads = Threads()
+        self.resources = Resources()
+        self.leases = Leases(log.store, holder, clock)
+        self.folders = Folders(log.store)
+
+    @property
+    def secret_key(self) -> bytes:
+        return self.log.store.secret_key
+
+    def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
+        """Release a run. While a call of it lives here the lease is kept; what the call comes to is recorded first.
+
+        `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
+        """
+        with self._mutex:
+            if run in self._kept:
+                return
+            kept = self._kept[run] = ReleasedRun(epoch, left, dropped, self.live.of(run))
+        if kept.calls:
+            logger.warning("%s", StillRunning(run, kept.calls))
+        self.live.then(run, partial(self._release, run, kept))
+
+    def keeps(self, run: str) -> bool:
+        """Whether a run stays leased only because a call of it lives here."""
+        return run in self._kept
+
+    def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
+        """Go on with a run that is kept here: its head, and whether it was left in the middle. None: it is not."""
+        with self._mutex:
+            kept = self._kept.pop(run, None)
+        if kept is None:
+            return None
+        kept.dropped()
+        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
+            return None
+        return self.log.head(run), kept.left
+
+    def _release(self, run: str, kept: ReleasedRun) -> None:
+        with self._mutex:
+            if self._kept.get(run) is not kept:
+                return
+        try:
+            for call in kept.calls:
+                call.record_late()
+        except Exception as error:
+            logger.warning("%s: what a call came to could not be recorded: %s", run, error)
+        finally:
+            with self._mutex:
+                mine = self._kept.pop(run, None) is kept
+            if mine:
+                kept.dropped()
+                self.leases.release(run, kept.epoch, left=kept.left)
+
+
+class ReleasedRun(NamedTuple):
+    """A run that was let go while calls of it lived here."""
+
+    epoch: int
+    left: bool
+    dropped: Callable[[], object]
+    calls: Sequence[LiveCall]
+
+
+class Resources:
+    """Open resources, each once a loop: what is opened on one is often of no use on another."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    async def get(self, resource: Resource[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        place = id(resource), loop
+        if place in self._open:
+            return await asyncio.shield(self._open[place][1])
+        future: asyncio.Future[Any] = loop.create_future()
+        self._open[place] = resource, future
+        try:
+            opened: Any = resource.open()
+            future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
+        except BaseException as error:
+            del self._open[place]
+            future.set_exception(
+                error if isinstance(error, Exception) else KillickError(f"{resource.name}: not opened")
+            )
+            future.exception()
+            raise
+        return future.result()
+
+    async def close(self) -> None:
+        """Close what is open, the last one first. What belongs to a loop that is gone can only be let go."""
+        opened, self._open = list(self._open.items()), {}
+        for (_, loop), (resource, future) in reversed(opened):
+            if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:
+                continue
+            try:
+                closing = resource.close(future.result())
+                if asyncio.iscoroutine(closing):
+                    await closing
+            except Exception as error:
+                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
+                logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)
+
+
+class Written(NamedTuple):
+    """The seq of the last event that was written, and whether somebody cancelled meanwhile, which is to be obeyed."""
+
+    seq: int
+    cancelled: bool
+
+
+class Branch:
+    """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
+
+    __slots__ = (
+        "applying",
+        "awaited_by",
+        "count",
+        "execution",
+        "guest",
+        "inner",
+        "outer",
+        "path",
+        "scope",
+        "stopped",
+        "streaming",
+        "task",
+        "thread",
+        "told",
+    )
+
+    def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
+        self.execution = execution
+        self.path = path
+        self.scope = scope
+        self.count = 0
+        self.task: asyncio.Task[Any] | None = None
+        self.thread: int | None = None
+        self.applying: asyncio.Task[Any] | None = None
+        self.stopped: Stopped | None = None
+        self.streaming = False
+        self.told: CallAnswer | None = None
+        """What a person said of the last call, and changed in it."""
+        self.guest: str | None = None
+        """By what code that Killick did not start finds this branch again."""
+        self.inner: InnerSteps | None = None
+        """What the attempt that is open in this branch takes itself."""
+        self.outer: InnerSteps | None = None
+        """Those of the attempt whose code began this branch."""
+        self.awaited_by: list[InnerSteps] = []
+
+    @property
+    def within(self) -> e.StepId | None:
+        """The step in whose attempt the steps of this branch are taken."""
+        return None if self.outer is None else self.outer.step
+
+    def number(self) -> str:
+        self.count += 1
+        return f"{self.path}.{self.count}" if self.path else str(self.count)
+
+    @property
+    def position(self) -> str:
+        """Before which step the branch is."""
+        return f"{self.path}.{self.count + 1}" if self.path else str(self.count + 1)
+
+    @property
+    def in_agent(self) -> bool:
+        return True
+
+    @property
+    def replaying(self) -> bool:
+        return self.execution.record.goes_on(self.path, self.count)
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        return self.execution.run_id, self.position, None
+
+    @property
+    def over_at(self) -> int:
+        """Where the record says that the gather that this branch is part of came to its end; 0 where it did not."""
+        return 0 if self.scope is None else self.scope.over_at or self.scope.branch.over_at
+
+
+class Scope:
+    """A gather under way: its branches, and whether they may begin anything new."""
+
+    __slots__ = ("branch", "branches", "over_at", "running", "step", "winner")
+
+    def __init__(self, step: str, branch: Branch, *, over_at: int) -> None:
+        self.step = step
+        self.over_at = over_at
+        self.branch = branch
+        self.branches: list[Branch] = []
+        self.running = 0
+        self.winner: int | None = None
+        """Which branch of a `first` was first, where that is on record."""
+
+
+class InnerCaller(NamedTuple):
+    """Code of an attempt that awaits a branch, and can be told that it waits."""
+
+    inner: InnerSteps
+    branch: Branch
+    told: asyncio.Future[None]
+
+
+class Execution:
+    """A run while it is in memory."""
+
+    def __init__(self, engine: Engine, agent: AnyAgent, log: RunLog, record: Record, context: Context) -> None:
+        self.engine = engine
+        self.agent = agent
+        self.log = log
+        self.record = record
+        self.context = context
+        self.run_id = log.run
+        self.signal: Signal | None = None
+        self.stirred = asyncio.Event()
+        self.waiters: dict[e.StepId, Waiter] = {}
+        self.interventions: dict[e.StepId, Intervened] = {}
+        """Steps that somebody ended since this execution began."""
+        self.main: asyncio.Future[Any] | None = None
+        self.busy = 0
+        self.computing = 0
+        self.hosting = False
+        """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
+        self.hosted: ExternalBranches | None = None
+        self.at_close: Callable[[], object] = lambda: None
+        self.branches: set[Branch] = set()
+        self.inner_callers: list[InnerCaller] = []
+        self.lease: Lease | None = None
+        self.attempts = 0
+        """Attempts that are open right now: whoever only wants the run to leave lets them finish first."""
+        self.touch_after_us = 0
+        self.patches: dict[str, bool] = {}
+        facts = log.fold.facts
+        self.generation = facts.generation
+        left = log.ledger.facts
+        self.left_behind = bool(facts.generation or facts.forked_from or left.open or left.forks)
+        """Whether there may be effects that this timeline does not have: left by a rewind or a repair, or of a fork."""
+        self.fork_effects = facts.fork_effects
+        self.model = facts.model
+        self._turns: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._signals = 0
+        self._reluctant: asyncio.TimerHandle | None = None
+        self.on_child: Callable[[str], None] = lambda run: None
+        self.on_message: Callable[[str], object] = lambda run: None
+        self.input: Any = None
+        self.result: Any = None
+        self.received: Any = None
+        self.loop = asyncio.get_running_loop()
+        self.first_build: e.Build | None = None
+        self.diverged: tuple[str, str, str, tuple[str, str]] | None = None
+        self.diverged_at: str | None = None
+        self.progress: dict[e.StepId, Any] = {}
+        self._is_first = True
+        self.parked = False
+        self.took: set[int] = set()
+        self.asked_of: dict[e.StepId, tuple[tuple[str, ...], list[str] | None]] = {}
+        """By step, who had to agree to it: they are asked as well whatever else there is to ask about it."""
+        self.inflight: dict[tuple[str, e.Digest], asyncio.Future[None]] = {}
+        self.consuming: set[UniqueRight] = set()
+        """Rights that attempts of this execution took, of which the store may not know yet."""
+        self.transacting = asyncio.Lock()
+        self.after_death = False
+        """Whether the process before died, and the run has made no progress since."""
+        self.was_left = False
+        """Whether whoever had the run before did not come to rest."""
+        workspace = agent.options.workspace
+        self.files: Files | None = None
+        if workspace is not None and engine.stand_in is None:
+            self.files = Files(self, engine.folders.of(workspace, log.run, log.ledger))
+        self._ahead: tuple[Hold, asyncio.Event] | None = None
+        self._patient_until = 0.0
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the run works in; where it is only rehearsed or replayed, nothing is taken of it."""
+        if self.files is not None:
+            return self.files.path
+        declared = self.agent.options.workspace
+        return None if declared is None else declared.of(self.run_id).path
+
+    @cached_property
+    def judge(self) -> ContractsInForce:
+        """What its intentions are judged by."""
+        from killick.engine.approval.contracts_in_force import ContractsInForce
+
+        return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
+
+    @cached_property
+    def lineage(self) -> RunTree:
+        """The effects that count for this run besides its own."""
+        from killick.engine.effects.run_tree import RunTree
+
+        return RunTree(self)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether calls come from outside of any agent: a caller that gave one up may make it again."""
+        return self.hosted is not None and self.hosted.outside
+
+    # time and writing -------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        return self.engine.clock.now_us()
+
+    def behind(self, *entries: Entry, **rights: Any) -> int:
+        """Write without waiting; returns the seq of the last event."""
+        try:
+            return self.log.append_behind(*self._mended(entries), **rights)
+        except KillickError as error:
+            self._failed(error)
+        return self.log.seq
+
+    async def write(self, *entries: Entry, **rights: Any) -> Written:
+        """Write and wait until it holds, whoever cancels meanwhile."""
+        cancelled, seq = False, 0
+        try:
+            writing = self.log.append_begun(*self._mended(entries), **rights)
+            seq = writing.item.last[0]
+            if not writing.done or writing.error is not None:  # its commit may be over, and refused, already
+                cancelled = await self.log.settled(writing)
+        except KillickError as error:
+            self._failed(error)
+        return Written(seq, cancelled)
+
+    async def barrier(self) -> None:
+        """Everything written so far holds."""
+        try:
+            await self.log.barrier_soon()
+        except KillickError as error:
+            self._failed(error)
+
+    def _failed(self, error: KillickError) -> None:
+        """A commit failed: nothing more is applied. A value that cannot be stored is the caller's own error."""
+        from killick.errors import ValueRefused
+
+        if isinstance(error, ValueRefused):
+            raise error
+        self.close(Interrupted(self.log.failure or error), cut=True)
+        raise self.signal or error
+
+    def interrupted(self, error: KillickError) -> Signal:
+        """The store could not do what a step needs of it: that is no failure of the run, which goes on another time."""
+        self.close(Interrupted(error), cut=True)
+        assert self.signal is not None
+        return self.signal
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the run is still ours, by our own clock."""
+        return self.lease is None or self.engine.clock.monotonic() < self.lease.until
+
+    @property
+    def may_record(self) -> bool:
+        """Whether outcomes can still be recorded, though the handle may be closed: nothing is wrong with the store."""
+        cause = self.signal.cause if isinstance(self.signal, Interrupted) else None
+        lost = cause is not None and not isinstance(cause, StillRunning)
+        return not lost and self.is_ours and self.log.failure is None
+
+    def check_lease(self) -> None:
+        """Just before applying: is the run still ours?"""
+        if not self.is_ours:
+            self.close(Interrupted(LeaseLost(self.run_id)), cut=True)
+            assert self.signal is not None
+            raise self.signal
+
+    def was_diverged(self, step: e.StepId) -> bool:
+        """Whether the record says already that code and record disagree at this step, and nothing was written since."""
+        return self.diverged_at == step
+
+    def _mended(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """The first thing that is written after a divergence says that the code was mended."""
+        if self.diverged_at is None or isinstance(entries[0].event, e.RunTaken):
+            return entries
+        self.diverged_at = None
+        return (Entry(e.RunResumed(at=self.now_us(), by="killick"), {"because": "the code was mended"}), *entries)
+
+    def is_first_live(self) -> bool:
+        """True once: the first live step is durable before it begins, so that one that kills its process is known.
+
+        After a death all are: what such a process comes to is on record when the next one counts.
+        """
+        first, self._is_first = self._is_first, False
+        return first or self.after_death
+
+    async def still_wanted(self) -> None:
+        """Somebody cancelled. Was it the agent's own code, or does the loop end, or whoever drives the run?
+
+        In the latter case they are told in this turn or the next, and nothing more is written.
+        """
+        if await self.is_closing():
+            assert self.signal is not None
+            raise self.signal
+
+    async def is_closing(self) -> bool:
+        """Whether the handle is closed, or is within this turn of the loop or the next."""
+        if self.parked:
+            self.close(Interrupted())
+        for _ in range(3):
+            if self.signal is None:
+                await asyncio.sleep(0)
+        return self.signal is not None
+
+    # entering and leaving Run methods ----------------------------------------------------------
+
+    def branch_here(self) -> Branch:
+        """The branch whose code is running, or an error that says why there is none."""
+        branch = HERE.get()
+        if not isinstance(branch, Branch) or branch.execution is not self:
+            raise OutsideBranch(self.run_id, "a Run was used outside of its agent's own code")
+        return branch
+
+    def enter(self, branch: Branch, *, task: asyncio.Task[Any] | None = None) -> None:
+        if branch.thread is None:
+            if asyncio.current_task() is not branch.task:
+                raise OutsideBranch(self.run_id, "a Run was used in a task that Killick did not start")
+        elif task is not None:
+            branch.applying = task
+        if branch.streaming:
+            raise KillickError(f"{self.run_id}: a stream is still open; read it to its end before the next step")
+        if self.hosting and branch.guest is None and branch.scope is None:
+            raise KillickError(
+                f"{self.run_id}: in a run.hosting block steps are the host's; use host.call, or leave it"
+            )
+        if self.signal is not None or branch.stopped is None or not self._left_open(branch):
+            self.refuse(branch)
+        self.computing -= 1
+
+    def _left_open(self, branch: Branch) -> bool:
+        """Whether a process that died left an attempt open in a branch: though it begins nothing new any more, what
+        became of that is found out first."""
+        inside = f"{branch.path}."
+        return any(step.startswith(inside) and self.is_open(step) for step in self.record.open)
+
+    def is_open(self, step: e.StepId) -> bool:
+        """Whether an attempt of a step is open, so that it may have reached the world."""
+        found = self.log.fold.step(step)
+        return found is not None and bool(found.attempts) and not found.attempts[-1].ended and not found.ended
+
+    def leave(self, branch: Branch) -> None:
+        self.computing += 1
+
+    def refuse(self, branch: Branch) -> None:
+        """Raise what closed the handle, or what stopped the branch."""
+        if self.signal is not None:
+            raise self.signal
+        if branch.stopped is not None:
+            raise branch.stopped
+
+    async def refused_again(self) -> None:
+        """Code that catches every signal and goes on would never end: after a while it is never heard again."""
+        self._signals += 1
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Such code is being collected, after its loop: giving back control is all that ends it.
+            await _suspended()
+            return
+        if self._signals > _SIGNALS_MAX:
+            await loop.create_future()
+        await asyncio.sleep(0)
+
+    # whose turn it is --------------------------------------------------------------------------
+
+    async def turn(self, seq: float = _LIVE, *, whatever: bool = False) -> None:
+        """Wait until everything that is on record before a seq has been played; live work waits for all of it.
+
+        With `whatever`, also until the code of other branches came to its next step or its end.
+        """
+        if self.is_solo or self.hosting:
+            return
+        if not whatever and not self.record.unplayed and (seq is _LIVE or not (self._turns or self._is_threaded)):
+            self.pass_on()
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._turns, (seq, next(self._order), future))
+        if self.computing == 0:
+            self._next_turn()
+        elif not self._is_threaded:
+            self._insist()
+        await future
+        self.computing -= 1
+        if seq is _LIVE:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """This branch is about to do something that takes a while: the next has its turn."""
+        if self._turns and not self.computing:
+            self._next_turn()
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether there is one line of code only, so that no order has to be kept."""
+        return len(self.branches) == 1
+
+    @property
+    def _is_threaded(self) -> bool:
+        return not self.agent.is_async
+
+    def _next_turn(self) -> None:
+        while self._turns:
+            future = heapq.heappop(self._turns)[2]
+            if not future.done():
+                self.computing += 1
+                future.set_result(None)
+                break
+        if self._turns and not self._is_threaded:
+            self._insist()
+
+    def _insist(self) -> None:
+        """A branch that awaits something of its own looks as if it computed for ever: give the next its turn anyway."""
+        if self._reluctant is None:
+            loop = asyncio.get_running_loop()
+            self._reluctant = loop.call_later(_RELUCTANT_SECONDS, self._insisted)
+
+    def _insisted(self) -> None:
+        self._reluctant = None
+        if self._turns and self.signal is None:
+            self._next_turn()
+
+    def played(self, seq: int) -> None:
+        """A recorded outcome was given to the code."""
+        self.record.unplayed -= not self.hosting
+        self.context.see(seq)
+
+    @contextmanager
+    def hears(self, hold: Hold) -> Generator[None]:
+        """While a step ends in a transaction, whose commit is on record before this loop hears of it."""
+        heard = asyncio.Event()
+        self._ahead = hold, heard
+        try:
+            yield
+        finally:
+            self._ahead = None
+            heard.set()
+
+    async def recorded(self, seq: int) -> None:
+        """An outcome is on record now: it becomes the code's when its turn comes."""
+        if self._ahead is not None:
+            hold, heard = self._ahead
+            if hold.seq is not None and hold.seq < seq:
+                await heard.wait()
+        if self._is_threaded or self.record.unplayed:
+            await self.turn(seq)
+        self.context.see(seq)
+
+    # waiting -----------------------------------------------------------------------------------
+
+    def rests(self) -> None:
+        """A branch waits for something outside."""
+        self.busy -= 1
+        if self.busy == 0:
+            self.stirred.set()
+
+    def wakes(self) -> None:
+        self.busy += 1
+
+    async def until_taken(self) -> None:
+        """Nothing can be written of a run that was let go meanwhile: until it is taken again, or leaves memory."""
+        while self.parked and self.signal is None:
+            await asyncio.sleep(_PARKED_SECONDS)
+
+    # attempts whose code takes steps ------------------------------------------------------------
+
+    def awaits(self, inner: InnerSteps, branch: Branch) -> None:
+        """Code of an attempt awaits a branch: the attempt does nothing else, and rests when that rests."""
+        branch.awaited_by.append(inner)
+        inner.running += 1
+        if inner.running == 1:
+            if inner.live is not None:
+                inner.live.rest()
+            self.rests()
+
+    def awaits_no_more(self, inner: InnerSteps, branch: Branch) -> None:
+        if inner in branch.awaited_by:
+            branch.awaited_by.remove(inner)
+            inner.running -= 1
+            if not inner.running and inner.is_open:
+                if inner.live is not None:
+                    inner.live.stir()
+                self.wakes()
+
+    def attempt_over(self, inner: InnerSteps) -> None:
+        """The code of an attempt came to its end, whatever it has begun and not awaited."""
+        inner.is_open = False
+        if inner.running:
+            self.wakes()
+
+    def tell_inner_callers(self) -> bool:
+        """Everything rests: tell code inside of attempts that its steps wait, the innermost first. False: no such code.
+
+        The steps go on waiting. What the code makes of it decides what becomes of its attempt.
+        """
+        told = [each for each in self.inner_callers if each.branch.inner is None or not each.branch.inner.running]
+        for caller in told:
+            self.awaits_no_more(caller.inner, caller.branch)
+            if not caller.told.done():
+                caller.told.set_result(None)
+        return bool(told)
+
+    async def until_over(self, steps: Iterable[e.StepId]) -> None:
+        """Until steps that were begun here are over, or the handle is closed."""
+        wanted, inner = set(steps), InnerSteps("", None, None, None)
+        branches = [branch for branch in self.branches if f"{branch.path}.1" in wanted and branch.task is not None]
+        for branch in branches:
+            self.awaits(inner, branch)
+        try:
+            if branches:
+                await asyncio.wait({branch.task for branch in branches if branch.task is not None})
+        finally:
+            for branch in branches:
+                self.awaits_no_more(inner, branch)
+
+    async def rest(self, seconds: float | None) -> bool:
+        """Until the agent ended or every branch waits or something came; False when the time was up first."""
+        if self.stirred.is_set():
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.stirred.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # closing -----------------------------------------------------------------------------------
+
+    def close(self, signal: Signal, *, cut: bool = False) -> None:
+        """Close the handle: waits end with the signal now, other branches meet it at their next step.
+
+        With `cut` running tools are cancelled; otherwise open attempts finish first.
+        """
+        if self.signal is None:
+            self._patient_until = self.loop.time() + live_calls.ABANDON_SECONDS
+        if self.signal is None or isinstance(signal, Interrupted):
+            self.signal = signal
+        for waiter in self.waiters.values():
+            if not waiter.future.done():
+                self.wakes()
+                _told(waiter.future, self.signal)
+        for _, _, future in self._turns:
+            if not future.done():
+                self.computing += 1
+                _told(future, self.signal)
+        self._turns.clear()
+        self.at_close()
+        if cut:
+            for branch in self.branches:
+                task = branch.applying or branch.task
+                if task is not None and task is not asyncio.current_task():
+                    task.cancel()
+        self.stirred.set()
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long threads are still waited for, since the handle was closed."""
+        return max(self._patient_until - self.loop.time(), 0.0)
+
+    async def unwind(self) -> None:
+        """Let the agent's code leave its blocks. Whatever it does there is refused; whatever it returns is dropped."""
+        if self.main is None or self.main.done():
+            return
+        # A thread that is at work cannot be cancelled: its attempt waits for it, and records what it comes to.
+        more = self.patience_seconds if self.engine.live.of(self.run_id) else 0.0
+        done, _ = await asyncio.wait({self.main}, timeout=UNWIND_SECONDS + more)
+        if not done:
+            for branch in self.branches:
+                if branch.task is not None:
+                    branch.task.cancel()
+            await asyncio.wait({self.main}, timeout=0.1)
+
+    # starting code -----------------------------------------------------------------------------
+
+    def start(self, branch: Branch, code: Callable[[], Any], *, on_loop: bool = False) -> asyncio.Future[Any]:
+        """Run a branch's code: on the loop, or in a thread of its own."""
+        self.branches.add(branch)
+        self.busy += 1
+        self.computing += 1
+        context = copy_context()
+        context.run(HERE.set, branch)
+        if self.agent.is_async or on_loop:
+            task = asyncio.get_running_loop().create_task(_awaited(code), context=context)
+            branch.task = task
+            future: asyncio.Future[Any] = task
+        else:
+            branch.thread = -1
+
+            def begin() -> Any:
+                branch.thread = threading.get_ident()
+                return code()
+
+            future = self.engine.threads.start(begin, context).future
+        future.add_done_callback(partial(self._ended, branch))
+        return future
+
+    def _ended(self, branch: Branch, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # looked at here, because nobody awaits the branches of a run that was parked
+        self.branches.discard(branch)
+        for inner in tuple(branch.awaited_by):
+            self.awaits_no_more(inner, branch)
+        self.computing -= 1
+        self.busy -= 1
+        if branch.scope is not None:
+            branch.scope.running -= 1
+            if not branch.scope.running:
+                # The branch that gathered goes on, and asks for its own turn before anybody else has one.
+                self.busy += 1
+                self.computing += 1
+        if self.busy == 0:
+            self.stirred.set()
+        if self._turns and not self.computing:
+            self._next_turn()
+
+
+@types.coroutine
+def _suspended() -> Generator[None, None, None]:
+    yield
+
+
+async def _awaited(code: Callable[[], Any]) -> Any:
+    made = code()
+    return await made if hasattr(made, "__await__") else made
+
+
+def _told(future: asyncio.Future[Any], signal: Signal) -> None:
+    """End a wait with a signal. Where whoever waited is gone, nobody has to hear of it."""
+    future.set_exception(signal)
+    future.exception()

@@ -1,0 +1,158 @@
+"""What a command comes to, decided from the record alone: the events that carry it out, or why it cannot be.
+
+Touches no store. Overrides and skips nothing that is open or over: what was tried is settled by an answer, what is over
+by going back or another way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from killick.definitions.registry import TOOLS
+from killick.engine.replay import OVER
+from killick.errors import AnswerRefused, ContextStale, ValueRefused
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.fold import OUT_OF_BAND, Facts, Fold, Step, Wait
+from killick.model.typed import convert
+
+Body = dict[str, Any]
+
+SKIPPED: Final = "killick.Skipped"
+_TYPES: Final = (SKIPPED, "killick.errors.Skipped", "killick.errors.StepFailed")
+
+
+def entries_of(fold: Fold, body: Body, *, by: str | None, at: int) -> list[Entry]:
+    """A command as the events that carry it out. AnswerRefused, ContextStale: it cannot be."""
+    because = {"because": body["because"]} if body.get("because") else None
+    match body["command"]:
+        case "pause":
+            return [Entry(e.RunPaused(at=at, by=by), because)]
+        case "cancel":
+            return [Entry(e.CancelRequested(at=at, by=by, compensate=bool(body.get("compensate"))), because)]
+        case "prioritize":
+            return [Entry(e.RunPrioritized(at=at, by=by, priority=body["priority"]), because)]
+        case "note":
+            return [Entry(e.NoteMade(at=at, by=by or "somebody"), {"note": body["note"]})]
+        case "set":
+            return [_context_changed(fold, body, by or "somebody", at, because or {})]
+        case "override":
+            return _overridden(fold, body, by, at, because or {})
+        case "skip":
+            return _skipped(fold, body, by, at)
+        case "retry":
+            told = body.get("because") or f"{by or 'somebody'} said to go on now"
+            return [Entry(e.StepDelayed(at=at, step=_delayed(fold, body).id, until=at, because=told, by=by))]
+        case "forked":
+            return [Entry(e.ForkMade(at=at, run=body["fork"], cut=body["cut"], by=by))]
+        case _:
+            return []
+
+
+def _context_changed(fold: Fold, body: Body, by: str, at: int, because: Body) -> Entry:
+    version, saw = fold.facts.context_version, body.get("saw")
+    if saw is not None and saw != version:
+        raise ContextStale(fold.facts.run, saw=saw, version=version, changes=())
+    changed = e.ContextChanged(at=at, version=version + 1, saw=version if saw is None else saw, by=by)
+    return Entry(changed, {"set": body["set"], "unset": list(body.get("unset") or ()), **because})
+
+
+def _overridden(fold: Fold, body: Body, by: str | None, at: int, because: Body) -> list[Entry]:
+    step = _pending(fold, body, "override")
+    wait, output = fold.facts.waits.get(step.id), body["output"]
+    if step.sort == "child" or (wait is not None and wait.waits_for == "time"):
+        what = "a run cannot be made up" if step.sort == "child" else "a sleep has no result"
+        raise AnswerRefused(fold.facts.run, f"step {step.id}: {what}; skip it")
+    # A message to another run is a tool's step, too, and has no effect of its own.
+    tool = TOOLS.get(step.name) if step.sort == "tool" and step.effect is not None else None
+    if tool is not None and tool.returns is not Any:
+        try:
+            convert(output, tool.returns, at=f"step {step.id} ({tool.name})")
+        except ValueRefused as misfit:
+            raise AnswerRefused(fold.facts.run, str(misfit)) from None
+    if step.sort == "wait" and wait is not None:
+        # As what ends such a wait would have it, so that the code takes it for that.
+        if wait.waits_for == "answer":
+            output = {"kind": "respond", "value": output}
+        elif wait.waits_for == "child":
+            output = {"status": "completed", "result": output, "failure": None}
+    event = e.StepOverridden(at=at, step=step.id, by=by or "somebody")
+    return [*_voided(step, wait, by, at), Entry(event, {"output": output, **because})]
+
+
+def _skipped(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
+    step = _pending(fold, body, "skip")
+    wait, because = fold.facts.waits.get(step.id), body.get("because")
+    if step.sort == "wait" and wait is not None:
+        return [Entry(e.WaitClosed(at=at, step=step.id, how="skipped", by=by), {"comment": because} if because else {})]
+    event = e.StepEnded(at=at, step=step.id, outcome="failed", by=by or "somebody")
+    return [*_voided(step, wait, by, at), Entry(event, {"failure": skip_failure(by, because)})]
+
+
+def _voided(step: Step, wait: Wait | None, by: str | None, at: int) -> list[Entry]:
+    """What people were asked within a step is of no interest any more."""
+    if wait is None or step.sort == "wait":
+        return []
+    return [Entry(e.WaitClosed(at=at, step=step.id, how="voided", by=by))]
+
+
+def skip_failure(by: str | None, because: Any) -> Failure:
+    """What a step that was skipped failed with."""
+    told = f": {because}" if because else ""
+    return Failure("error", SKIPPED, _TYPES, f"skipped by {by or 'somebody'}{told}", details={"by": by})
+
+
+def _delayed(fold: Fold, body: Body) -> Step:
+    """The step that sits out a delay."""
+    run, facts = fold.facts.run, fold.facts
+    if body.get("step"):
+        step = _pending(fold, body, "retry")
+        if step.status != "delayed":
+            raise AnswerRefused(run, f"step {step.id} ({step.name}) sits out no delay; it is {_where(step, facts)}")
+        return step
+    found = [step for index in facts.pending.values() if (step := fold.steps[index]).status == "delayed"]
+    if len(found) == 1:
+        return _pending(fold, {**body, "step": found[0].id}, "retry")
+    if found:
+        raise AnswerRefused(run, f"several steps sit out a delay; name one of {', '.join(step.id for step in found)}")
+    raise AnswerRefused(run, f"no step sits out a delay; the run is {facts.status}")
+
+
+def _pending(fold: Fold, body: Body, verb: str) -> Step:
+    """A step that is not over and not open, of which nobody can say yet what it comes to."""
+    run, facts, named = fold.facts.run, fold.facts, str(body["step"])
+    step = fold.step(named)
+
+    def refuse(reason: str) -> AnswerRefused:
+        return AnswerRefused(run, f"step {named}{f' ({step.name})' if step is not None else ''} {reason}")
+
+    if step is None:
+        raise refuse(f"is not there; `killick show {run}` lists the steps")
+    if step.status in OVER:
+        raise refuse(
+            f"is over ({step.status}); to have it otherwise, take the run back (rewind to {named}:before) or fork it "
+            f"(at {named}:after, with another output)"
+        )
+    if step.sort == "scope":
+        raise refuse(f"holds others, such as {_inside(fold, named)}; {verb} one of those")
+    if facts.cancelling:
+        raise refuse("is of a run that is being cancelled")
+    if verb != "retry" and (step.sort == "undo" or named.startswith(OUT_OF_BAND)):
+        raise refuse("undoes another one, and goes its own way")
+    wait = facts.waits.get(named)
+    if step.status == "in_doubt" or (wait is not None and wait.waits_for == "settlement"):
+        raise refuse("is in doubt: say whether it happened first, by answering happened, not or stop")
+    if step.attempts and not step.attempts[-1].ended and step.status != "intended":
+        raise refuse("is being tried; wait until that is over, or, when its process is gone, let the run go on first")
+    return step
+
+
+def _inside(fold: Fold, scope: e.StepId) -> str:
+    inside = [name for name in fold.facts.pending if name.startswith(f"{scope}.")]
+    return ", ".join(inside[:3]) or "those that it is yet to begin"
+
+
+def _where(step: Step, facts: Facts) -> str:
+    wait = facts.waits.get(step.id)
+    return f"waiting for {wait.waits_for} {wait.name}".strip() if wait is not None else step.status

@@ -1,0 +1,172 @@
+"""Keeps the leases of the runs that this process holds for a time, all of them at once, and tells which were lost.
+
+A thread does it, so that code which holds up a loop loses nothing by that. What a lease is for is others' business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from killick.clock import Clock, SystemClock
+from killick.errors import EpochStale, KillickError, LeaseLost, LogError, StoreClosed, StoreError
+from killick.logger import get_logger
+from killick.store.protocol import Store
+
+logger: Final = get_logger("killick")
+
+LEASE_SECONDS: Final = 30.0
+"""How long a lease lasts unless it is kept, where nothing else is said."""
+
+_SHARE: Final = 3
+"""A lease is kept when a third of its time is gone, so that two failures in a row do not lose it."""
+
+
+Lost = Callable[[LogError], None]
+
+
+class Lease:
+    """The right to advance one run: for as long as `until` lies ahead on our own monotonic clock."""
+
+    __slots__ = ("epoch", "lost", "run", "seconds", "until")
+
+    def __init__(self, run: str, epoch: int, *, seconds: float, until: float, lost: Lost) -> None:
+        self.run = run
+        self.epoch = epoch
+        self.seconds = seconds
+        self.until = until
+        self.lost = lost
+
+
+class Leases:
+    """The leases of one holder."""
+
+    def __init__(self, store: Store, holder: str, clock: Clock) -> None:
+        self._store = store
+        self._holder = holder
+        self._clock = clock
+        self._held: dict[str, Lease] = {}
+        self._unreleased: dict[tuple[str, int], bool] = {}
+        self._mutex = threading.Lock()
+        self._keeping = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def hold(self, run: str, epoch: int, *, seconds: float, since: float, lost: Lost) -> Lease:
+        """A lease taken at `since`, to be kept from now on. `lost` is told when it could not be, in any thread."""
+        lease = Lease(run, epoch, seconds=seconds, until=since + seconds, lost=lost)
+        if not math.isinf(seconds):
+            with self._mutex:
+                self._held[run] = lease
+                self._begin()
+        return lease
+
+    def drop(self, lease: Lease) -> None:
+        """Keep a lease no longer."""
+        with self._mutex:
+            if self._held.get(lease.run) is lease:
+                del self._held[lease.run]
+
+    def release(self, run: str, epoch: int, *, left: bool = False) -> None:
+        """Let a run go in the store. Where the store cannot do that now, it is tried again until it can: a run that
+        nobody here is at must not stay ours."""
+        with self._mutex:
+            self._unreleased[run, epoch] = left
+        self._release()
+
+    def await_release(self, run: str) -> None:
+        """Raise the store's error while a run that we want to take is still to be let go."""
+        with self._mutex:
+            waiting = any(named == run for named, _ in self._unreleased)
+        if waiting and (error := self._release()) is not None:
+            raise error
+
+    def look(self) -> None:
+        """Keep what has used up its share of time, tell whoever lost theirs, and let go of what could not be before."""
+        if self._unreleased:
+            self._release()
+        now = self._clock.monotonic()
+        with self._mutex:
+            wanted = any(lease.until - now < lease.seconds * (1 - 1 / _SHARE) for lease in self._held.values())
+        if wanted and self._keeping.acquire(blocking=False):
+            try:
+                self._keep()
+            finally:
+                self._keeping.release()
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        # A clock that somebody moves by hand is looked at by whoever drives the run.
+        if self._thread is None and isinstance(self._clock, SystemClock):
+            self._thread = threading.Thread(target=self._keep_on, name="killick-leases", daemon=True)
+            self._thread.start()
+
+    def _release(self) -> StoreError | None:
+        """Let go of what is to be let go. Returns why some of it could not be."""
+        failed: StoreError | None = None
+        with self._mutex:
+            unreleased = list(self._unreleased.items())
+        for (run, epoch), left in unreleased:
+            try:
+                self._store.release(run, epoch=epoch, holder=self._holder, left=left)
+            except StoreClosed:
+                pass  # its locks are gone with it
+            except StoreError as error:
+                failed = error
+                continue
+            except KillickError:
+                pass  # it is not ours any more
+            with self._mutex:
+                self._unreleased.pop((run, epoch), None)
+        if failed is not None:
+            with self._mutex:
+                self._begin()
+        return failed
+
+    def _keep(self) -> None:
+        with self._mutex:
+            held = list(self._held.values())
+        if not held:
+            return
+        seconds = max(lease.seconds for lease in held)
+        since = self._clock.monotonic()
+        try:
+            kept = self._store.keep(self._holder, [lease.run for lease in held], seconds=seconds)
+            lost = [lease for lease in held if kept.get(lease.run) != lease.epoch]
+            heads = {lease.run: self._store.head(lease.run) for lease in lost}
+        except Exception as error:  # the thread that keeps leases must outlive whatever one try meets
+            logger.warning("leases of %s could not be kept, and are tried again: %s", self._holder, error)
+            return
+        for lease in held:
+            head = heads.get(lease.run)
+            if lease.run not in heads:
+                lease.until = since + seconds
+            elif head is not None and self._held.get(lease.run) is lease:
+                # A run that is not written yet has no head, and nobody could have taken it.
+                self.drop(lease)
+                taken = head.epoch != lease.epoch
+                reason: LogError = (
+                    EpochStale(lease.run, held=lease.epoch, actual=head.epoch) if taken else LeaseLost(lease.run)
+                )
+                # A listener that fails, say because its loop was closed, keeps no other from hearing.
+                with contextlib.suppress(Exception):
+                    lease.lost(reason)
+
+    def _keep_on(self) -> None:
+        while not self._stop.wait(self._nap_seconds()):
+            self.look()
+
+    def _nap_seconds(self) -> float:
+        with self._mutex:
+            shortest = min((lease.seconds for lease in self._held.values()), default=1.0)
+        return min(shortest / _SHARE / 2, 5.0)

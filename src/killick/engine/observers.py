@@ -1,0 +1,446 @@
+"""Tells whoever looks on what runs do here, as they do it: stretches, attempts, waits, rejections.
+
+It hears what is written. What is replayed writes nothing, so nobody is told of it. Decides nothing, writes nothing, and
+an observer that fails is logged and costs the run nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from killick.engine.failures import describe
+from killick.engine.replay import OVER
+from killick.errors import KillickError
+from killick.log.writer import Entry
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model.failure import Failure
+
+if TYPE_CHECKING:
+    from killick.definitions.registry import ToolStep
+    from killick.engine.execution import Execution
+    from killick.engine.outcome import RunOutcome
+    from killick.engine.steps.intention import Intent
+
+logger: Final = get_logger("killick")
+
+_TRACE_WITHIN: Final = 8
+"""Among how many of a run's first events the trace is looked for that it belongs to."""
+
+_INTENDED_MAX: Final = 256
+"""How many intentions of a run are remembered that nothing came of yet."""
+
+_ATTEMPTED: Final = frozenset({"tool", "model", "undo"})
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+# what is told -------------------------------------------------------------------------------------
+
+
+class RunSpan:
+    """What a run does here from being taken to being let go: until it ends, waits, is paused or interrupted."""
+
+    def __init__(self, run: str, agent: str, taken: e.RunTaken) -> None:
+        self.run = run
+        self.agent = agent
+        self.began_us = taken.at
+        self.epoch = taken.epoch
+        self.build = taken.build
+        self.holder = taken.holder
+        self.parent: str | None = None
+        """The run that spawned it."""
+        self.trace: str | None = None
+        """What its record says of the trace that it belongs to, in W3C's form."""
+        self.begins = False
+        """Whether the run itself begins with it."""
+        self.replayed = 0
+        """How many steps came from the record."""
+        self.ended_us = 0
+        self.status = "interrupted"
+        """How it was let go: completed, failed, cancelled, renewed, waiting, paused, diverged, left or interrupted."""
+        self.failure: Failure | None = None
+        self.kept: dict[object, Any] = {}
+        """For each observer what it wants to find here again."""
+
+
+class Attempt:
+    """One try of a tool or a model. `arguments` and `output` are as they are on record."""
+
+    def __init__(self, run: str, agent: str, stretch: RunSpan | None, started: e.AttemptStarted) -> None:
+        self.run = run
+        self.agent = agent
+        self.stretch = stretch
+        self.step = started.step
+        self.number = started.attempt
+        self.key = started.key
+        self.began_us = started.at
+        self.name = ""
+        self.sort: e.Sort = "tool"
+        self.effect: e.EffectClass | None = None
+        self.verdict: e.Verdict | None = None
+        self.asked = False
+        """Whether people had to agree to it."""
+        self.arguments: Mapping[str, Any] = _NOTHING
+        self.fn: Callable[..., Any] | None = None
+        """What is called, once it is."""
+        self.ended_us = 0
+        self.outcome: e.Outcome | None = None
+        """None where the process let go of the run before it ended."""
+        self.limited = False
+        self.retry_at: int | None = None
+        self.usage: e.Usage | None = None
+        self.reply: str | None = None
+        """The class of a model's reply, by its stored name."""
+        self.output: Any = None
+        self.failure: Failure | None = None
+        self.kept: dict[object, Any] = {}
+
+
+class Waited:
+    """A wait that was opened, maybe by another process, and how it closed."""
+
+    def __init__(self, run: str, agent: str, stretch: RunSpan | None, step: e.StepId, opened_us: int) -> None:
+        self.run = run
+        self.agent = agent
+        self.stretch = stretch
+        self.step = step
+        self.opened_us = opened_us
+        self.waits_for: e.WaitFor = "answer"
+        self.name = ""
+        self.tool: str | None = None
+        """What people are asked about, where it is a call that they are to agree to."""
+        self.rule: str | None = None
+        self.deadline: int | None = None
+        self.rounds = 0
+        self.closed_us = 0
+        self.how: e.WaitEnd | None = None
+        self.by: str | None = None
+        self.answer: Any = None
+
+
+class Observer:
+    """Whoever looks on. Every method does nothing unless it is overridden, and must be quick: the run waits for it.
+
+    They are called on the loop that advances the run; an attempt that commits with a transaction ends in a thread.
+    """
+
+    def trace(self) -> str | None:
+        """The trace that whoever starts a run here is in, in W3C's form; it goes on record."""
+        return None
+
+    def began(self, stretch: RunSpan) -> str | None:
+        """A run was taken; returns the trace of this, in W3C's form, which goes on record."""
+        return None
+
+    def ended(self, stretch: RunSpan) -> None:
+        """A run was let go."""
+
+    def attempted(self, attempt: Attempt) -> None:
+        """An attempt began."""
+
+    def applying(self, attempt: Attempt) -> AbstractContextManager[Any]:
+        """Entered around what an attempt calls, in its own context."""
+        return nullcontext()
+
+    def came(self, attempt: Attempt) -> None:
+        """An attempt is over, and something came of it, or nothing."""
+
+    def waits(self, wait: Waited) -> None:
+        """A wait was opened."""
+
+    def waited(self, wait: Waited) -> None:
+        """A wait closed."""
+
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+        """A contract rejected an intention."""
+
+
+_observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """From now on the observer is told of every run that is advanced in this process, also by clients that are open
+    already; returns how to stop that. What is only rehearsed or replayed is never told."""
+    _observers.append(observer)
+
+    def stop() -> None:
+        if observer in _observers:
+            _observers.remove(observer)
+
+    return stop
+
+
+def is_observed() -> bool:
+    """Whether anybody looks on."""
+    return bool(_observers)
+
+
+def trace_here() -> str | None:
+    """The trace that the code is in that starts a run, where an observer knows of one."""
+    for observer in _observers:
+        with _harmless():
+            if (trace := observer.trace()) is not None:
+                return trace
+    return None
+
+
+@contextmanager
+def _harmless() -> Generator[None]:
+    """What an observer does wrong is not the run's fault."""
+    try:
+        yield
+    except Exception:
+        _excuse()
+
+
+def _excuse() -> None:
+    logger.warning("an observer failed, and the run goes on", exc_info=True)
+
+
+# hearing ------------------------------------------------------------------------------------------
+
+
+def watch(ex: Execution) -> Watch | None:
+    """Hear what an execution writes, where anybody looks on."""
+    if not _observers or ex.engine.stand_in is not None:
+        ex.log.hearing = None
+        return None
+    known = ex.log.hearing
+    if not isinstance(known, Watch):
+        known = ex.log.hearing = Watch(ex)
+    known.ex = ex
+    return known
+
+
+def taken(ex: Execution, event: e.RunTaken, *, started: e.RunStarted | None = None, warm: bool = False) -> e.RunTaken:
+    """A run is taken: the event as it is to be written, with the trace of the stretch that begins."""
+    found = watch(ex)
+    trace = None if found is None else found.begin(event, started, warm=warm)
+    return event if trace is None else replace(event, trace=trace)
+
+
+def let_go(ex: Execution | None, advanced: RunOutcome | None = None, *, error: BaseException | None = None) -> None:
+    """A run is let go. One that waits in memory is heard again when it is taken again."""
+    if ex is not None and isinstance(ex.log.hearing, Watch):
+        ex.log.hearing.let_go(advanced, error)
+
+
+def applying(ex: Execution, place: ToolStep, intent: Intent) -> AbstractContextManager[Any]:
+    """Around what an attempt calls."""
+    found = ex.log.hearing
+    attempt = found.attempts.get((place.id, place.attempt)) if isinstance(found, Watch) else None
+    if attempt is None:
+        return _NOWHERE
+    attempt.fn = intent.fn
+    around = [observer for observer in _observers if _has_applying(observer)]
+    return _within(attempt, around) if around else _NOWHERE
+
+
+_NOWHERE: Final = nullcontext()
+
+
+def _has_applying(observer: Observer) -> bool:
+    return type(observer).applying is not Observer.applying
+
+
+@contextmanager
+def _within(attempt: Attempt, observers: Sequence[Observer]) -> Generator[None]:
+    with ExitStack() as within:
+        for observer in observers:
+            with _harmless():
+                within.enter_context(observer.applying(attempt))
+        yield
+
+
+class Watch:
+    """One run that is looked at: makes of what is written what observers are told."""
+
+    def __init__(self, ex: Execution) -> None:
+        self.ex = ex
+        self.stretch: RunSpan | None = None
+        self.attempts: dict[tuple[e.StepId, int], Attempt] = {}
+        self._intended: dict[e.StepId, tuple[e.StepIntended, Mapping[str, Any]]] = {}
+        self._open: dict[e.StepId, Waited] = {}
+
+    def begin(self, event: e.RunTaken, started: e.RunStarted | None, *, warm: bool) -> str | None:
+        ex = self.ex
+        if self.stretch is not None:
+            self.let_go(None, None)
+        facts = ex.log.fold.facts
+        stretch = self.stretch = RunSpan(ex.run_id, ex.agent.name, event)
+        if started is not None:
+            stretch.begins, stretch.parent, stretch.trace = True, started.parent, started.trace
+        else:
+            stretch.parent, stretch.trace = facts.parent, _trace_of(ex)
+            stretch.replayed = 0 if warm else sum(step.status in OVER for step in ex.record.steps.values())
+        for wait in facts.waits.values():
+            self._open.setdefault(wait.step, self._waited(wait, wait.at)).stretch = stretch
+        told: list[str] = []
+        self._tell(lambda observer: told.extend(filter(None, [observer.began(stretch)])))
+        return told[0] if told else None
+
+    def let_go(self, advanced: RunOutcome | None, error: BaseException | None) -> None:
+        stretch, self.stretch = self.stretch, None
+        now = self.ex.now_us()
+        for attempt in self.attempts.values():
+            attempt.ended_us = now
+            self._tell(partial(_over, attempt=attempt))
+        self.attempts.clear()
+        if stretch is None:
+            return
+        stretch.ended_us = now
+        if advanced is not None:
+            stretch.status = _status(advanced)
+            stretch.failure = stretch.failure or advanced.failure
+        elif error is not None:
+            stretch.failure = describe(error)
+        self._tell(lambda observer: observer.ended(stretch))
+
+    def _tell(self, tell: Callable[[Observer], object]) -> None:
+        for observer in tuple(_observers):
+            try:
+                tell(observer)
+            except Exception:
+                _excuse()
+
+    # what is written --------------------------------------------------------------------------
+
+    def heard(self, entries: Sequence[Entry]) -> None:
+        """Something was written, or is about to be committed."""
+        try:
+            for event, values in entries:
+                hear = _HEARD.get(type(event))
+                if hear is not None:
+                    hear(self, event, values or _NOTHING)
+        except Exception:
+            _excuse()
+
+    def _intends(self, event: e.StepIntended, values: Mapping[str, Any]) -> None:
+        if event.verdict is not None and event.verdict.ruling == "reject":
+            self._reject(event.name, event.verdict)
+        elif event.sort in _ATTEMPTED:
+            self._intended[event.step] = event, values
+            if len(self._intended) > _INTENDED_MAX:
+                del self._intended[next(iter(self._intended))]  # the fold knows it too
+
+    def _edited(self, event: e.StepEdited, values: Mapping[str, Any]) -> None:
+        if event.step in self._intended:
+            intended, before = self._intended[event.step]
+            self._intended[event.step] = intended, {**before, **values}
+
+    def _step_ended(self, event: e.StepEnded, values: Mapping[str, Any]) -> None:
+        if event.verdict is not None and event.verdict.ruling == "reject":
+            self._reject(self._name_of(event.step), event.verdict)
+
+    def _closed(self, event: e.WaitClosed, values: Mapping[str, Any]) -> None:
+        wait = self._open.pop(event.step, None)
+        if wait is not None:
+            wait.closed_us, wait.how, wait.by, wait.answer = event.at, event.how, event.by, values.get("answer")
+            self._tell(lambda observer: observer.waited(wait))
+
+    def _failed(self, event: e.RunFailed, values: Mapping[str, Any]) -> None:
+        failure = values.get("failure")
+        if self.stretch is not None and isinstance(failure, Failure):
+            self.stretch.failure = failure
+
+    def _reject(self, name: str, verdict: e.Verdict) -> None:
+        ex = self.ex
+        self._tell(lambda observer: observer.rejected(ex.run_id, ex.agent.name, name, verdict, self.stretch))
+
+    def _name_of(self, step: e.StepId) -> str:
+        if step in self._intended:
+            return self._intended[step][0].name
+        past = self.ex.log.fold.step(step)
+        return "" if past is None else past.name
+
+    def _sort_of(self, step: e.StepId) -> e.Sort:
+        if step in self._intended:
+            return self._intended[step][0].sort
+        past = self.ex.log.fold.step(step)
+        return "wait" if past is None else past.sort
+
+    def _attempted(self, event: e.AttemptStarted, _: Mapping[str, Any]) -> None:
+        ex = self.ex
+        attempt = Attempt(ex.run_id, ex.agent.name, self.stretch, event)
+        if event.step in self._intended:
+            intended, values = self._intended[event.step]
+            attempt.name, attempt.sort, attempt.effect = intended.name, intended.sort, intended.effect
+            attempt.verdict, attempt.arguments = intended.verdict, values.get("arguments") or _NOTHING
+        elif (past := ex.log.fold.step(event.step)) is not None:
+            # Another stretch intended it, so that it holds.
+            attempt.name, attempt.sort, attempt.effect, attempt.asked = past.name, past.sort, past.effect, past.asked
+            with contextlib.suppress(KillickError):
+                data = ex.engine.log.data(ex.run_id, past.edited or past.intended)
+                attempt.arguments = data.get("arguments") or _NOTHING
+        attempt.asked = attempt.asked or (attempt.verdict is not None and attempt.verdict.ruling == "ask")
+        self.attempts[event.step, event.attempt] = attempt
+        self._tell(lambda observer: observer.attempted(attempt))
+
+    def _came(self, event: e.AttemptEnded, values: Mapping[str, Any]) -> None:
+        attempt = self.attempts.pop((event.step, event.attempt), None)
+        if event.retry_at is None and event.outcome != "unknown":
+            self._intended.pop(event.step, None)
+        if attempt is None:
+            return
+        attempt.ended_us, attempt.outcome, attempt.usage = event.at, event.outcome, event.usage
+        attempt.limited, attempt.retry_at = event.limited, event.retry_at
+        attempt.output, attempt.reply = values.get("output"), values.get("reply")
+        attempt.failure = values.get("failure")
+        self._tell(lambda observer: observer.came(attempt))
+
+    def _waits(self, event: e.WaitOpened, _: Mapping[str, Any]) -> None:
+        known = self._open.get(event.step)
+        if known is not None:
+            known.rounds, known.deadline = event.round, event.deadline  # the same, asked of others or again
+            return
+        wait = self._open[event.step] = self._waited(event, event.at)
+        self._tell(lambda observer: observer.waits(wait))
+
+    def _waited(self, opened: Any, at: int) -> Waited:
+        """Of a wait that was opened, or that stands open on record."""
+        wait = Waited(self.ex.run_id, self.ex.agent.name, self.stretch, opened.step, at)
+        wait.waits_for, wait.name, wait.rule = opened.waits_for, opened.name, opened.rule
+        wait.deadline, wait.rounds = opened.deadline, opened.round
+        if opened.waits_for in ("answer", "settlement") and self._sort_of(opened.step) != "wait":
+            wait.tool = self._name_of(opened.step) or None
+        return wait
+
+
+_HEARD: Final[Mapping[type[e.Event], Callable[[Watch, Any, Mapping[str, Any]], None]]] = {
+    e.StepIntended: Watch._intends,  # pyright: ignore[reportPrivateUsage]
+    e.StepEdited: Watch._edited,  # pyright: ignore[reportPrivateUsage]
+    e.StepEnded: Watch._step_ended,  # pyright: ignore[reportPrivateUsage]
+    e.AttemptStarted: Watch._attempted,  # pyright: ignore[reportPrivateUsage]
+    e.AttemptEnded: Watch._came,  # pyright: ignore[reportPrivateUsage]
+    e.WaitOpened: Watch._waits,  # pyright: ignore[reportPrivateUsage]
+    e.WaitClosed: Watch._closed,  # pyright: ignore[reportPrivateUsage]
+    e.RunFailed: Watch._failed,  # pyright: ignore[reportPrivateUsage]
+}
+"""What is told of, and how it is taken in."""
+
+
+def _over(observer: Observer, attempt: Attempt) -> None:
+    observer.came(attempt)
+
+
+def _trace_of(ex: Execution) -> str | None:
+    """The trace that a run belongs to: of whoever started it, or of the first stretch of it."""
+    for recorded in ex.engine.log.read(ex.run_id, limit=_TRACE_WITHIN):
+        if isinstance(recorded.event, e.RunStarted | e.RunTaken) and recorded.event.trace is not None:
+            return recorded.event.trace
+    return None
+
+
+def _status(advanced: RunOutcome) -> str:
+    if advanced.left:
+        return "left"
+    if advanced.renewed_as is not None:
+        return "renewed"
+    return "diverged" if advanced.diverged is not None else advanced.status

@@ -1,0 +1,82 @@
+"""How a run stands when it was advanced, or when somebody asks: ended, and how; or waiting, and until when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from killick.engine.execution import Engine, Execution
+from killick.engine.signals import Diverging, Paused
+from killick.errors import RunBroken
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.typed import convert
+from killick.store.protocol import ENDED
+
+
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands after it was advanced: ended, or waiting until a time or for something outside."""
+
+    run: str
+    status: str
+    wake_at_us: int | None = None
+    result: Any = None
+    failure: Any = None
+    step: str | None = None
+    diverged: tuple[str, str, str, tuple[str, str]] | None = None
+    not_undone: tuple[str, ...] = ()
+    renewed_as: str | None = None
+    left: bool = False
+    """Whether it was left in the middle, for something more urgent or because the process ends; it is due at once."""
+    suspect: bool = False
+    """Whether it is to be run alone, because its processes died; its lease is still held."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+
+def ended(engine: Engine, run: str) -> RunOutcome:
+    """How a run ended, from its record; RunBroken where that does not hold. One that was renewed says as what."""
+    if (reason := engine.log.store.quarantined(run)) is not None:
+        raise RunBroken(run, seq=engine.log.head(run).seq, reason=reason)
+    state = engine.log.state(run)
+    facts = state.fold.facts
+    data = state.data(facts.ended)
+    failure = data.get("failure")
+    event = engine.log.event(run, facts.ended)
+    return RunOutcome(
+        run=run,
+        status=facts.status,
+        result=data.get("result"),
+        failure=None if failure is None else convert(failure, Failure, at="failure"),
+        step=getattr(event, "step", None),
+        not_undone=tuple(data.get("not_undone") or ()),
+        renewed_as=facts.renewed_as,
+    )
+
+
+def paused_because(log: Log, run: str) -> str | None:
+    """Why a run is paused, where whoever did it said so."""
+    state = log.state(run)
+    if not state.fold.facts.paused:
+        return None
+    found = None
+    seq = state.seq
+    while seq and found is None:
+        event = log.event(run, seq)
+        found = seq if isinstance(event, e.RunPaused) else None
+        seq -= 1
+    told = {} if found is None else log.data(run, found)
+    because = told.get("because")
+    return str(because) if because else None
+
+
+def outcome_of(engine: Engine, ex: Execution, *, left: bool = False) -> RunOutcome:
+    """How a run stands that is not over."""
+    fold = ex.log.fold
+    diverged = ex.diverged if isinstance(ex.signal, Diverging) else None
+    status = "paused" if isinstance(ex.signal, Paused) else fold.facts.status
+    return RunOutcome(run=ex.run_id, status=status, wake_at_us=fold.wake_at, diverged=diverged, left=left)

@@ -1,0 +1,228 @@
+"""Work side by side: a gather is one step with a scope, and each of its branches numbers its own steps."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from killick.engine.divergence import agree, diverge, refuse_gap
+from killick.engine.execution import Branch, Execution, Scope
+from killick.engine.replay import OVER, RequestedStep
+from killick.engine.signals import Signal, Stopped
+from killick.engine.steps.waits import Closed, end
+from killick.errors import KillickError
+from killick.log.writer import Entry
+from killick.model import events as e
+
+T = TypeVar("T")
+
+
+class First(msgspec.Struct, Generic[T], frozen=True):
+    """Which branch was done first, and what it returned."""
+
+    index: int
+    value: T
+
+
+def spread(branches: Sequence[Any]) -> tuple[Any, ...]:
+    """Branches given one by one, or as one iterable of them."""
+    if len(branches) == 1 and not hasattr(branches[0], "__await__") and not callable(branches[0]):
+        return tuple(branches[0])
+    return tuple(branches)
+
+
+def discard(args: Sequence[Any]) -> None:
+    """Branches that will not be started are closed, so that nobody is told that they were forgotten.
+
+    One that was started belongs to its task, which would wait for ever for what was closed under it.
+    """
+    for arg in args:
+        for code in arg if isinstance(arg, tuple) else ():  # pyright: ignore[reportUnknownVariableType]
+            if inspect.iscoroutine(code) and inspect.getcoroutinestate(code) == inspect.CORO_CREATED:  # pyright: ignore[reportUnknownArgumentType]
+                code.close()
+
+
+async def gather(ex: Execution, branch: Branch, branches: Sequence[Any]) -> tuple[Any, ...]:
+    """All branches; the first error stops the others."""
+    try:
+        outcomes = await _side_by_side(ex, branch, "gather", branches, enough=None)
+    finally:
+        discard((branches,))  # those that something kept from starting
+    return tuple(outcomes[index] for index in range(len(branches)))
+
+
+async def first(ex: Execution, branch: Branch, branches: Sequence[Any]) -> First[Any]:
+    """The first branch that is done stops the others."""
+    if not branches:
+        raise KillickError(f"{ex.run_id}: run.first needs at least one branch")
+    try:
+        outcomes = await _side_by_side(ex, branch, "first", branches, enough=1)
+    finally:
+        discard((branches,))
+    index, value = next(iter(outcomes.items()))
+    return First(index, value)
+
+
+class _Race(NamedTuple):
+    """What branches came to, in the order in which they did."""
+
+    outcomes: dict[int, Any]
+    errors: list[BaseException]
+
+
+async def _side_by_side(
+    ex: Execution, branch: Branch, name: str, branches: Sequence[Any], *, enough: int | None
+) -> dict[int, Any]:
+    step = branch.number()
+    past = ex.record.step(step)
+    if past is None:
+        await refuse_gap(ex, branch, step, f"scope {name}")
+        await ex.turn()
+        intended = e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)
+        ex.behind(Entry(intended, {"arguments": {"branches": len(branches)}}))
+    else:
+        await agree(ex, branch, past, RequestedStep(sort="scope", name=name), {"branches": len(branches)})
+    over_at = past.ended if past is not None and past.status in OVER else 0
+    scope, race = Scope(step, branch, over_at=over_at), _Race({}, [])
+    if gone := ex.record.branches_beyond(step, len(branches)):
+        diverge(ex, step, f"steps in branch {gone}", f"{name} of {len(branches)} branches")
+    scope.branches = [Branch(ex, f"{step}.{index + 1}", scope) for index in range(len(branches))]
+    for inner in scope.branches:
+        inner.stopped = branch.stopped
+    started = past.intended if past is not None else ex.log.seq
+    scope.winner = ex.record.data(past.output).get("winner") if over_at and past is not None and past.output else None
+    futures = await _start(ex, scope, race, branches, started, enough)
+    try:
+        await _all(ex, futures)
+    except asyncio.CancelledError:
+        if ex.signal is None and (past is None or past.status not in OVER):
+            ex.behind(_ended(ex, step, "cancelled"))
+        raise
+    finally:
+        ex.computing -= not scope.running
+    if ex.signal is not None:
+        raise ex.signal
+    wanted = len(branches) if enough is None else enough
+    if branch.stopped is not None and not race.errors and len(race.outcomes) < wanted:
+        if past is None or past.status not in OVER:
+            ex.behind(_ended(ex, step, "cancelled"))
+        raise branch.stopped
+    if past is None or past.status not in OVER:
+        outcome = "failed" if race.errors else "returned"
+        won = {"winner": next(iter(race.outcomes))} if enough is not None and not race.errors else None
+        await ex.recorded(ex.behind(_ended(ex, step, outcome, won)))
+    else:
+        await ex.turn(past.ended)
+        ex.context.see(past.ended)
+    if race.errors:
+        raise race.errors[0]
+    return race.outcomes
+
+
+def _ended(ex: Execution, step: e.StepId, outcome: Any, values: dict[str, Any] | None = None) -> Entry:
+    return Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome), values)
+
+
+async def _start(
+    ex: Execution, scope: Scope, race: _Race, branches: Sequence[Any], seq: int, enough: int | None
+) -> list[asyncio.Future[Any]]:
+    futures: list[asyncio.Future[Any]] = []
+    scope.running = len(branches) + 1
+    for index, (child, code) in enumerate(zip(scope.branches, branches, strict=True)):
+        if not ex.agent.is_async:
+            # Code in threads would run all at once: each begins when the one before comes to its first step.
+            await ex.turn(seq)
+        futures.append(ex.start(child, _guarded(ex, scope, race, index, child, code, enough)))
+    scope.running -= 1
+    ex.busy -= bool(scope.running)
+    ex.computing += not scope.running
+    return futures
+
+
+def _guarded(
+    ex: Execution, scope: Scope, race: _Race, index: int, child: Branch, code: Any, enough: int | None
+) -> Callable[[], Any]:
+    """A branch's code that tells its siblings at once how it ended, in the very turn in which it did."""
+
+    def ended(error: BaseException | None, value: Any) -> None:
+        over = child.stopped is not None or isinstance(error, asyncio.CancelledError)
+        if ex.record.goes_on(child.path, child.count) and not over:
+            diverge(ex, child.position, "more steps in this branch", f"its end ({error or 'it returned'})")
+        if scope.winner not in (None, index):
+            return  # on record another one was first, whoever is this time
+        if error is not None:
+            race.errors.append(error)
+        else:
+            race.outcomes[index] = value
+        if error is not None or (enough is not None and len(race.outcomes) >= enough):
+            _stop(ex, [other for other in scope.branches if other is not child])
+
+    async def guarded() -> None:
+        try:
+            value = await code
+        except Signal:
+            return  # one that concerns the whole run is raised when all branches are over
+        except BaseException as error:
+            ended(error, None)
+        else:
+            ended(None, value)
+
+    def guarded_in_thread() -> None:
+        error, value = None, None
+        try:
+            value = code()
+        except BaseException as raised:
+            error = raised
+        if isinstance(error, Signal):
+            return
+
+        async def on_loop() -> None:
+            ended(error, value)
+
+        asyncio.run_coroutine_threadsafe(on_loop(), ex.loop).result()
+
+    return guarded if ex.agent.is_async else guarded_in_thread
+
+
+def _stop(ex: Execution, branches: Sequence[Branch]) -> None:
+    """Branches begin nothing new: waits end now, open attempts settle first."""
+    for branch in branches:
+        if branch.stopped is None:
+            branch.stopped = Stopped("a sibling ended")
+    paths = tuple(f"{branch.path}." for branch in branches)
+    for inner in ex.branches:
+        if inner.stopped is None and inner.path.startswith(paths):
+            inner.stopped = Stopped("a sibling ended")
+    for waiter in list(ex.waiters.values()):
+        if waiter.step.startswith(paths) and waiter.waits_for != "settlement" and not waiter.future.done():
+            if waiter.waits_for == "delay":
+                if ex.is_open(waiter.step):
+                    continue  # what became of it is found out first
+                ex.wakes()
+                waiter.future.set_exception(Stopped("a sibling ended"))
+            else:
+                end(ex, waiter, Closed(0, "cancelled"))
+
+
+async def _all(ex: Execution, futures: Sequence[asyncio.Future[Any]]) -> None:
+    """Until every branch is over. Cancelled by the agent's own code, the branches are cancelled and waited for."""
+    waiting = set(futures)
+    cancelled: asyncio.CancelledError | None = None
+    while waiting:
+        try:
+            _, waiting = await asyncio.wait(waiting)
+        except asyncio.CancelledError as error:
+            if cancelled is None:
+                await ex.still_wanted()
+            cancelled = error
+            for future in waiting:
+                future.cancel()
+    for future in futures:
+        if not future.cancelled() and (failed := future.exception()) is not None and cancelled is None:
+            raise failed
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,255 @@
+"""What is on record of a run, as its code meets it again: steps by id, and what was drawn between them.
+
+Reads what was loaded when the run was opened; writes nothing and decides nothing but whether code and record agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from killick.errors import ValueErased
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.chunks import unpack
+from killick.model.fold import OUT_OF_BAND, Fold, Step, timeline
+from killick.store.protocol import Row
+
+PAGES: Final = "page"
+"""All that was decided of a window is one queue: it is applied in the order in which it was decided."""
+
+_PAGES: Final = frozenset({"page.evicted", "page.faulted", "page.pinned"})
+_BETWEEN: Final = _PAGES | {
+    "fact.drawn", "note.made", "plan.made", "plan.reached", "message.taken", "context.changed", "context.refused"
+}  # fmt: skip
+_OF_STEPS: Final = frozenset({"wait.opened", "wait.closed", "attempt.settled", "effect.confirmed", "step.drifted",
+                              "attempt.progressed", "step.edited", "wait.voted", "workspace.restored"})  # fmt: skip
+_KIND_AT: Final = len(b'{"kind":"')
+
+_HOSTS: Final = frozenset({"hosted", "guests"})
+"""Scopes in which steps are found by their keys, in no order."""
+
+OVER: Final = frozenset({"done", "failed", "cancelled"})
+
+
+class Outside(msgspec.Struct, frozen=True):
+    """A change of the context that came from outside."""
+
+    seq: int
+    event: e.ContextChanged
+    seen: int
+
+
+class Record:
+    """The steps of a run's timeline and what lies between them. Grows no more once loaded."""
+
+    def __init__(self, log: Log, run: str, fold: Fold, *, after: int = 0, rows: Sequence[Row] | None = None) -> None:
+        self._log = log
+        self._run = run
+        # Of a run that is about to be created nothing is on record; what was read to open it is not read again.
+        rows = _standing(log, run, after, rows) if fold.facts.seq else ()
+        self._rows: dict[int, Row] = {row.seq: row for row in rows}
+        self.steps: dict[e.StepId, Step] = {}
+        for index in range(len(fold.steps) - 1, -1, -1):
+            step = fold.steps[index]
+            if step.intended <= after:
+                break
+            self.steps[step.id] = step if step.status in OVER else _as_it_is(step)
+        self.last: dict[str, int] = {}
+        for name in self.steps:
+            path, _, number = name.rpartition(".")
+            self.last[path] = max(self.last.get(path, 0), int(number))
+        hosts = tuple(f"{step.id}." for step in self.steps.values() if step.sort == "scope" and step.name in _HOSTS)
+        own = [
+            step for step in self.steps.values()
+            if step.sort != "scope" and not step.id.startswith(OUT_OF_BAND) and not step.id.startswith(hosts)
+        ]  # fmt: skip
+        self.unplayed = sum(step.status in OVER for step in own)
+        self.open = [step.id for step in own if step.attempts and not step.attempts[-1].ended and not step.ended]
+        """Steps of which an attempt was left open."""
+        self.outside: deque[Outside] = deque()
+        self.ruled_out: dict[str, int] = {}
+        """Keys of effects of which it was settled that they did not happen, up to which attempt."""
+        self.undoing: dict[int, e.StepId] = {}
+        """By where an effect started, the step that undoes it because the run ends."""
+        self.undoing_beside: dict[int, e.StepId] = {}
+        """The same, for what somebody has undone while the run goes its way."""
+        for step in self.steps.values():
+            if step.undoes is not None:
+                undoing = self.undoing_beside if step.id.startswith(OUT_OF_BAND) else self.undoing
+                undoing.setdefault(step.undoes_seq, step.id)  # the last one, for they come in that order
+        self._between: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._of_step: dict[e.StepId, list[tuple[int, e.Event]]] = defaultdict(list)
+        self._index()
+
+    def _index(self) -> None:
+        for seq, row in self._rows.items():
+            kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
+            if kind in _OF_STEPS:
+                event: Any = e.decode(row.body)
+                self._of_step[event.step].append((seq, event))
+                if isinstance(event, e.AttemptSettled) and event.settlement == "did_not_happen":
+                    self.ruled_out[event.key] = event.attempt
+            elif kind in _BETWEEN:
+                event = e.decode(row.body)
+                if isinstance(event, e.ContextChanged) and event.step is None:
+                    if event.by != "agent":
+                        self.outside.append(Outside(seq, event, self._seen_from(seq)))
+                else:
+                    name = event.name if isinstance(event, e.FactDrawn | e.MessageTaken) else ""
+                    queue = PAGES if kind in _PAGES else kind
+                    self._between[event.step or "", f"{queue}:{name}"].append(seq)
+
+    def _seen_from(self, seq: int) -> int:
+        """When code sees a change from outside: as of its next step that returns after it. What a fork was made with
+        is there as soon as its last step before the cut has returned."""
+        first = seq
+        while (row := self._rows.get(first - 1)) is not None and not row.body.startswith(b'{"kind":"run.forked"'):
+            if not row.body.startswith((b'{"kind":"step.overridden"', b'{"kind":"decision.made"')):
+                return seq
+            first -= 1
+        if row is None:
+            return seq
+        return max((step.ended for step in self.steps.values() if step.ended <= seq), default=1) - 1
+
+    # reading ----------------------------------------------------------------------------------
+
+    def step(self, step: e.StepId) -> Step | None:
+        return self.steps.get(step)
+
+    def has(self, seq: int) -> bool:
+        return seq in self._rows
+
+    def event(self, seq: int) -> Any:
+        return e.decode(self._rows[seq].body)
+
+    def data(self, seq: int) -> dict[str, Any]:
+        """The values of an event, verbatim. ValueErased when they were erased."""
+        row = self._rows[seq]
+        if row.data is not None:
+            return dict(unpack(row.data, self._log.store.pieces))
+        digest = e.decode(row.body).data
+        if digest is None:
+            return {}
+        raise ValueErased(e.from_text(digest))
+
+    def of(self, step: e.StepId, kind: type[e.Event]) -> list[tuple[int, Any]]:
+        """The events of a kind that belong to a step."""
+        return [(seq, event) for seq, event in self._of_step.get(step, ()) if isinstance(event, kind)]
+
+    def of_all(self, step: e.StepId) -> list[tuple[int, e.Event]]:
+        """What is on record of a step between its intention and its end, in order."""
+        return self._of_step.get(step, [])
+
+    def holder_of(self, epoch: int) -> str | None:
+        """Who held the run at an epoch."""
+        for row in self._rows.values():
+            if row.body.startswith(b'{"kind":"run.taken"'):
+                event: Any = e.decode(row.body)
+                if event.epoch == epoch:
+                    return str(event.holder)
+        return None
+
+    def take(self, position: str, kind: str, name: str = "") -> int | None:
+        """The seq of the next thing of this kind recorded before a step, and move past it."""
+        queue = self._between.get((position, f"{kind}:{name}"))
+        return queue.popleft() if queue else None
+
+    def ahead(self, position: str, kind: str) -> int | None:
+        """The seq of what `take` would give next."""
+        queue = self._between.get((position, f"{kind}:"))
+        return queue[0] if queue else None
+
+    def take_first(self, position: str, *kinds: str) -> int | None:
+        """The same, of whichever of these kinds comes first."""
+        queues = [queue for kind in kinds if (queue := self._between.get((position, f"{kind}:")))]
+        return min(queues, key=lambda queue: queue[0]).popleft() if queues else None
+
+    def branches_beyond(self, step: e.StepId, count: int) -> int | None:
+        """A branch of a gather that has steps on record and that the code does not have any more."""
+        for path in self.last:
+            parent, _, number = path.rpartition(".")
+            if parent == step and int(number) > count:
+                return int(number)
+        return None
+
+    def guests(self, scope: e.StepId) -> dict[str, int]:
+        """The branches of a scope whose steps are found by their keys."""
+        found: dict[str, int] = {}
+        for name, step in self.steps.items():
+            inside, _, number = name.rpartition(".")
+            above, _, branch = inside.rpartition(".")
+            if above == scope and number == "1" and step.intended in self._rows:
+                key = getattr(self.event(step.intended), "guest", None)
+                found[key or name] = int(branch)
+        return found
+
+    def learn(self, fold: Fold, name: e.StepId) -> None:
+        """Know a step that was begun since this was loaded, as it is on record now."""
+        step = fold.step(name)
+        if step is None:
+            return
+        self.steps[name] = step if step.status in OVER else _as_it_is(step)
+        path, _, number = name.rpartition(".")
+        self.last[path] = max(self.last.get(path, 0), int(number))
+        for row in self._log.rows(self._run, after=step.intended - 1):
+            if row.seq not in self._rows:
+                self._rows[row.seq] = row
+                kind = row.body[_KIND_AT : row.body.index(b'"', _KIND_AT)].decode()
+                event: Any = e.decode(row.body)
+                if kind in _OF_STEPS and event.step == name:
+                    self._of_step[name].append((row.seq, event))
+
+    def goes_on(self, path: str, count: int) -> bool:
+        """Whether more steps are on record in a scope after this many."""
+        return self.last.get(path, 0) > count
+
+
+def _as_it_is(step: Step) -> Step:
+    """A step that is not over, as it is on record now: the fold goes on changing its own."""
+    return replace(step, attempts=list(map(copy, step.attempts)))
+
+
+def _standing(log: Log, run: str, after: int, read: Sequence[Row] | None) -> Sequence[Row]:
+    """A log's rows less what was rewound."""
+    rows = log.rows(run, after=after) if read is None else [row for row in read if row.seq > after]
+    if not any(row.body.startswith(b'{"kind":"run.rewound"') for row in rows):
+        return rows
+    standing = {seq for seq, _ in timeline([(row.seq, e.decode(row.body)) for row in rows])}
+    return [row for row in rows if row.seq in standing]
+
+
+class RequestedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What code asks for at a step, in the terms in which it must agree with the record."""
+
+    sort: e.Sort
+    name: str
+    digest: e.Digest | None = None
+    identity: e.Digest | None = None
+    binding: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.sort} {self.name}" if self.sort != self.name else self.sort
+
+
+def compare(step: Step, recorded: e.StepIntended | None, asked: RequestedStep) -> str:
+    """'same', 'drift' (the record stands, the difference is noted) or 'diverged'."""
+    if (step.sort, step.name) != (asked.sort, asked.name):
+        return "diverged"
+    if recorded is None:
+        return "same"
+    if asked.binding and (recorded.identity or recorded.digest) != (asked.identity or asked.digest):
+        return "diverged"
+    return "same" if recorded.digest == asked.digest else "drift"
+
+
+def short(values: Any, length: int = 160) -> str:
+    """Arguments as a person reads them in a message."""
+    named: dict[Any, Any] = {**values} if isinstance(values, dict) else {"value": values}
+    text = ", ".join(f"{name}={value!r}" for name, value in named.items())
+    return text if len(text) <= length else text[: length - 1] + "…"

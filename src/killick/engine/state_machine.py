@@ -1,0 +1,156 @@
+"""Agents of the second style: state machines. A transition is a scope, and only the current one is ever replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import msgspec
+
+from killick.definitions import registry
+from killick.definitions.registry import Agent, AnyAgent, Duration
+from killick.engine.context import through_codec
+from killick.engine.divergence import agree, refuse_gap
+from killick.engine.execution import Branch, Execution
+from killick.engine.replay import RequestedStep
+from killick.engine.steps import kinds
+from killick.errors import DeclarationRefused
+from killick.log.log import Log
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.fold import Fold
+from killick.model.typed import convert
+
+S = TypeVar("S")
+
+
+class Next(msgspec.Struct, Generic[S], frozen=True):
+    """Go on with this state."""
+
+    state: S
+
+
+class WaitFor(msgspec.Struct, Generic[S], frozen=True):
+    """Go on with this state when a message of this name came, or the time is up; `run.received` is what came."""
+
+    name: str
+    state: S
+    timeout: Duration | None = None
+    default: Any = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The run is over, with this result."""
+
+    result: Any = None
+
+
+class _MachineDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
+
+
+@overload
+def machine(fn: Callable[[Any, S], Coroutine[Any, Any, Any]], /) -> Agent[S, Any]: ...
+@overload
+def machine(fn: Callable[[Any, S], Any], /) -> Agent[S, Any]: ...
+@overload
+def machine(*, name: str | None = None, **options: Any) -> _MachineDecorator: ...
+
+
+def machine(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a state machine: a function of a run and a state that returns Next, WaitFor or Done.
+
+    The input of a run is its first state. Options are those of `killick.agent`.
+    """
+    return registry.declared(fn, options, is_machine=True)
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a machine goes on: after the last transition that ended."""
+
+    after: int = 0
+    count: int = 0
+    state: Any = None
+    waits: dict[str, Any] | None = None
+    is_first: bool = True
+    done: Done | None = None
+
+
+def resume_point(log: Log, run: str, fold: Fold) -> Resumed:
+    """The last transition that ended, found from the end of the record."""
+    for top in range(len(fold.tops) - 1, -1, -1):
+        step = fold.steps[fold.tops[top]]
+        if step.sort == "scope" and step.name == "transition" and step.status == "done":
+            output = log.data(run, step.output)["output"]
+            if "done" in output:
+                return Resumed(after=step.ended, count=int(step.id), done=Done(output["done"]), is_first=False)
+            return Resumed(
+                after=step.ended, count=int(step.id), state=output["state"], waits=output.get("waits"), is_first=False
+            )
+    return Resumed()
+
+
+async def transitions(
+    ex: Execution, branch: Branch, agent: AnyAgent, resumed: Resumed, step: Callable[[Any], Coroutine[Any, Any, Any]]
+) -> Any:
+    """One transition after the other, until one is the last."""
+    branch.count = resumed.count
+    if resumed.done is not None:
+        return resumed.done.result
+    state = ex.input if resumed.is_first else convert(resumed.state, agent.input_type, at="state")
+    waits = resumed.waits
+    while True:
+        if waits is not None:
+            ex.received = await kinds.wait(ex, branch, waits["name"], waits["timeout"], waits["default"], Any)
+        outcome: Any = await _transition(ex, branch, step, state)
+        if isinstance(outcome, Done):
+            return outcome.result
+        if not isinstance(outcome, Next | WaitFor):
+            raise DeclarationRefused(
+                agent.name, f"a transition returned {type(outcome).__name__}; return Next, WaitFor or Done"
+            )
+        state, waits = _going_on(outcome)
+        state = convert(through_codec(state), agent.input_type, at="state")
+        ex.received = None
+
+
+def _going_on(outcome: Any) -> tuple[Any, dict[str, Any] | None]:
+    """The state a transition leads to, and what is waited for before the next."""
+    if isinstance(outcome, Next):
+        return outcome.state, None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return outcome.state, {"name": outcome.name, "timeout": outcome.timeout, "default": outcome.default}
+
+
+async def _transition(
+    ex: Execution, branch: Branch, step: Callable[[Any], Coroutine[Any, Any, Any]], state: Any
+) -> Any:
+    number = branch.number()
+    past = ex.record.step(number)
+    if past is None:
+        await refuse_gap(ex, branch, number, "scope transition")
+        ex.behind(Entry(e.StepIntended(at=ex.now_us(), step=number, sort="scope", name="transition"), {"state": state}))
+    else:
+        await agree(ex, branch, past, RequestedStep(sort="scope", name="transition"), {})
+    outside = branch.path, branch.count
+    branch.path, branch.count = number, 0
+    try:
+        outcome: Any = await step(state)
+    finally:
+        inside = branch.count
+        branch.path, branch.count = outside
+    if ex.record.goes_on(number, inside):
+        from killick.engine.divergence import diverge
+
+        diverge(ex, f"{number}.{inside + 1}", "more steps in this transition", "its end")
+    if isinstance(outcome, Next | WaitFor):
+        state, waits = _going_on(outcome)
+        output = through_codec({"state": state, "waits": waits})
+        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
+    elif isinstance(outcome, Done):
+        output = through_codec({"done": outcome.result})
+        ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=number), {"output": output}))
+    ended: Any = outcome  # pyright: ignore[reportUnknownVariableType]
+    return ended

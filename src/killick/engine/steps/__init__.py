@@ -1,0 +1,1 @@
+"""One step: intend, judge, write, apply, write."""

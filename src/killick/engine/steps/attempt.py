@@ -1,0 +1,78 @@
+"""One try of a call that may block: its outcome, and the thread that may still be at it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from killick.engine.steps.threads import Work
+
+if TYPE_CHECKING:
+    from killick.definitions.registry import Effect, ToolStep
+    from killick.engine.steps.intention import Intent
+
+
+class Applied(NamedTuple):
+    """What came of one try: a value, or an error; and the thread, where one may still be at it."""
+
+    value: Any = None
+    error: BaseException | None = None
+    work: Work | None = None
+    timed_out: bool = False
+    untouched: bool = False
+    ended: tuple[int, Any] | None = None
+    """Where its outcome is on record already, and the value as code sees it."""
+
+
+class Untouched(Exception):
+    """An attempt was cancelled after it was recorded and before anything was touched."""
+
+
+class ToolInterceptor(Protocol):
+    """Stands between steps and the world, where a run is only rehearsed or replayed.
+
+    `real` does what would be done without it.
+    """
+
+    async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        """One attempt of a tool, a model call, or an undoing."""
+        ...
+
+    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+        """What a reconciler or a confirmation says."""
+        ...
+
+
+async def waited_for(work: Work, timeout: float | None) -> Applied:
+    """The outcome of a blocking call; when its time is up or somebody cancels it is abandoned, not ended."""
+    try:
+        await asyncio.wait({work.future}, timeout=timeout)
+    except asyncio.CancelledError as error:
+        return Applied(error=error, work=work if work.alive else None)
+    if not work.future.done():
+        return Applied(error=TimeoutError(f"still running after {timeout:g} s"), work=work, timed_out=True)
+    if (failed := work.future.exception()) is not None:
+        return Applied(error=failed)
+    value = work.future.result()
+    if inspect.isawaitable(value):
+        try:
+            async with asyncio.timeout(timeout):
+                return Applied(await value)
+        except BaseException as raised:
+            return Applied(error=raised, timed_out=isinstance(raised, TimeoutError))
+    return Applied(value)
+
+
+async def outlasted(work: Work, seconds: float) -> Applied:
+    """The outcome of a blocking call that was cancelled: its thread goes on, and is waited for though others cancel."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while not work.future.done() and (left := until - loop.time()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work.future}, timeout=left)
+    if not work.future.done():
+        return Applied(error=asyncio.CancelledError(), work=work)
+    return await waited_for(work, 0)

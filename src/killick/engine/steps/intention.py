@@ -1,0 +1,182 @@
+"""Intentions: a call as data, what it means to the world, and how its values come back. Does nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from hashlib import sha256
+from typing import Any, Final
+
+from killick.definitions.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape, refuse_tx_misfit
+from killick.engine.context import through_codec
+from killick.engine.replay import RequestedStep
+from killick.engine.steps.model_reply import rebuild
+from killick.errors import DeclarationRefused, ValueRefused
+from killick.model import events as e
+from killick.model.codec import canonical
+from killick.model.keys import arguments_digest
+from killick.model.retry import Retry
+from killick.model.typed import convert
+from killick.store.protocol import UniqueRight
+
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+def _nothing() -> None:
+    """There is nothing to call."""
+
+
+class Intent:
+    """An intention: a call as data, and how it is to be carried out."""
+
+    __slots__ = ("arguments", "bubbles", "claims", "digest", "effect", "fn", "identity", "injected", "is_async", "name",
+                 "policy", "proposed", "recording", "returns", "settled", "shape", "sort", "told",
+                 "undoes")  # fmt: skip
+
+    def __init__(
+        self,
+        sort: e.Sort,
+        name: str,
+        fn: Callable[..., Any],
+        shape: Shape | None,
+        arguments: dict[str, Any],
+        policy: Policy,
+        *,
+        returns: Any = Any,
+        told: Mapping[str, Any] | None = None,
+        undoes: tuple[e.StepId, int] | None = None,
+        recording: dict[str, Any] | None = None,
+    ) -> None:
+        self.sort: e.Sort = sort
+        self.name = name
+        self.fn = fn
+        self.shape = shape
+        self.arguments = arguments
+        self.policy = policy
+        self.returns = returns
+        self.told: Mapping[str, Any] = arguments if told is None else told
+        self.undoes = undoes
+        self.recording = arguments if recording is None else recording
+        self.proposed = False
+        """Whether a person is to be asked, whatever the rules say."""
+        self.bubbles: tuple[type[BaseException], ...] = ()
+        """Errors by which code that is not ours leaves before it did anything."""
+        self.settled = False
+        """Whether its values are those on record, which nobody else can change."""
+        self.effect: e.EffectClass | None = None
+        self.digest: bytes = b""
+        self.identity: bytes | None = None
+        self.claims: tuple[UniqueRight, ...] = ()
+        self.injected: Mapping[str, Any] = shape.injected if shape is not None else _NONE
+        self.is_async = shape.is_async if shape is not None else is_async(fn)
+
+    @classmethod
+    def of(cls, sort: e.Sort, name: str, arguments: dict[str, Any], digest: e.Digest) -> Intent:
+        """What is intended by a step that is no call: a child, a message."""
+        intent = cls(sort, name, _nothing, None, arguments, Policy())
+        intent.digest = e.from_text(digest)
+        return intent
+
+    def weigh(self, step: e.StepId, secret_key: bytes) -> None:
+        """Digest it and say what it does to the world. Refuses arguments that cannot be stored, naming the step."""
+        policy = self.policy
+        try:
+            self.digest = arguments_digest(self.told, secret_key=secret_key)
+            if policy.identity is not None:
+                named = {name: self.arguments.get(name) for name in policy.identity}
+                self.identity = arguments_digest(named, secret_key=secret_key)
+            self.claims = tuple(
+                UniqueRight(name, sha256(canonical(self.arguments[name], secret_key=secret_key)).digest())
+                for name in policy.consumes
+                if name in self.arguments
+            )
+        except ValueRefused as refused:
+            place = refused.path.removeprefix("value").lstrip(".")
+            raise ValueRefused(f"step {step} ({self.name}): {place}", refused.reason) from None
+        if self.sort != "model":
+            chosen = policy.effect
+            self.effect = chosen(**self.arguments) if callable(chosen) else chosen
+            if self.effect not in EFFECTS:
+                raise DeclarationRefused(self.name, f"its effect is {self.effect!r}, not one of {', '.join(EFFECTS)}")
+            refuse_tx_misfit(self.name, self.effect, self.shape)
+
+    def take_up(self, recorded: dict[str, Any], intended: e.StepIntended, step: e.StepId, secret_key: bytes) -> None:
+        """Intend what is on record, whatever code says now."""
+        assert self.shape is not None
+        effect = self.effect
+        self.arguments = self.shape.restore(recorded, self.arguments)
+        self.recording, self.settled = recorded, True
+        self.weigh(step, secret_key)
+        self.effect = effect
+        if intended.digest is not None:
+            self.digest = e.from_text(intended.digest)
+        self.identity = None if intended.identity is None else e.from_text(intended.identity)
+
+    def edit(self, arguments: dict[str, Any], step: e.StepId, secret_key: bytes) -> dict[str, tuple[Any, Any]]:
+        """Intend it with other arguments; returns what changed, by name."""
+        before = through_codec(self.recording, at="arguments", secret_key=secret_key)
+        self.arguments = self.told = arguments
+        self.recording = through_codec(arguments, at="arguments", secret_key=secret_key)
+        self.settled = True
+        self.weigh(step, secret_key)
+        return {
+            name: (before.get(name), new)
+            for name, new in self.recording.items()
+            if name not in before or canonical(before[name]) != canonical(new)
+        }
+
+    def copy(self) -> Intent:
+        return copy(self)
+
+    def restore(self, before: Intent) -> None:
+        """Intend again what was intended before an edit."""
+        for name in ("arguments", "told", "recording", "settled", "digest", "identity", "claims", "effect"):
+            setattr(self, name, getattr(before, name))
+
+    def ask_instead(self, model: str) -> None:
+        """In a fork that asks another model: whoever names one is given that."""
+        if self.sort == "model" and "model" in self.arguments:
+            self.arguments = {**self.arguments, "model": model}
+            self.recording = self.told = {**self.told, "model": model}
+
+    @property
+    def retry(self) -> Retry:
+        return self.policy.retry or (ONCE if self.effect == "at_most_once" else DEFAULT_RETRY)
+
+    def asked(self) -> RequestedStep:
+        return RequestedStep(
+            sort=self.sort,
+            name=self.name,
+            digest=e.to_text(self.digest),
+            identity=e.to_text(self.identity) if self.identity is not None else None,
+            binding=self.effect not in ("reads", None),
+        )
+
+
+def claim_text(claim: UniqueRight) -> str:
+    """A right as events name it."""
+    return f"{claim.space}:{e.to_text(claim.key)}"
+
+
+def restored(intent: Intent, value: Any, reply: str | None, step: e.StepId) -> Any:
+    """A recorded value as the type that code expects."""
+    if reply is not None:
+        return rebuild(reply, value, intent.arguments)
+    if intent.returns is Any or type(value) is intent.returns:
+        return value
+    return convert(value, intent.returns, at=f"step {step} ({intent.name})")
+
+
+def called(intent: Intent, injected: Mapping[str, Any]) -> Any:
+    """Call what is intended."""
+    if intent.shape is None:
+        positional = intent.arguments.get("args", ())
+        named = {name: value for name, value in intent.arguments.items() if name != "args"}
+        return intent.fn(*positional, **named)
+    return intent.shape.call(intent.fn, intent.arguments, injected)
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await; the clients of providers wrap theirs."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))

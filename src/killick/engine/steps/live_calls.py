@@ -1,0 +1,172 @@
+"""Calls of this process that may still touch the world, by run: threads, child processes, coroutines.
+
+A transition that lets a lease go, settles what is in doubt or undoes an effect asks here first. Knows no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from killick.engine.steps.threads import Work
+    from killick.model.events import StepId
+
+ABANDON_SECONDS: Final = 30.0
+"""How long a call that was given up is still waited for."""
+
+Late = Callable[[Any, BaseException | None], object]
+"""Records what a call came to after the execution that began it was gone: its result, or its error."""
+
+
+class LiveCall:
+    """One call, from before it begins until nothing of it can act any more."""
+
+    __slots__ = ("_calls", "is_over", "is_resting", "late", "run", "step", "tool", "work")
+
+    def __init__(self, calls: LiveCalls, run: str, step: StepId, tool: str, late: Late | None) -> None:
+        self._calls = calls
+        self.run = run
+        self.step = step
+        self.tool = tool
+        self.late = late
+        self.work: Work | None = None
+        self.is_over = False
+        self.is_resting = False
+
+    def __str__(self) -> str:
+        return f"{self.tool} at step {self.step}"
+
+    def end(self) -> None:
+        """It is over. From any thread."""
+        self._calls.end(self)
+
+    def rest(self) -> None:
+        """Its code awaits steps of the same run, and touches nothing until one of them is over."""
+        self._calls.rest(self)
+
+    def stir(self) -> None:
+        """Its code goes on."""
+        self._calls.stir(self)
+
+    def record_late(self) -> None:
+        """Record its outcome, where its thread ended after its execution."""
+        if self.late is not None and self.work is not None and self.work.outcome is not None:
+            late, self.late = self.late, None
+            late(*self.work.outcome)
+
+
+class LiveCalls:
+    """The calls that live, by run, and what is to be done when the last one of a run is over."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: dict[str, list[LiveCall]] = {}
+        self._then: dict[str | None, list[Callable[[], object]]] = {}
+        self._works: dict[tuple[str, StepId], Work] = {}
+        self._ending = 0
+
+    def begin(self, run: str, step: StepId, tool: str, late: Late | None = None) -> LiveCall:
+        """A call that is about to begin."""
+        call = LiveCall(self, run, step, tool, late)
+        with self._changed:
+            self._calls.setdefault(run, []).append(call)
+        return call
+
+    def end(self, call: LiveCall) -> None:
+        """A call is over; after the last one of its run comes what waits for that, in this thread."""
+        with self._changed:
+            if call.is_over:
+                return
+            call.is_over = True
+            if call.is_resting:
+                return
+        self._leave(call)
+
+    def rest(self, call: LiveCall) -> None:
+        """A call does nothing to the world for a while: it lives again when it stirs."""
+        with self._changed:
+            if call.is_over or call.is_resting:
+                return
+            call.is_resting = True
+        self._leave(call)
+
+    def stir(self, call: LiveCall) -> None:
+        """A call that rested goes on."""
+        with self._changed:
+            if call.is_resting and not call.is_over:
+                call.is_resting = False
+                self._calls.setdefault(call.run, []).append(call)
+
+    def _leave(self, call: LiveCall) -> None:
+        with self._changed:
+            calls = self._calls[call.run]
+            calls.remove(call)
+            if not calls:
+                del self._calls[call.run]
+            then = [] if calls else self._then.pop(call.run, [])
+            self._ending += 1
+        try:
+            for do in then:
+                do()
+        finally:
+            with self._changed:
+                self._ending -= 1
+                then = self._then.pop(None, []) if not self._calls and not self._ending else []
+                self._changed.notify_all()
+        for do in then:
+            do()
+
+    def of(self, run: str | None = None, step: StepId | None = None) -> Sequence[LiveCall]:
+        """The calls of a run that live, or of all; of one step, where it is named."""
+        with self._changed:
+            found = self._calls.values() if run is None else (self._calls.get(run, ()),)
+            return [call for calls in found for call in calls if step is None or call.step == step]
+
+    def then(self, run: str | None, do: Callable[[], object]) -> None:
+        """Do something once no call of a run lives, or of any: at once, or in the thread that ends the last one."""
+        with self._changed:
+            waits = run in self._calls if run is not None else bool(self._calls or self._ending)
+            if waits:
+                self._then.setdefault(run, []).append(do)
+        if not waits:
+            do()
+
+    def wait(self, seconds: float) -> bool:
+        """Block until no call lives. False: the time was up first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._calls and not self._ending, seconds)
+
+    async def over(self, run: str, seconds: float) -> bool:
+        """Wait on a loop until no call of a run lives. False: the time was up first."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        self.then(run, partial(_set, loop, over))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await over.wait()
+        return not self.of(run)
+
+    # threads ----------------------------------------------------------------------------------
+
+    def work_of(self, run: str, step: StepId) -> Work | None:
+        """The thread that was last at a step, also when it is over and nobody took its outcome."""
+        return self._works.get((run, step))
+
+    def remember(self, run: str, step: StepId, work: Work) -> None:
+        """Another execution of the run, in this process, finds the thread by its step."""
+        self._works[run, step] = work
+
+    def forget(self, run: str, step: StepId) -> None:
+        """A step is over: a thread of it that has ended is of no more use."""
+        work = self._works.get((run, step))
+        if work is not None and not work.alive:
+            del self._works[run, step]
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # a closed loop has taken along the task that waited
+        loop.call_soon_threadsafe(event.set)

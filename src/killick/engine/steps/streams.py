@@ -1,0 +1,144 @@
+"""A model's reply as it comes: chunks reach the agent live, and are recorded whole when the last one came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextvars import copy_context
+from typing import Any, Final
+
+from killick.engine.approval.verdicts import model_of
+from killick.engine.commands import overridden
+from killick.engine.context import through_codec
+from killick.engine.divergence import agree, refuse_gap
+from killick.engine.execution import Branch, Execution
+from killick.engine.failures import describe
+from killick.engine.replay import OVER
+from killick.engine.steps.attempt import waited_for
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
+from killick.engine.steps.pipeline import StepExecution, replayed
+from killick.engine.steps.waits import Intervened
+from killick.errors import KillickError, StepFailed
+from killick.log.writer import Entry
+from killick.model import events as e
+
+END: Final[Any] = object()
+"""What a blocking reader gets after the last chunk."""
+
+
+async def stream(ex: Execution, intent: Intent, *, branch: Branch | None = None) -> AsyncGenerator[Any]:
+    """One step whose outcome comes in chunks. No other step may begin before its end."""
+    branch = branch or ex.branch_here()
+    ex.enter(branch, task=asyncio.current_task())
+    inside, reading = True, None
+    try:
+        step = branch.number()
+        past = ex.record.step(step)
+        if ex.model is not None and past is None:
+            intent.ask_instead(ex.model)
+        intent.weigh(step, ex.engine.secret_key)
+        if past is None:
+            await refuse_gap(ex, branch, step, str(intent.asked()))
+        else:
+            await agree(ex, branch, past, intent.asked(), intent.recording)
+        if past is not None and past.status in OVER:
+            source: Any = _listed(_chunks(await replayed(ex, branch, past, intent)))
+        else:
+            await ex.turn()
+            reading = _Reading(StepExecution(ex, branch, step, intent, past))
+            try:
+                source = await reading.open()
+            except Intervened as done:
+                source, reading = _listed(_chunks(await overridden(ex, intent.name, done))), None
+        async for chunk in source:
+            branch.streaming = True
+            ex.leave(branch)
+            inside = False
+            yield chunk
+            branch.streaming = False
+            ex.computing -= 1
+            inside = True
+        if reading is not None:
+            await reading.end()
+    except GeneratorExit:
+        # The agent has heard enough: what came so far is the reply, now and on replay.
+        branch.streaming = False
+        if not inside:
+            ex.computing -= 1
+            inside = True
+        if reading is not None and ex.signal is None:
+            reading.record()
+        raise
+    finally:
+        branch.streaming = False
+        if inside:
+            ex.leave(branch)
+
+
+def _chunks(whole: Any) -> list[Any]:
+    """A reply that is on record, in its chunks; what somebody gave instead of one is one chunk."""
+    if isinstance(whole, dict) and "chunks" in whole:
+        return [_chunk(each) for each in whole["chunks"]]  # pyright: ignore[reportUnknownVariableType]
+    return [whole]
+
+
+def _chunk(stored: Any) -> Any:
+    return rebuild(stored["reply"], stored["chunk"]) if stored.get("reply") else stored["chunk"]
+
+
+async def _listed(chunks: list[Any]) -> AsyncIterator[Any]:
+    for chunk in chunks:
+        yield chunk
+
+
+class _Reading:
+    """A stream that is being read: opening it is tried again like any call, reading it is not."""
+
+    def __init__(self, attempting: StepExecution) -> None:
+        self.attempting = attempting
+        self.chunks: list[Any] = []
+
+    async def open(self) -> AsyncIterator[Any]:
+        source = await self.attempting.opened()
+        return self._read(source)
+
+    async def _read(self, source: Any) -> AsyncIterator[Any]:
+        try:
+            if hasattr(source, "__aiter__"):
+                async for chunk in source:
+                    self.chunks.append(chunk)
+                    yield chunk
+            else:
+                blocking = iter(source)
+                while (chunk := await self._next(blocking)) is not END:
+                    self.chunks.append(chunk)
+                    yield chunk
+        except (KillickError, GeneratorExit):
+            raise
+        except Exception as error:
+            failure = describe(error)
+            self.attempting.note_failed(failure)
+            raise StepFailed(self.attempting.step, self.attempting.intent.name, failure) from error
+
+    async def _next(self, blocking: Any) -> Any:
+        ex = self.attempting.ex
+        applied = await waited_for(ex.engine.threads.start(lambda: next(blocking, END), copy_context()), None)
+        if applied.error is not None:
+            raise applied.error
+        return applied.value
+
+    def record(self) -> int:
+        """The whole reply, as one chunk where chunks can be joined."""
+        a = self.attempting
+        joined = join_chunks(self.chunks)
+        stored = [
+            {"chunk": wire(chunk), "reply": kind} if (kind := reply_kind(chunk)) else {"chunk": chunk}
+            for chunk in joined
+        ]
+        usage = a.ex.judge.priced(usage_of(self.chunks), model_of(a.intent))
+        event = e.AttemptEnded(at=a.ex.now_us(), step=a.step, attempt=a.made, outcome="returned", usage=usage)
+        return a.ex.behind(Entry(event, {"output": through_codec({"chunks": stored})}))
+
+    async def end(self) -> None:
+        await self.attempting.ex.recorded(self.record())

@@ -1,0 +1,588 @@
+"""Waits: what a branch waits for, and how messages, people and time end it. Deliverers never hold a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from killick.errors import AnswerRefused, KillickError, ValueRefused
+from killick.log.log import Log
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.chunks import unpack
+from killick.model.codec import digest
+from killick.store.protocol import ENDED, Delivery, Message, RunQuery, is_own
+
+if TYPE_CHECKING:
+    from killick.engine.execution import Branch, Execution
+
+COMMAND: Final = "killick.command"
+"""The name under which commands reach a run that somebody holds."""
+
+ANSWER: Final = "killick.answer"
+VOTE: Final = "killick.vote"
+"""The name of an answer that does not end a wait by itself, because several people have to agree."""
+CHILD: Final = "killick.child"
+SAID: Final = "killick.said"
+
+Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
+QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
+SETTLEMENT_VERBS: Final[tuple[Verb, ...]] = ("happened", "not", "stop")
+
+
+def question_verbs(has_options: bool, has_type: bool) -> list[Verb]:
+    """The answers that a question takes. Approving names no value, so it answers nothing that wants one."""
+    if has_options:
+        return ["reject", "respond"]
+    return ["reject", "edit", "respond"] if has_type else list(QUESTION_VERBS)
+
+
+def refusal(verbs: Sequence[str], options: Sequence[Any], verb: str, value: Any) -> str | None:
+    """Why a verb, with or without a value, is no answer to a wait; None where it is one."""
+    if verb not in verbs:
+        if options:
+            return f"{verb!r} chooses none of {', '.join(map(repr, options))}; respond with one of them"
+        if verb == "approve" and "respond" in verbs:
+            return "'approve' gives no value, and this asks for one; respond with it"
+        return f"{verb!r} is no answer to this; it takes {', '.join(verbs)}"
+    if verb == "approve" and value is not None:
+        return "'approve' changes nothing, and a value came with it; use edit"
+    if verb == "respond" and options and value not in options:
+        return f"{value!r} is not one of {', '.join(map(repr, options))}"
+    return None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back from a person, or from a deadline."""
+
+    kind: str
+    value: Any = None
+    by: str | None = None
+    comment: str | None = None
+    expired: bool = False
+
+    @property
+    def approved(self) -> bool:
+        """Whether what was asked may be done, perhaps with edits."""
+        return self.kind in ("approve", "edit")
+
+
+class Closed(NamedTuple):
+    """How a wait ended."""
+
+    seq: int
+    how: e.WaitEnd
+    by: str | None = None
+    answer: Any = None
+    comment: str | None = None
+
+
+class Intervened(BaseException):
+    """Somebody ended a step that was not over, by an event that is on record. Not for the agent's code: whoever
+    carries the step out gives it what is on record instead."""
+
+    def __init__(self, seq: int, event: Any, values: Mapping[str, Any]) -> None:
+        super().__init__(f"step {event.step}")
+        self.seq = seq
+        self.event: e.StepOverridden | e.StepEnded | e.WaitClosed = event
+        self.values = values
+
+    @property
+    def closed(self) -> Closed:
+        """The end of a wait that it stands for."""
+        if isinstance(self.event, e.StepOverridden):
+            return Closed(self.seq, "answered", self.event.by, self.values.get("output"))
+        return Closed(self.seq, "skipped", self.event.by, None, self.values.get("comment"))
+
+
+Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
+"""What else is written when a wait ends, in the same commit: events, and rights."""
+
+
+class Escalation(NamedTuple):
+    """Whom a question goes to next when nobody answered in time: for how long, and who that is by name, if known."""
+
+    to: tuple[str, ...]
+    timeout: float | None
+    may: Sequence[str] | None = None
+
+
+class Waiter:
+    """A branch that waits. Without `opened` it only waits for time, and no event says so."""
+
+    __slots__ = (
+        "asked",
+        "deadline",
+        "digest",
+        "fits",
+        "future",
+        "name",
+        "need",
+        "opened",
+        "resting",
+        "rounds",
+        "step",
+        "then",
+        "votes",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        step: e.StepId,
+        waits_for: str,
+        *,
+        name: str = "",
+        deadline: int | None = None,
+        digest: e.Digest | None = None,
+        opened: int = 0,
+        then: Then | None = None,
+        fits: Callable[[str, Any], Any] | None = None,
+        asked: Entry | None = None,
+        need: int = 1,
+        votes: tuple[str, ...] = (),
+        rounds: tuple[Escalation, ...] = (),
+    ) -> None:
+        self.step = step
+        self.waits_for = waits_for
+        self.name = name
+        self.deadline = deadline
+        self.digest = digest
+        self.opened = opened
+        self.then = then
+        self.fits = fits
+        self.asked = asked
+        self.need = need
+        self.votes = votes
+        self.rounds = rounds
+        self.resting = False
+        self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
+
+    def answer_id(self, run: str) -> str:
+        return answer_id(run, self.step, self.opened)
+
+
+def verbs_of(waits_for: str) -> tuple[Verb, ...]:
+    """The answers that a wait takes of which nothing else is known."""
+    return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
+
+
+def answer_id(run: str, step: e.StepId, opened: int) -> str:
+    """The id that answers to a wait carry, so that the first one wins."""
+    return f"answer:{run}:{step}@{opened}"
+
+
+def vote_id(answer: str, by: str) -> str:
+    """The id of one of several answers that a wait needs: one a person, however often they click."""
+    return f"{answer}#{by}"
+
+
+def may_answer(
+    by: str | None, to: Sequence[str], may: Sequence[str] | None, roles: Callable[[str], Iterable[str]] | None
+) -> bool:
+    """Whether somebody is one of those who are asked: by name, or by a role that they have. Where nobody says who is
+    who, what a question is addressed to is an address and no more."""
+    if not to or (may is None and roles is None):
+        return True
+    if by is None:
+        return False
+    if may is not None and by in may:
+        return True
+    found = None if roles is None else roles(by)
+    if found is None:
+        return False  # whoever tells roles knows nobody of that name, which may be a role's own
+    return by in to or not set((found,) if isinstance(found, str) else found).isdisjoint(to)
+
+
+def refuse_own(id: str | None) -> None:  # noqa: A002
+    """Refuse an id for a run that a log of Killick's own has, or may come to have, and one with control characters."""
+    refuse_controls(id)
+    if id is not None and is_own(id):
+        raise ValueRefused("id", f"{id!r} is named as Killick's own logs are; choose another")
+
+
+def refuse_controls(id: str | None) -> None:  # noqa: A002
+    """Refuse an id that would forge lines of logs and tables, or command a terminal."""
+    if id is not None and any(unicodedata.category(each) == "Cc" for each in id):
+        raise ValueRefused("id", f"{id!r} has control characters in it; leave them out")
+
+
+def who(by: object, about: str) -> str | None:
+    """The name of a person, as it goes on record; nobody's where there is none. AnswerRefused for what is no name."""
+    if by is not None and not isinstance(by, str):
+        raise AnswerRefused(about, f"by={by!r} is no name; give a text")
+    return (by or "").strip() or None
+
+
+def child_id(run: str) -> str:
+    return f"child:{run}"
+
+
+def schema_of(kind: Any) -> Any:
+    """The JSON schema of a type that an answer is to have; None where none can be told."""
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(kind).json_schema()
+    except (pydantic.PydanticUserError, pydantic.errors.PydanticInvalidForJsonSchema):
+        return None
+
+
+_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
+    "object": (dict,), "null": (type(None),),
+}  # fmt: skip
+
+
+def misfit(schema: Any, value: Any) -> str | None:
+    """Why a value is plainly not what was asked for; what only the run can judge is left to it."""
+    wanted = schema.get("type") if isinstance(schema, dict) else None  # pyright: ignore
+    if not isinstance(wanted, str) or wanted not in _JSON_TYPES:
+        return None
+    fits = isinstance(value, _JSON_TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
+    return None if fits else f"{value!r} is no {wanted}, which was asked for"
+
+
+def binding(run: str, generation: int, step: e.StepId, waits_for: str, **asked: Any) -> e.Digest:
+    """What an answer is bound to: an approval authorises nothing else."""
+    return e.to_text(digest([run, generation, step, waits_for, asked]))
+
+
+# waiting ------------------------------------------------------------------------------------------
+
+
+async def until(ex: Execution, branch: Branch, waiter: Waiter) -> Closed:
+    """Wait: the branch rests, and the run may leave memory meanwhile. Intervened: somebody ended the step itself."""
+    if ex.signal is not None:
+        raise ex.signal
+    raise_if_intervened(ex, waiter.step)
+    ex.waiters[waiter.step] = waiter
+    look(ex, only=waiter)
+    if waiter.future.done():
+        ex.waiters.pop(waiter.step, None)
+        return waiter.future.result()
+    waiter.resting = True
+    ex.rests()
+    try:
+        closed = await waiter.future
+        if ex.files is not None:
+            ex.files.ended()
+        return closed
+    except asyncio.CancelledError:
+        if not waiter.future.done() or waiter.future.cancelled():
+            ex.wakes()
+        raise
+    finally:
+        ex.waiters.pop(waiter.step, None)
+
+
+def intervene(ex: Execution, step: e.StepId, done: Intervened) -> None:
+    """Somebody ended a step, which is on record: who waits within it is told now, other code when it comes there."""
+    ex.interventions[step] = done
+    waiter = ex.waiters.get(step)
+    if waiter is not None and not waiter.future.done():
+        if waiter.resting:
+            ex.wakes()
+        waiter.future.set_exception(done)
+        waiter.future.exception()
+
+
+def raise_if_intervened(ex: Execution, step: e.StepId) -> None:
+    """Go no further with a step that somebody ended."""
+    if step in ex.interventions:
+        raise ex.interventions[step]
+
+
+async def until_time(ex: Execution, branch: Branch, step: e.StepId, at_us: int) -> None:
+    """Sit out a time that is on record already; somebody may have said there since to go on sooner."""
+    if at_us > ex.now_us():
+        found = ex.log.fold.step(step)
+        at_us = min(at_us, (found.delayed_until if found is not None else None) or at_us)
+        await until(ex, branch, Waiter(step, "delay", deadline=at_us))
+
+
+def end(
+    ex: Execution, waiter: Waiter, closed: Closed, message: Message | None = None, *, before: Sequence[Entry] = ()
+) -> None:
+    """A wait is over: on record first, then for the code."""
+    if waiter.future.done():
+        return
+    if waiter.waits_for != "delay":
+        event = e.WaitClosed(
+            at=ex.now_us(),
+            step=waiter.step,
+            how=closed.how,
+            by=closed.by,
+            message=message.number if message is not None else None,
+        )
+        values = {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})}
+        then, rights = waiter.then(closed) if waiter.then is not None else ((), {})
+        if message is not None:
+            ex.took.add(message.number)
+            rights = {**rights, "takes": (message.number,)}
+        seq = ex.behind(*before, Entry(event, values), *then, **rights)
+        closed = closed._replace(seq=seq)
+    if waiter.resting:
+        ex.wakes()
+    waiter.future.set_result(closed)
+
+
+def next_deadline(ex: Execution) -> int | None:
+    """When time alone wakes a branch."""
+    return min((w.deadline for w in ex.waiters.values() if w.deadline is not None), default=None)
+
+
+# looking at what came -----------------------------------------------------------------------------
+
+
+def look(ex: Execution, *, only: Waiter | None = None) -> None:
+    """Take what came for the run: messages in their order, then what time brought."""
+    if ex.signal is not None:
+        return
+    for message in _waiting_messages(ex, only):
+        if message.number not in ex.took:
+            _take(ex, message)
+        if ex.signal is not None:
+            return
+    now = ex.now_us()
+    for waiter in [only] if only is not None else list(ex.waiters.values()):
+        if waiter.waits_for == "child":
+            _look_at_child(ex, waiter)
+        elif waiter.deadline is not None and waiter.deadline <= now:
+            if waiter.rounds:
+                _pass_on(ex, waiter, now)
+            else:
+                end(ex, waiter, Closed(0, "expired"))
+
+
+def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
+    """Messages that somebody here may want, in their order; of those that nobody asks for there may be very many."""
+    store = ex.engine.log.store
+    if only is not None:
+        names = {"event": {only.name}, "answer": {ANSWER, VOTE}, "settlement": {ANSWER}}.get(only.waits_for, set[str]())
+    else:
+        row = store.index(ex.run_id)
+        if row is None or row.delivered == ex.log.seen:
+            return []
+        ex.log.seen = row.delivered
+        names = {waiter.name for waiter in ex.waiters.values() if waiter.waits_for == "event"}
+        names |= {COMMAND, ANSWER, VOTE, CHILD}
+    found = [message for name in names for message in store.inbox(ex.run_id, name=name)]
+    return sorted(found, key=lambda message: message.number)
+
+
+def body_of(log: Log, message: Message) -> Any:
+    return unpack(message.body, log.store.pieces)
+
+
+def _take(ex: Execution, message: Message) -> None:
+    if message.name == COMMAND:
+        from killick.engine import commands
+
+        commands.take(ex, message)
+    elif message.name in (ANSWER, VOTE):
+        _answered(ex, message)
+    elif message.name == CHILD:
+        _drop(ex, message)
+    elif message.name != SAID:
+        for waiter in sorted(ex.waiters.values(), key=lambda waiter: waiter.opened):
+            if waiter.waits_for == "event" and waiter.name == message.name and not waiter.future.done():
+                body = body_of(ex.engine.log, message)
+                end(ex, waiter, Closed(0, "answered", by=message.by, answer=body), message)
+                return
+
+
+def _drop(ex: Execution, message: Message) -> None:
+    """Take a message that nobody waits for any more."""
+    taken = e.MessageTaken(at=ex.now_us(), message=message.number, name=message.name, id=message.id, by=message.by)
+    ex.took.add(message.number)
+    ex.behind(Entry(taken), takes=(message.number,))
+
+
+def _answered(ex: Execution, message: Message) -> None:
+    waiter = next((w for w in ex.waiters.values() if w.opened and _is_for(message, w.answer_id(ex.run_id))), None)
+    if waiter is None or waiter.future.done():
+        if not _may_come(ex, message):
+            _drop(ex, message)
+        return
+    body: Any = body_of(ex.engine.log, message)
+    if (why := _unfit(ex, waiter, message, body)) is not None:
+        _set_aside(ex, waiter, message, why)
+        return
+    said: dict[str, Any] = {"kind": body["kind"], "value": body.get("value")}
+    closed = Closed(0, "answered", by=message.by, answer=said, comment=body.get("comment"))
+    if waiter.need > 1 and said["kind"] == "approve":
+        _voted(ex, waiter, closed, message)
+    else:
+        end(ex, waiter, closed, message)
+
+
+def _unfit(ex: Execution, waiter: Waiter, message: Message, body: Any) -> object:
+    """Why an answer counts as none: it is of another question, by somebody who is not asked, or no answer at all."""
+    told: dict[str, Any] = {**body} if isinstance(body, dict) else {}
+    event: Any = None if waiter.asked is None else waiter.asked.event
+    asked: dict[str, Any] = {} if waiter.asked is None else dict(waiter.asked.values or {})
+    kind = told.get("kind")
+    if not isinstance(kind, str):
+        return "it is no answer to this"
+    if (why := refusal(asked.get("verbs", (kind,)), asked.get("options") or (), kind, told.get("value"))) is not None:
+        return why
+    if waiter.digest is not None and told.get("digest") != waiter.digest:
+        return "it answers another question"
+    try:
+        if event is not None and not may_answer(message.by, event.to, asked.get("may"), ex.engine.roles):
+            return "it was asked of others"
+    except Exception as error:
+        # Whoever tells roles cannot do so now: the run goes on another time.
+        raise ex.interrupted(KillickError(f"the roles of {message.by} cannot be told ({error})")) from error
+    try:
+        if waiter.fits is not None and kind in ("edit", "respond", "happened"):
+            waiter.fits(kind, told.get("value"))
+    except ValueRefused as misfit:
+        return misfit
+    return None
+
+
+def _voted(ex: Execution, waiter: Waiter, closed: Closed, message: Message) -> None:
+    """One of several who have to agree did; the last one of them ends the wait."""
+    by = closed.by
+    if by is None:
+        _set_aside(ex, waiter, message, "several people have to agree, each by name")
+        return
+    last = len({*waiter.votes, by}) >= waiter.need
+    event = e.WaitVoted(at=ex.now_us(), step=waiter.step, by=by, message=None if last else message.number)
+    voted = Entry(event, {"answer": closed.answer, **({"comment": closed.comment} if closed.comment else {})})
+    waiter.votes = waiter.votes if by in waiter.votes else (*waiter.votes, by)
+    if last:
+        end(ex, waiter, closed, message, before=(voted,))
+        return
+    ex.took.add(message.number)
+    ex.behind(voted, takes=(message.number,))
+    _ask_again(ex, waiter, message)
+
+
+def _pass_on(ex: Execution, waiter: Waiter, now: int) -> None:
+    """Nobody answered in time: others are asked, anew, and may take a time of their own."""
+    assert waiter.asked is not None
+    event: Any = waiter.asked.event
+    values = {name: value for name, value in (waiter.asked.values or {}).items() if name != "may"}
+    following, *rest = waiter.rounds
+    deadline = None if following.timeout is None else now + round(following.timeout * 1_000_000)
+    opened = msgspec.structs.replace(
+        event, at=now, data=None, to=following.to, deadline=deadline, round=event.round + 1
+    )
+    waiter.asked = Entry(opened, values if following.may is None else {**values, "may": list(following.may)})
+    waiter.opened = ex.behind(waiter.asked)
+    waiter.deadline, waiter.rounds, waiter.votes = deadline, tuple(rest), ()
+
+
+def dismiss(ex: Execution, step: e.StepId, opened: int) -> None:
+    """What people said to a question that is not asked any more is taken, and noted: it counts for nothing."""
+    answer = answer_id(ex.run_id, step, opened)
+    for name in (ANSWER, VOTE):
+        for message in ex.engine.log.store.inbox(ex.run_id, name=name):
+            if message.number not in ex.took and _is_for(message, answer):
+                _drop(ex, message)
+                note = f"the answer of {message.by or 'somebody'} came to a question that is not asked any more"
+                ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=step, by="killick"), {"note": note}))
+
+
+def _set_aside(ex: Execution, waiter: Waiter, message: Message, misfit: object) -> None:
+    """An answer that does not fit counts as none: the same is asked again, under an id that is free."""
+    _drop(ex, message)
+    note = f"the answer of {message.by or 'somebody'} does not fit and was set aside: {misfit}"
+    ex.behind(Entry(e.NoteMade(at=ex.now_us(), step=waiter.step, by="killick"), {"note": note}))
+    _ask_again(ex, waiter, message)
+
+
+def _ask_again(ex: Execution, waiter: Waiter, message: Message) -> None:
+    """The same question, under an id that is free, where a message took the one that ends it and did not."""
+    if waiter.asked is not None and message.name == ANSWER:
+        event, values = waiter.asked
+        now = ex.now_us()
+        waiter.opened = ex.behind(Entry(msgspec.structs.replace(event, at=now, data=None), values))
+        for by in waiter.votes:
+            ex.behind(Entry(e.WaitVoted(at=now, step=waiter.step, by=by)))
+
+
+def _may_come(ex: Execution, message: Message) -> bool:
+    """Whether an answer belongs to a wait that is open on record and that the code has not come to yet."""
+    waits = ex.log.fold.facts.waits.values()
+    return any(_is_for(message, answer_id(ex.run_id, wait.step, wait.opened)) for wait in waits)
+
+
+def _is_for(message: Message, answer: str) -> bool:
+    """Whether a message answers, or votes for, what has this id."""
+    return message.id == answer if message.name == ANSWER else message.id.startswith(f"{answer}#")
+
+
+def _look_at_child(ex: Execution, waiter: Waiter) -> None:
+    outcome = child_outcome(ex.engine.log, waiter.name)
+    if outcome is not None:
+        end(ex, waiter, Closed(0, "answered", by=waiter.name, answer=outcome))
+
+
+def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
+    """How a run ended, followed through renewals; None while it has not."""
+    row = log.store.index(run)
+    if row is None or row.status not in ENDED:
+        return None
+    state = log.state(run)
+    facts = state.fold.facts
+    if facts.renewed_as is not None:
+        return child_outcome(log, facts.renewed_as)
+    data = state.data(facts.ended)
+    return {"status": facts.status, "result": data.get("result"), "failure": data.get("failure")}
+
+
+# renewals -----------------------------------------------------------------------------------------
+
+
+def renewals(root: str) -> str:
+    """The tag of every log as which a run went on, so that the last is found when those between are archived."""
+    return f"renews:{root}"
+
+
+def root_of(run: str) -> tuple[str, int]:
+    """What a run was called before it was renewed, and the how manyth of its logs this is: `name+3`."""
+    root, plus, number = run.rpartition("+")
+    return (root, int(number)) if plus and number.isdigit() else (run, 1)
+
+
+def latest(log: Log, run: str) -> str:
+    """The run as which a run goes on, followed through renewals, also where logs on the way are gone."""
+    row = log.store.index(run)
+    if row is None:
+        later = log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)
+        run, row = (later[0].run, later[0]) if later else (run, None)
+    while row is not None and row.status == "completed":
+        last = log.event(run, log.head(run).seq)
+        if not isinstance(last, e.RunRenewed):
+            break
+        run = last.run
+        row = log.store.index(run)
+    return run
+
+
+def goes_along(message: Message) -> bool:
+    """Whether a message that was not taken belongs to whoever the run goes on as."""
+    return not message.name.startswith("killick.") or message.name == SAID
+
+
+def forwarded(log: Log, message: Message, run: str) -> Delivery:
+    """A message that was sent to a run, for the one as which it goes on. Its id stays, so that it counts once."""
+    pieces = tuple(log.blobs(message.body).values())
+    return Delivery(
+        run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
+    )
+
+
+def bring_along(log: Log, run: str, follows: str) -> None:
+    """What reached a run's inbox while it was being renewed, and was therefore left behind there."""
+    late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
+    if late:
+        log.store.deliver(late)

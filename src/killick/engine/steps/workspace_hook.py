@@ -1,0 +1,537 @@
+"""The workspace of a run: when its files are taken, what waits for that, and when they go back.
+
+After every tool the files are taken in the background, by what changed on disk and not by which tool it was; the next
+tool waits until they were read. A tool that says it changes only the workspace has it for itself, begins when its
+before is on record, and finds that before again whenever it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from killick.engine.signals import Interrupted
+from killick.engine.steps.waits import root_of
+from killick.errors import KillickError, NotDone, WorkspaceRefused
+from killick.log.writer import Entry
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model.fold import Step
+from killick.model.ledger import Ledger, LedgerFacts
+from killick.permissions import make_folder
+from killick.store.memory import MemoryStore
+from killick.store.protocol import Store
+from killick.workspace import processes, tree
+from killick.workspace.processes import MARK, Process
+from killick.workspace.restore import Restored
+from killick.workspace.tree import Change, Id
+from killick.workspace.vault.vault import Vault
+from killick.workspace.workspace import RUN, Capture, Snapshot, Workspace, default_vault
+
+if TYPE_CHECKING:
+    from killick.definitions.registry import Effect
+    from killick.engine.execution import Execution
+    from killick.engine.steps.pipeline import StepExecution
+
+logger: Final = get_logger("killick")
+
+_TOLD_MAX: Final = 20
+_ROUNDS_MAX: Final = 5
+_OPEN_MAX: Final = 8
+"""So many folders stay open though no run that is in memory works in them."""
+
+
+def vault_place(store: Store) -> Path:
+    """Where the files of a store's runs are kept: beside a store that is a file; with one in memory they go too."""
+    if isinstance(store, MemoryStore):
+        return Path(tempfile.gettempdir(), f"killick-{store.id}")
+    place = Path(store.place)
+    return place.absolute().with_suffix(".files") if store.proves_life and place.is_file() else default_vault()
+
+
+def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
+    """Where the files of a run are kept: where its record says; beside its store, if it was moved along with that."""
+    beside = vault_place(store)
+    if facts.vault is None:
+        return Path(declared) if declared is not None else beside
+    recorded = Path(facts.vault)
+    return beside if beside.is_dir() and not recorded.is_dir() else recorded
+
+
+def owner_of(store: Store, run: str) -> str:
+    """For whom a run's snapshots are kept."""
+    return f"{store.id}/{run}"
+
+
+_Key = tuple[str, tuple[str, ...], bool, str]
+
+
+def _key(workspace: Workspace) -> _Key:
+    """What makes two workspaces the same."""
+    return str(workspace.path), workspace.exclude, workspace.gitignore, workspace.processes
+
+
+class Folders:
+    """The workspaces that are open in this process, each folder once, whichever runs work in it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[_Key, Workspace] = {}
+        self._users: defaultdict[_Key, set[Files]] = defaultdict(set)
+        self._vaults: dict[str, Vault] = {}
+        self._closing: ThreadPoolExecutor | None = None
+        self._mutex = threading.Lock()
+
+    def of(self, declared: Workspace, run: str, ledger: Ledger) -> Workspace:
+        """The workspace of a run: where its record says, or as it is declared."""
+        facts = ledger.facts
+        root = root_of(run)[0]
+        with self._mutex:
+            place = str(vault_of(facts, self._store, declared.given_vault))
+            vault = self._vaults.setdefault(place, Vault(place))
+            found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
+            key = _key(found)
+            found = self._open.pop(key, found)
+            self._open[key] = found
+            idle = [each for each in self._open if not self._users[each] and each != key]
+            for each in idle[: max(0, len(self._open) - _OPEN_MAX)]:
+                self._closing = self._closing or ThreadPoolExecutor(1, thread_name_prefix="killick-close")
+                self._closing.submit(self._open.pop(each).close)
+                del self._users[each]
+        return found
+
+    def use(self, files: Files, *, ends: bool = False) -> None:
+        """A run works in a folder, or does no longer: so long it stays open."""
+        with self._mutex:
+            key = _key(files.workspace)
+            (self._users[key].discard if ends else self._users[key].add)(files)
+            if not ends:
+                files.workspace = self._open.setdefault(key, files.workspace)  # it may have been closed meanwhile
+
+    def close(self) -> None:
+        """Finish what is being taken."""
+        with self._mutex:
+            opened, self._open = list(self._open.values()), {}
+        if self._closing is not None:
+            self._closing.shutdown()
+        for workspace in opened:
+            workspace.close()
+        for vault in self._vaults.values():
+            vault.close()
+        if isinstance(self._store, MemoryStore) and opened:
+            shutil.rmtree(vault_place(self._store), ignore_errors=True)
+
+
+class Files:
+    """The workspace of one run while it is in memory."""
+
+    def __init__(self, ex: Execution, workspace: Workspace) -> None:
+        self.ex = ex
+        self.workspace = workspace
+        self.owner = owner_of(ex.engine.log.store, ex.run_id)
+        self._last = ex.log.ledger.files_at(ex.log.seq)
+        self._alive: frozenset[int] = frozenset()
+        self._taking = 0
+        self._unread: Capture | None = None
+        self._moved = asyncio.Event()
+        self._alone = False
+        self._beside = 0
+        self._back_since: dict[e.StepId, int] = {}
+        """Steps whose files went back and that were not tried again yet."""
+
+    @property
+    def path(self) -> Path:
+        return self.workspace.path
+
+    # opening ----------------------------------------------------------------------------------
+
+    async def opened(self) -> None:
+        """Before the code of a run goes on: its files are as its record says, or it is put on record how they are."""
+        ex = self.ex
+        facts = ex.log.ledger.facts
+        path, vault = str(self.path), str(self.workspace.vault.path)
+        due, because = facts.files_due, facts.due_because
+        if not self.path.is_dir():
+            declared = ex.agent.options.workspace
+            for_each = declared is not None and RUN in declared.declared
+            if due is None and not for_each and not facts.workspace:
+                raise WorkspaceRefused(path, f"there is no such folder for {ex.run_id} to work in; make it")
+            make_folder(self.path)
+            if due is None and self._last is not None:
+                due, because = self._last, "gone"  # somebody took the folder away, and the run needs it
+        bound = e.WorkspaceBound(
+            at=ex.now_us(), path=path, vault=vault, exclude=self.workspace.exclude, gitignore=self.workspace.gitignore
+        )
+        known = facts.workspace, facts.vault, facts.exclude, facts.gitignore
+        if known != (bound.path, bound.vault, bound.exclude, bound.gitignore):
+            ex.behind(Entry(bound))
+        os.environ[MARK] = ex.engine.holder
+        left = self._left_open()
+        if due is not None:
+            await self._restore(e.from_text(due), because)
+        elif doubtful := [step for step in left if step.effect == "workspace" and not self._went_back(step)]:
+            # Only one was at it; the others were begun before and had their files brought back, or never touched them.
+            await self._left_in_doubt(max(doubtful, key=lambda step: step.attempts[-1].started))
+        elif not left:
+            self.begin(self._since() if ex.was_left else None)
+
+    def _left_open(self) -> list[Step]:
+        """The tools that were at it when the run was left: what is there now is no boundary."""
+        fold = self.ex.log.fold
+        steps = (fold.steps[index] for index in fold.facts.pending.values())
+        return [step for step in steps if step.sort == "tool" and step.attempts and not step.attempts[-1].ended]
+
+    async def _left_in_doubt(self, step: Step) -> None:
+        """A process died in a tool that changes the workspace: the files go back before any other tool is let at them.
+        Whoever may only be frozen is left its time."""
+        ex = self.ex
+        while ex.signal is None and (left := ex.touch_after_us - ex.now_us()) > 0:
+            await asyncio.sleep(ex.engine.clock.nap_seconds(min(left / 1_000_000, 1.0)))
+        if ex.signal is None:
+            started: e.AttemptStarted = ex.record.event(step.attempts[-1].started)
+            await self._back(step.id, step.attempts[-1].started, started.at, ex.record.holder_of(started.epoch))
+
+    def _since(self) -> int | None:
+        """From where on nothing was done to the files by this run, where its last process died before it had looked."""
+        fold, ledger = self.ex.log.fold, self.ex.log.ledger
+        ended = 0
+        for index in range(len(fold.steps) - 1, -1, -1):
+            step = fold.steps[index]
+            if step.sort == "tool" and step.ended:
+                ended = step.ended
+                break
+        is_known = any(capture.after >= ended for capture in ledger.captures)
+        return None if not ended or is_known else ended
+
+    # taking -----------------------------------------------------------------------------------
+
+    def begin(self, after: int | None = None, *, check: bool = True) -> Capture:
+        """Take the files in the background, as they are at this point of the log."""
+        capture = self.workspace.begin(self.owner, check=check)
+        after = self.ex.log.seq if after is None else after
+        self._taking += 1
+        self._unread = capture
+        for future, then in (
+            (capture.quiet, self._stir),
+            (capture.snapshot, partial(self._taken, capture, after, check)),
+        ):
+            future.add_done_callback(partial(self._on_loop, then))
+        return capture
+
+    def _on_loop(self, then: Callable[[], None], _: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and the run with it
+            self.ex.loop.call_soon_threadsafe(then)
+
+    def _stir(self) -> None:
+        self._moved.set()
+
+    def _taken(self, capture: Capture, after: int, check: bool) -> None:
+        """A snapshot holds, or could not be taken: either is put on record, unless nothing changed."""
+        self._taking -= 1
+        self._moved.set()
+        ex = self.ex
+        if isinstance(ex.signal, Interrupted):
+            return
+        error = capture.snapshot.exception()
+        try:
+            if error is not None:
+                logger.warning("%s: its files could not be taken: %s", ex.run_id, error)
+                note = {"note": f"the files could not be taken: {error}"}
+                ex.behind(Entry(e.NoteMade(at=ex.now_us(), by="killick"), note))
+            else:
+                self._record(capture.snapshot.result(), after, check)
+        except BaseException as failed:  # the handle is closed: whoever drives the run is told by that
+            logger.debug("%s: a snapshot is not on record: %s", ex.run_id, failed)
+
+    def _record(self, snapshot: Snapshot, after: int, check: bool) -> None:
+        root = e.to_text(snapshot.root)
+        alive = frozenset(each.pid for each in snapshot.processes) if check else self._alive
+        if root == self._last and alive == self._alive:
+            return
+        self._alive = alive
+        ex = self.ex
+        event = e.WorkspaceCaptured(
+            at=ex.now_us(), after=after, root=root, files=snapshot.files, size_bytes=snapshot.size_bytes,
+            changed=snapshot.changed, processes=len(alive),
+            images=None if snapshot.images is None else e.to_text(snapshot.images),
+        )  # fmt: skip
+        values: dict[str, Any] = {}
+        if snapshot.processes:
+            values["processes"] = _named(snapshot.processes)
+        if snapshot.left_out:
+            values["left_out"] = list(snapshot.left_out[:_TOLD_MAX])
+        ex.behind(Entry(event, values or None))
+        self._last = root
+
+    async def settle(self) -> None:
+        """Until everything that was being taken is on record."""
+        while self._taking:
+            await self._until_moved()
+
+    async def _until_moved(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+    async def _quieted(self) -> None:
+        """Until the files may change again."""
+        while self._unread is not None and not self._unread.quiet.done():
+            await self._until_moved()
+
+    async def _current(self) -> None:
+        """The files as they are now are on record."""
+        await self.settle()
+        capture = self.begin(check=False)
+        await self.settle()
+        error = capture.snapshot.exception()
+        if error is not None:
+            raise error
+
+    # around a tool ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def around(self, a: StepExecution) -> AsyncGenerator[None]:
+        """While a tool is applied. One that changes the workspace has it for itself, from its before on."""
+        effect = a.intent.effect
+        if effect == "reads":
+            yield
+            return
+        alone = effect == "workspace"
+        while self._alone or (alone and self._beside):
+            await self._until_moved()
+            self.ex.refuse(a.branch)
+        self._alone, self._beside = alone, self._beside + 1
+        try:
+            await self._ready(a)
+            yield
+        finally:
+            self._alone, self._beside = False, self._beside - 1
+            self._moved.set()
+
+    async def _ready(self, a: StepExecution) -> None:
+        ex = self.ex
+        try:
+            if a.intent.effect != "workspace":
+                await self._quieted()
+            elif a.is_open and not self._is_back(a):
+                await self._back(a.step, *self._last_attempt(a))
+            else:
+                await self._current()
+            self._back_since.pop(a.step, None)
+        except KillickError as error:
+            raise ex.interrupted(error) from error
+        except OSError as error:
+            raise ex.interrupted(WorkspaceRefused(str(self.path), str(error))) from error
+
+    def _last_attempt(self, a: StepExecution) -> tuple[int, int, str | None]:
+        """Where it started, when, and who made it: we, or a process before."""
+        record = self.ex.record
+        if a.started:
+            return a.started, a.began_us, self.ex.engine.holder
+        assert a.past is not None
+        seq = a.past.attempts[-1].started
+        event: e.AttemptStarted = record.event(seq)
+        return seq, event.at, record.holder_of(event.epoch)
+
+    def _is_back(self, a: StepExecution) -> bool:
+        """Whether the files went back since the last attempt: what others did to them since then stays."""
+        if a.step in self._back_since:
+            return True
+        return not a.started and a.past is not None and self._went_back(a.past)
+
+    def _went_back(self, step: Step) -> bool:
+        """Whether the files went back since the last attempt of a step that is on record."""
+        told = self.ex.record.of(step.id, e.WorkspaceRestored)
+        return bool(step.attempts) and any(seq > step.attempts[-1].started for seq, _ in told)
+
+    async def failed(self, a: StepExecution) -> None:
+        """An attempt came to nothing and another will be made: the files go back before anybody else is let at them."""
+        await self._back(a.step, a.started, a.began_us, self.ex.engine.holder)
+
+    def ended(self) -> None:
+        """What a tool came to is on record, or a wait is over. When nobody is at the files, they are taken."""
+        if not self._beside and not isinstance(self.ex.signal, Interrupted):
+            self.begin()
+
+    async def _back(self, step: e.StepId, started: int, since_us: int, holder: str | None) -> None:
+        """An attempt is in doubt: what it left running is ended, and the files go back to what they were before it."""
+        ex = self.ex
+        await self.settle()
+        root = ex.log.ledger.files_at(started - 1)
+        if root is None:
+            told = f"there is no snapshot of before step {step}; put its files in order and settle the step by hand"
+            raise WorkspaceRefused(str(self.path), told)
+        await self._restore(e.from_text(root), "in doubt", step=step, left=(since_us, holder))
+        self._back_since[step] = ex.log.seq
+
+    def _end_left_over(self, since_us: int, holder: str | None) -> list[Process]:
+        """End what an attempt started and left running. Of a holder that is gone, whatever it left has nobody."""
+        ended: list[Process] = []
+        for _ in range(_ROUNDS_MAX):
+            if holder is None:
+                break
+            if holder == self.ex.engine.holder:
+                found = processes.started_since(self.path, mark=holder, since_us=since_us)
+            else:
+                found = processes.marked(holder, since_us=since_us)
+            if not found:
+                break
+            ended += processes.end(found)
+        return ended
+
+    async def _restore(
+        self,
+        root: Id,
+        because: e.RestoredBecause,
+        *,
+        step: e.StepId | None = None,
+        left: tuple[int, str | None] = (0, None),
+    ) -> None:
+        """Bring the files back, all of them: a tool is let at nothing less. `left` is since when, and whose, processes
+        may still write."""
+        ex = self.ex
+        done, ended = await asyncio.to_thread(self._restored, root, left)
+        self._last = e.to_text(root)
+        await ex.write(restored(done, self._last, because, at=ex.now_us(), step=step, ended=ended))
+
+    def _restored(self, root: Id, left: tuple[int, str | None]) -> tuple[Restored, list[Process]]:
+        ended: list[Process] = []
+        done: Restored | None = None
+        taken = self.workspace.processes == "taken"
+        images = self.ex.log.ledger.images_of(e.to_text(root)) if taken else None
+        if images is not None:
+            ended += processes.end(processes.alive(self.path, mark=self.ex.engine.holder))
+        for _ in range(_ROUNDS_MAX):
+            ended += self._end_left_over(*left)
+            again = self.workspace.restore(root, None, self.owner)
+            first = again.before if done is None else done.before
+            written, removed = (0, 0) if done is None else (done.written, done.removed)
+            done = Restored(written + again.written, removed + again.removed, again.left, again.again, first)
+            later = self._end_left_over(*left)
+            ended += later
+            if not again.again and not later:
+                if images is not None:
+                    self.workspace.restore_processes(e.from_text(images))
+                return done, ended
+        assert done is not None
+        told = done.left[0] if done.left else "somebody writes to it"
+        raise WorkspaceRefused(str(self.path), f"cannot be brought back while it is written to ({told})")
+
+    # undoing ----------------------------------------------------------------------------------
+
+    async def revert(self, step: e.StepId, started: int, ended: int) -> int:
+        """Take back what one step did to the files, where nobody changed that since; returns how many paths."""
+        ledger = self.ex.log.ledger
+        before, after = ledger.files_at(started - 1), ledger.files_at(ended) if ended else None
+        if before is None:
+            raise NotDone(f"{self.path}: there is no snapshot of before the step")
+        await self.settle()
+        was = e.from_text(after) if after else None
+        paths, done = await asyncio.to_thread(self._reverted, e.from_text(before), was)
+        if done is not None:
+            entry = restored(done, before, "undone", at=self.ex.now_us(), step=step, paths=paths)
+            self.ex.behind(entry)
+        return len(paths)
+
+    def _reverted(self, before: Id, after: Id | None) -> tuple[list[str], Restored | None]:
+        """Without an `after` the step never came to its end, and what is there is what it left."""
+        workspace, load = self.workspace, self.workspace.vault.load
+        found = workspace.capture(self.owner).root
+        now, after = tree.root(found, load), after or found
+        wanted = [change for change in workspace.diff(before, after) if not _is_time_alone(change)]
+        held = {change.path: tree.find(now, change.path, load) for change in wanted}
+        done = [change for change in wanted if not _same(held[change.path], change.before)]
+        others = [os.fsdecode(change.path) for change in done if not _same(held[change.path], change.after)]
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            raise NotDone(f"{', '.join(others[:3])}{more}: changed since; put those files in order by hand, or rewind")
+        paths = [change.path for change in done]
+        told = [os.fsencode(path).decode(errors="replace") for path in paths]
+        return told, workspace.restore(before, paths, self.owner) if paths else None
+
+
+def _is_time_alone(change: Change) -> bool:
+    """A folder's time moves with whatever happens in it."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return False
+    return before.is_folder and after.is_folder and before.mode == after.mode
+
+
+def _same(one: tree.Entry | None, other: tree.Entry | None) -> bool:
+    """Whether two entries hold the same, whenever they were written."""
+    if one is None or other is None or one.is_folder or other.is_folder:
+        return (one is None) == (other is None) and (one is None or other is None or one.kind == other.kind)
+    return (one.kind, one.mode, one.size, one.ref) == (other.kind, other.mode, other.size, other.ref)
+
+
+def _named(found: Sequence[Process]) -> list[dict[str, Any]]:
+    return [{"pid": each.pid, "command": each.command} for each in found[:_TOLD_MAX]]
+
+
+def restored(
+    done: Restored,
+    root: e.Digest,
+    because: e.RestoredBecause,
+    *,
+    at: int,
+    step: e.StepId | None = None,
+    by: str | None = None,
+    paths: Sequence[str] | None = None,
+    ended: Sequence[Process] = (),
+) -> Entry:
+    """A restore as it is put on record."""
+    values: dict[str, Any] = {"written": done.written, "removed": done.removed}
+    if done.left:
+        values["left"] = list(done.left[:_TOLD_MAX])
+    if paths is not None:
+        values["paths"] = list(paths)
+    if ended:
+        values["ended"] = _named(ended)
+    before = e.to_text(done.before) if done.before else None
+    return Entry(e.WorkspaceRestored(at=at, root=root, because=because, before=before, step=step, by=by), values)
+
+
+def reverting(ex: Execution) -> Callable[[Effect], Any]:
+    """How an effect on the workspace is undone, where its tool does not say."""
+
+    async def revert(effect: Effect) -> int:
+        if ex.files is None:
+            raise NotDone(f"{ex.run_id}: has no workspace here")
+        found = next(each for each in ex.log.ledger.effects if each.key == effect.key and not each.undoes)
+        return await ex.files.revert(effect.step, found.started, found.ended if found.status == "happened" else 0)
+
+    return revert
+
+
+def hidden_of(store: Store) -> tuple[str, ...]:
+    """What of a store may lie in a folder, by how names begin: no snapshot holds it, and no restore touches it."""
+    return (store.place,) if store.proves_life else ()
+
+
+def workspace_of(ledger: Ledger, store: Store) -> Workspace:
+    """The workspace of a run as its record has it, whether or not its agent is known here."""
+    facts = ledger.facts
+    if facts.workspace is None:
+        raise WorkspaceRefused("the run", "has no workspace on record")
+    return Workspace(
+        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault_of(facts, store),
+        hidden=hidden_of(store),
+    )  # fmt: skip
+
+
+def told(done: Restored) -> str:
+    """What a restore did, in words."""
+    parts = [f"{done.written} written", f"{done.removed} removed"]
+    parts += [f"{len(done.left)} left as they are"] if done.left else []
+    return f"{', '.join(parts)}; what was there is snapshot {done.before.hex()[:12]}"

@@ -1,0 +1,380 @@
+"""Where and why two runs part: what they share, what a fork was given otherwise, and the first step that differs.
+
+Changes nothing. Steps that are the same record are never read; others are matched by number and compared by content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from killick.history.diff import Diff, across, last_shared, shown
+from killick.history.narration import led_to
+from killick.history.page import RedactData
+from killick.history.phrasing import entries_of
+from killick.history.timeline import Timeline, timeline
+from killick.history.timeline_parts import Step
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.codec import plain
+from killick.model.fold import OUT_OF_BAND, StepStatus
+
+How = Literal["call", "arguments", "outcome", "output", "absent"]
+Changed = Literal["output", "input", "context", "model", "effects"]
+
+_canonical: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a fork was given otherwise than the run it left: a step's output, the input, the context, a model,
+    or what becomes of effects. `was` is what it had been."""
+
+    run: str
+    what: Changed
+    step: str | None = None
+    value: Any = None
+    was: Any = None
+    unset: tuple[str, ...] = ()
+
+    def told(self, chars: int = 60) -> str:
+        """In one line of about that length."""
+        match self.what:
+            case "output":
+                return f"{self.step} returned {shown(plain(self.value), chars)}"
+            case "context":
+                named = [f"{name}={shown(plain(value), chars)}" for name, value in entries_of(self.value).items()]
+                return f"context {', '.join([*named, *(f'without {name}' for name in self.unset)])}"
+            case "input":
+                return f"input {shown(plain(self.value), chars)}"
+            case _:
+                return f"{self.what} {self.value}"
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What two timelines have in common, record by record: up to this place, an event of `run`."""
+
+    run: str
+    seq: int
+    place: str
+    steps: int
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as one of two runs has it."""
+
+    sort: e.Sort
+    name: str
+    status: StepStatus
+    arguments: Any
+    output: Any
+    failure: str | None
+
+    @property
+    def call(self) -> str:
+        """The call, as it would be written."""
+        given = entries_of(self.arguments)
+        inside = ", ".join(f"{name}={_json(value)}" for name, value in given.items())
+        inside = inside or ("" if self.arguments in (None, {}) else _json(self.arguments))
+        bare = self.sort in ("decision", "undo")
+        return self.name if bare else f"{self.name} {inside}" if self.sort == "wait" else f"{self.name}({inside})"
+
+    @property
+    def outcome(self) -> str:
+        """What came of it; empty where that is nothing."""
+        if self.status != "done":
+            return self.failure or self.status.replace("_", " ")
+        return "" if self.output is None else _json(self.output)
+
+    def told(self, chars: int = 60) -> str:
+        """The call and what came of it, in one line of about that length."""
+        call = _cut(self.call, max(chars - min(len(self.outcome), chars // 2) - 3, 12))
+        return _joined(call, _cut(self.outcome, max(chars - len(call) - 3, 12)))
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A step number, and what each of the two runs has there. `how` is None where that is the same."""
+
+    step: str
+    how: How | None
+    one: Seen | None
+    two: Seen | None
+
+    def told(self, chars: int = 60) -> tuple[str, str]:
+        """Both calls with what came of them, each in about so many characters: of what is long, where they differ."""
+        if self.one is None or self.two is None:
+            one, two = (seen.told(chars) if seen is not None else "–" for seen in (self.one, self.two))
+            return one, two
+        outcomes = self.one.outcome, self.two.outcome
+        room = max(chars - min(max(map(len, outcomes)), chars // 2) - 3, 12)
+        calls = _apart(self.one.call, self.two.call, room, differ=self.how == "arguments")
+        left = max(chars - max(map(len, calls)) - 3, 12)
+        one, two = map(_joined, calls, _apart(*outcomes, left, differ=self.how == "output"))
+        return one, two
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _joined(call: str, outcome: str) -> str:
+    return f"{call} → {outcome}" if outcome else call
+
+
+def _apart(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
+    """Two texts no longer than the room; if one is, and they differ, both begin a little before they do."""
+    longest, least = max(len(one), len(two)), min(len(one), len(two))
+    front = 0
+    if differ and longest > room:
+        head = next((place for place in range(least) if one[place] != two[place]), least)
+        front = min(max(head - room // 3, 0), longest - room + 1)
+    one, two = (_cut(f"…{text[front:]}" if front > 1 else text, room) for text in (one, two))
+    return one, two
+
+
+class Parting(msgspec.Struct, frozen=True):
+    """Two runs: what they share (None: no record), what was changed, where they part, and all steps from there on."""
+
+    one: Timeline
+    two: Timeline
+    shared: Shared | None
+    conditions: tuple[Condition, ...]
+    pairs: tuple[Pair, ...]
+    diff: Diff
+
+    @property
+    def parts_at(self) -> Pair | None:
+        """The first step that differs; None when none does."""
+        return self.pairs[0] if self.pairs else None
+
+    def why(self) -> str:
+        """How they part, in a few words."""
+        first = self.parts_at
+        if first is None:
+            return "every step is the same so far"
+        if first.how == "absent":
+            there, gone = (self.one, self.two) if first.one is not None else (self.two, self.one)
+            ended = (
+                f"had ended ({gone.status})" if gone.ended_at is not None else f"has not come so far ({gone.status})"
+            )
+            return f"step {first.step}: {there.run} took it, {gone.run} {ended}"
+        assert first.one is not None
+        assert first.two is not None
+        words = {
+            "call": f"{first.one.name} in the one, {first.two.name} in the other",
+            "arguments": "the same call with other arguments",
+            "outcome": f"one is {first.one.status}, the other {first.two.status}".replace("_", " "),
+            "output": "the same call, and something else came of it",
+        }
+        return f"step {first.step}: {words[first.how or 'output']}"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "shared": _built(self.shared),
+            "conditions": [_built(condition) for condition in self.conditions],
+            "parts_at": _built(self.parts_at),
+            "steps": [_built(pair) for pair in self.pairs],
+            "patch": self.diff.patch(),
+            **({"files": _built(self.diff.files)} if self.diff.files is not None else {}),
+        }
+
+
+def _built(part: Any) -> Any:
+    if isinstance(part, msgspec.Struct):
+        return {name: _built(getattr(part, name)) for name in part.__struct_fields__}
+    return plain(part)
+
+
+def parting(log: Log, one: str, two: str) -> Parting:
+    """Where and why two runs part, as they are now."""
+    paths = Path(log, one), Path(log, two)
+    shared = _shared(log, *paths) if last_shared(log, one, two) else None
+    pairs = list(_pairs(*paths))
+    first = next((place for place, pair in enumerate(pairs) if pair.how is not None), len(pairs))
+    conditions = tuple(conditions_between(log, one, two))
+    return Parting(
+        paths[0].timeline, paths[1].timeline, shared, conditions, tuple(pairs[first:]), across(log, one, two)
+    )
+
+
+# what a fork changed ------------------------------------------------------------------------------
+
+
+def ancestors(log: Log, run: str) -> Iterator[str]:
+    """A run, and those that it was forked from."""
+    parent: str | None = run
+    while parent is not None:
+        yield parent
+        parent = log.head(parent).parent
+
+
+def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
+    """What every fork changed on the way from what the two have in common to either of them."""
+    ones, twos = list(_standing(log, one)), list(_standing(log, two))
+    for line, other in ((ones, twos), (twos, ones)):
+        for run in reversed(line):
+            if run not in other:
+                yield from changed_in(log, run)
+
+
+def _standing(log: Log, run: str) -> Iterator[str]:
+    """A run, and of those that it was forked from the ones of whose own events it has any."""
+    limit = log.head(run).seq
+    for each in ancestors(log, run):
+        base = log.head(each).base
+        if limit > base:
+            yield each
+        limit = min(limit, base)
+
+
+def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
+    """What a fork was given otherwise than the run that it left; nothing for a run that is no fork."""
+    head = log.head(run)
+    if head.parent is None:
+        return ()
+    (_, forked, _), *others = log.read(run, after=head.base, limit=100)
+    assert isinstance(forked, e.RunForked)
+    parent, now = log.state(head.parent, head.base), log.state(head.parent)
+    found: list[Condition] = []
+    for seq, event, _ in others:
+        if isinstance(event, e.RunTaken | e.StepIntended) or getattr(event, "by", None) in ("agent", "model"):
+            break
+        data = log.data(run, seq)
+        if isinstance(event, e.StepOverridden | e.DecisionMade):
+            # What it had returned may stand after the cut, for the fork does not share it.
+            was = parent.outputs.get(event.step, now.outputs.get(event.step))
+            value = data.get("choice", data.get("output"))
+            found.append(Condition(run=run, what="output", step=event.step, value=value, was=was))
+        elif isinstance(event, e.ContextChanged):
+            value = data.get("set", data.get("document", {}))
+            document = entries_of(parent.context.document)
+            was = {name: document[name] for name in (*entries_of(value), *data.get("unset", ())) if name in document}
+            unset = tuple(data.get("unset", ()))
+            found.append(Condition(run=run, what="context", value=value, was=was, unset=unset))
+    if forked.renews_input:
+        given = log.data(run, head.base + 1).get("input")
+        found.append(Condition(run=run, what="input", value=given, was=parent.input))
+    if forked.model is not None:
+        found.append(Condition(run=run, what="model", value=forked.model, was=parent.fold.facts.model))
+    return (*found, Condition(run=run, what="effects", value=forked.effects))
+
+
+# timelines ----------------------------------------------------------------------------------------
+
+
+class Path:
+    """One timeline of a run, and what tells its steps from those of another timeline."""
+
+    def __init__(self, log: Log, run: str, at: int | None = None, *, through: RedactData | None = None) -> None:
+        self.timeline = timeline(log, run, at, through=through)
+        self.steps = [entry for entry in self.timeline.entries if isinstance(entry, Step)]
+        self._folded = {step.id: step for step in self.timeline.state.fold.steps}
+        self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
+
+    def key(self, number: str) -> tuple[Any, ...]:
+        """The same for a step on two timelines that is the same record; one that has not ended is no other run's."""
+        step = self._folded[number]
+        intended = self.owner(step.intended), step.intended
+        if not step.ended:
+            return *intended, self.timeline.run, step.status, len(step.attempts)
+        return *intended, self.owner(step.ended), step.ended
+
+    def owner(self, seq: int) -> str:
+        """The run of the lineage that wrote an event."""
+        return next(run for base, run in self._owners if seq > base)
+
+    def ended(self, number: str) -> int:
+        return self._folded[number].ended
+
+    def numbered(self) -> Mapping[str, Step]:
+        return {step.number: step for step in self.timeline.steps()}
+
+
+def place_of(log: Log, run: str, seq: int, side: Literal["before", "after"] = "after") -> str:
+    """How people call an event of a run as a place; `side` is preferred where one step ends as the next begins."""
+    steps = log.state(run, seq).fold.steps
+    after = next((f"{step.id}:after" for step in reversed(steps) if step.ended == seq), None)
+    if after is not None and side == "after":
+        return after
+    following = log.event(run, seq + 1) if seq < log.head(run).seq else None
+    if isinstance(following, e.StepIntended | e.DecisionMade):
+        return f"{following.step}:before"
+    return after or ("start" if seq == 1 else f"@{seq}")
+
+
+def _shared(log: Log, one: Path, two: Path) -> Shared:
+    """The stretch of steps at the front that both have on the same record."""
+    last, count = None, 0
+    for mine, other in zip(one.steps, two.steps, strict=False):
+        if mine.number != other.number or one.key(mine.number) != two.key(other.number):
+            break
+        last, count = mine.number, count + 1
+    if last is None:
+        return Shared(one.owner(1), 1, "start", 0)
+    seq = one.ended(last)
+    return Shared(one.owner(seq), seq, f"{last}:after", count)
+
+
+def _pairs(one: Path, two: Path) -> Iterator[Pair]:
+    """Every step that either has, by number, less those that are the same record; somebody's undoing comes last."""
+    ones, twos = one.numbered(), two.numbered()
+    for number in sorted({**ones, **twos}, key=_in_order):
+        mine, other = ones.get(number), twos.get(number)
+        if mine is not None and other is not None and one.key(number) == two.key(number):
+            continue
+        yield paired(number, mine, other)
+
+
+def paired(number: str, one: Step | None, two: Step | None) -> Pair:
+    """A step number with what two runs have there."""
+    left, right = (_seen(step) if step is not None else None for step in (one, two))
+    return Pair(number, "absent" if left is None or right is None else _differs(left, right), left, right)
+
+
+def _in_order(number: str) -> tuple[bool, list[int]]:
+    return number.startswith(OUT_OF_BAND), [int(part) for part in number.split(".")]
+
+
+def _differs(one: Seen, two: Seen) -> How | None:
+    if (one.sort, one.name) != (two.sort, two.name):
+        return "call"
+    if _canonical(one.arguments) != _canonical(two.arguments):
+        return "arguments"
+    if (one.status, one.failure) != (two.status, two.failure):
+        return "outcome"
+    return "output" if _canonical(one.output) != _canonical(two.output) else None
+
+
+def _seen(step: Step) -> Seen:
+    arguments, output, name = step.arguments, step.output, step.name
+    if step.decision is not None:
+        name, arguments = str(step.decision.question or name), {"options": step.decision.options}
+    elif step.sort == "wait" and step.waits:
+        wait = step.waits[0]
+        # A child of another run has another id, which makes no difference.
+        name, arguments = {
+            "child": ("waits for a child", None), "time": ("sleeps", None), "event": ("waits for", wait.name),
+        }.get(wait.waits_for, ("asks", wait.prompt or wait.name))  # fmt: skip
+        output = entries_of(output).get("result") if wait.waits_for == "child" else output
+    elif step.sort == "scope":
+        output = led_to(step) or None
+    elif step.sort == "undo":
+        name, arguments = f"undo {step.undoes} {name}", None
+    failure = f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}" if step.failure is not None else None
+    return Seen(
+        sort=step.sort, name=name, status=step.status, arguments=plain(arguments), output=plain(output), failure=failure
+    )  # fmt: skip
+
+
+def folded(pairs: Sequence[Pair], shown_max: int) -> list[Pair | int]:
+    """Pairs for a page: of many, the first and the last, and between them how many are left out."""
+    if len(pairs) <= shown_max:
+        return list(pairs)
+    tail = shown_max // 4
+    return [*pairs[: shown_max - tail], len(pairs) - shown_max, *pairs[len(pairs) - tail :]]

@@ -1,0 +1,1 @@
+"""A run, its forks and its children as a graph, and its drawings."""

@@ -1,0 +1,455 @@
+"""A run with its forks, its children and what its rewinds left, as lanes of one drawing. Changes nothing.
+
+A lane is one timeline, less what it shares with the lane that it leaves: so each step is on one lane, and a lane hangs
+off the step after which it leaves. Where a drawing has no room for all, `kept` says what stays; of a long timeline only
+that is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from killick.history.compare_runs import Condition, ancestors, changed_in, place_of
+from killick.history.graph import truncation as lanes
+from killick.history.graph.truncation import LaneSummary, Line
+from killick.history.page import RedactData
+from killick.history.timeline_parts import Step
+from killick.log.boundaries import Boundary
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import Fold, StepStatus
+from killick.model.ledger import EffectStatus, Ledger
+
+RUNS_MAX: Final = 40
+"""So many runs of a family are drawn; the others are counted."""
+
+LEFT_MAX: Final = 20
+"""Of each run the parts that so many rewinds left, the latest; the others are counted."""
+
+CHILDREN_MAX: Final = 60
+"""Of each run so many children, the last; the others are counted."""
+
+NOTABLE_MAX: Final = 24
+"""So many steps that something is to be said of stay on a lane that is folded."""
+
+GRAPH_VERSION: Final = 1
+"""The version of the JSON form, which docs/graph.md describes."""
+
+LaneSort = Literal["run", "fork", "child", "left"]
+_KEY: Final = re.compile(r":step_(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?:")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Whose effect a step took instead of acting: of which run, and at which step there."""
+
+    run: str
+    step: str
+    key: str
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A step on its lane. `stands` is what the ledger knows of its effect today; `inside` are the steps of a scope.
+
+    One that is `folded` stands for so many steps of a long lane that were not read.
+    """
+
+    number: str
+    sort: e.Sort
+    name: str
+    status: StepStatus
+    effect: e.EffectClass | None
+    stands: EffectStatus | None
+    adopted: Source | None
+    undoes: str | None
+    undone: bool
+    given_by: str | None
+    attempts: int
+    seq: int
+    at: int
+    ended_at: int | None
+    child: str | None
+    inside: tuple[Node, ...]
+    step: Step
+    folded: int = 0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is not known if it happened."""
+        return self.status == "in_doubt" or self.stands == "in_doubt"
+
+    @property
+    def notable(self) -> bool:
+        """Whether there is more to say of it than that it is done."""
+        told = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
+        return bool(told) or self.status != "done" or any(each.notable for each in self.inside)
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """One timeline. It leaves `parent` after that lane's node `after` (-1: before its first), at the place `cut`."""
+
+    run: str
+    sort: LaneSort
+    agent: str
+    generation: int
+    status: str
+    asked: bool = False
+    parent: int | None = None
+    after: int = -1
+    cut: str | None = None
+    child_of: str | None = None
+    conditions: tuple[Condition, ...] = ()
+    by: str | None = None
+    because: str | None = None
+    started_at: int = 0
+    ended_at: int | None = None
+    failed: str | None = None
+    renewed_as: str | None = None
+    nodes: tuple[Node, ...] = ()
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """The family of a run: its lanes, each after the one that it leaves. `left_out`: how many lanes are not there."""
+
+    run: str
+    root: str
+    lanes: tuple[Lane, ...]
+    left_out: int = 0
+
+    def branches(self, lane: int) -> dict[int, list[int]]:
+        """The lanes that leave a lane, by the node after which they do."""
+        found: dict[int, list[int]] = {}
+        for index, each in enumerate(self.lanes):
+            if each.parent == lane:
+                found.setdefault(each.after, []).append(index)
+        return found
+
+    @property
+    def here(self) -> tuple[int, int] | None:
+        """Where the run is that was asked for: its lane, and the step that is not over, or the last."""
+        for index, lane in enumerate(self.lanes):
+            if lane.asked and lane.nodes:
+                live = (place for place, node in enumerate(lane.nodes) if not node.folded and not node.step.is_over)
+                return index, next(live, len(lane.nodes) - 1)
+        return None
+
+    def document(self) -> dict[str, Any]:
+        """The graph as JSON has it: no values, which `show --json` has."""
+        return {"version": GRAPH_VERSION, **_document(self)}
+
+
+def _document(part: Any) -> Any:
+    if isinstance(part, msgspec.Struct):
+        fields = (name for name in part.__struct_fields__ if not isinstance(getattr(part, name), Step))
+        return {name: _document(getattr(part, name)) for name in fields}
+    if isinstance(part, tuple):
+        return [_document(each) for each in part]  # pyright: ignore[reportUnknownVariableType]
+    return part
+
+
+# making one ---------------------------------------------------------------------------------------
+
+
+def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
+    """The whole lineage that a run belongs to, from the run that was never forked, with all their children."""
+    lineage = list(ancestors(log, run))
+    root = lineage[-1]
+    making = _Making(log, run, through)
+    waiting, seen, left_out = [root], {root}, 0
+    while waiting:
+        name = waiting.pop(0)
+        ledger = making.take(name, lineage)
+        wanted = [each for each in lineage if log.head(each).parent == name]
+        wanted += [*ledger.facts.forks, *_children(ledger)]
+        left_out += max(len(ledger.children) - CHILDREN_MAX, 0)
+        for each in wanted:
+            if each in seen:
+                continue
+            if len(seen) >= runs_max and each not in lineage:
+                left_out += 1
+            elif log.store.head(each) is not None:
+                seen.add(each)
+                waiting.append(each)
+    return Graph(run, root, tuple(making.finished()), left_out + making.left_out)
+
+
+def _children(ledger: Ledger) -> list[str]:
+    """The runs that a run started; of very many the last."""
+    return list(dict.fromkeys(child.run for child in ledger.children[-CHILDREN_MAX:]))
+
+
+class _Making:
+    """Makes lanes, run by run, each run after the one that it comes from."""
+
+    def __init__(self, log: Log, asked: str, through: RedactData | None) -> None:
+        self.log = log
+        self.asked = asked
+        self.lanes: list[Lane] = []
+        self.left_out = 0
+        self._through = through
+        self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._first: dict[str, int] = {}
+        self._children: dict[str, tuple[int, int]] = {}
+        self._stands: dict[tuple[str, str], EffectStatus] = {}
+
+    def take(self, run: str, lineage: Sequence[str] = ()) -> Ledger:
+        """Add the lanes of a run: its timeline now, then what its rewinds left, the latest first."""
+        log, head = self.log, self.log.head(run)
+        fold, ledger = log.state(run).fold, log.ledger(run)
+        is_long = len(fold.steps) > lanes.LONG
+        stands: Mapping[int, EffectStatus] = lanes.Stands(ledger)
+        if not is_long:
+            stands = {effect.intended: effect.status for effect in ledger.effects}
+            self._stands |= {(run, each.key): each.status for each in ledger.effects if each.started > head.base}
+        born = log.event(run, head.base + 1)
+        rewinds, more = lanes.rewinds(log, run, fold)
+        near = list(self._leaving(run, ledger, lineage, rewinds)) if is_long else []
+        since = born.cut if isinstance(born, e.RunForked) else 0
+        line, told = lanes.line_of(log, run, fold, since=since, near=near, through=self._through)
+        self._first[run] = len(self.lanes)
+        self._add(self._of_run(told, born), line, run, stands)
+        self.left_out += more + len(rewinds[LEFT_MAX:])
+        for seq, event in rewinds[:LEFT_MAX]:
+            self._take_left(run, seq, event, stands)
+        return ledger
+
+    def _take_left(self, run: str, seq: int, event: e.RunRewound, stands: Mapping[int, EffectStatus]) -> None:
+        fold: Fold = self.log.state(run, seq - 1).fold
+        left, told = lanes.line_of(self.log, run, fold, seq - 1, since=event.cut, through=self._through)
+        if any(not isinstance(each, int) and left.key(each.number) not in self._known for each in left.steps):
+            self._add(self._of_rewind(told, seq, event), left, run, stands)
+
+    def _leaving(
+        self, run: str, ledger: Ledger, lineage: Sequence[str], rewinds: Sequence[tuple[int, e.RunRewound]]
+    ) -> Iterator[int]:
+        """The events of a run beside which others leave it."""
+        log = self.log
+        forks = [*(each for each in lineage if log.head(each).parent == run), *ledger.facts.forks[:RUNS_MAX]]
+        for fork in forks:
+            head = log.store.head(fork)
+            born = log.event(fork, head.base + 1) if head is not None else None
+            if isinstance(born, e.RunForked):
+                yield born.cut
+        yield from (child.spawned for child in ledger.children[-CHILDREN_MAX:])
+        yield from (event.cut for _, event in rewinds)
+
+    def finished(self) -> Iterator[Lane]:
+        """The lanes, when all runs were taken: then it is known what became of effects that steps took from others."""
+        for lane in self.lanes:
+            yield replace(lane, nodes=tuple(map(self._settled, lane.nodes)))
+
+    def _settled(self, node: Node) -> Node:
+        inside = tuple(map(self._settled, node.inside))
+        if node.adopted is None:
+            return replace(node, inside=inside) if inside else node
+        stands = self._stands.get((node.adopted.run, node.adopted.key))
+        return replace(node, stands=stands, undone=node.undone or stands == "undone", inside=inside)
+
+    def _of_run(self, tl: LaneSummary, born: e.Event) -> Lane:
+        lane = Lane(
+            run=tl.run, sort="run", agent=tl.agent, generation=tl.generation, status=tl.status,
+            asked=tl.run == self.asked, started_at=tl.started_at, ended_at=tl.ended_at, renewed_as=tl.renewed_as,
+            failed=tl.failed,
+        )  # fmt: skip
+        if isinstance(born, e.RunForked):
+            forked, because = born, self.log.data(tl.run, self.log.head(tl.run).base + 1).get("because")
+            conditions = changed_in(self.log, tl.run)
+            return replace(
+                lane, sort="fork", conditions=conditions, by=forked.by, because=because,
+                parent=self._first.get(forked.parent, 0), cut=self._cut(forked, conditions),
+            )  # fmt: skip
+        if tl.parent is None:
+            return lane
+        lane = replace(lane, child_of=f"{tl.parent}:{tl.parent_step}")
+        if tl.parent not in self._first:
+            return lane
+        parent, after = self._children.get(tl.run, (self._first[tl.parent], -1))
+        return replace(lane, sort="child", cut=f"{tl.parent_step}:after", parent=parent, after=after)
+
+    def _of_rewind(self, tl: LaneSummary, seq: int, event: e.RunRewound) -> Lane:
+        because = self.log.data(tl.run, seq).get("because")
+        return Lane(
+            run=tl.run, sort="left", agent=tl.agent, generation=tl.generation, status="left",
+            parent=self._first[tl.run], cut=place_of(self.log, tl.run, event.cut, "before"), by=event.by,
+            because=because, ended_at=event.at,
+        )  # fmt: skip
+
+    def _cut(self, forked: e.RunForked, conditions: Sequence[Condition]) -> str:
+        """Where a fork left: after the step whose output it was given, or at the place of its cut."""
+        given = [condition.step for condition in conditions if condition.what == "output"]
+        if given:
+            return f"{given[-1]}:after"
+        return place_of(self.log, forked.parent, forked.cut, "after")
+
+    def _add(self, lane: Lane, path: Line, run: str, stands: Mapping[int, EffectStatus]) -> None:
+        """Put a lane down with those steps of its path that are on no other lane yet."""
+        index, nodes = len(self.lanes), list[Node]()
+        for step in path.steps:
+            if isinstance(step, int):
+                nodes.append(_folded(step))
+                continue
+            known = self._known.get(path.key(step.number))
+            if known is not None and not nodes and lane.sort != "child":
+                lane = replace(lane, parent=known[0], after=known[1])
+            if known is not None:
+                continue
+            node = _node(step, run, stands, lambda number: path.key(number) not in self._known)
+            for each in (node, *_inside(node)):
+                self._known[path.key(each.number)] = (index, len(nodes))
+                if each.child is not None and each.sort == "child":
+                    self._children.setdefault(each.child, (index, len(nodes)))
+            nodes.append(node)
+        self.lanes.append(replace(lane, nodes=tuple(nodes)))
+
+
+def _folded(count: int) -> Node:
+    """So many steps that were not read."""
+    step = Step(number="", sort="tool", name="", status="done", seq=0, intended_at=0)
+    return replace(_node(step, "", {}, lambda _: True), folded=count)
+
+
+def _node(step: Step, run: str, stands: Mapping[int, EffectStatus], wanted: Callable[[str], bool]) -> Node:
+    known = stands.get(step.seq)
+    return Node(
+        number=step.number, sort=step.sort, name=step.name, status=step.status, effect=step.effect, stands=known,
+        adopted=_source(step, run), undoes=step.undoes, undone=step.undone_by is not None or known == "undone",
+        given_by=step.overridden_by, attempts=len(step.attempts), seq=step.seq, at=step.intended_at,
+        ended_at=step.ended_at, child=step.child.run if step.child is not None else None, step=step,
+        inside=tuple(_node(each, run, stands, wanted) for each in _inner(step) if wanted(each.number)),
+    )  # fmt: skip
+
+
+def _source(step: Step, run: str) -> Source | None:
+    """Where an adopted effect was done. In the step's own run that is a generation before, so it is named."""
+    if step.adopted is None:
+        return None
+    found = _KEY.search(step.adopted.key)
+    if found is None:
+        return Source(step.adopted.run, f"@{step.adopted.seq}", step.adopted.key)
+    generation = found["generation"] or ("0" if step.adopted.run == run else "")
+    return Source(step.adopted.run, f"{found['step']}{'~' * bool(generation)}{generation}", step.adopted.key)
+
+
+def _inner(step: Step) -> list[Step]:
+    """The steps of a scope, branch by branch."""
+    found = (entry for entry in step.entries if isinstance(entry, Step))
+    return sorted(found, key=lambda each: [int(part) for part in each.number.split(".")])
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    for each in node.inside:
+        yield each
+        yield from _inside(each)
+
+
+class Past(Boundary, frozen=True):
+    """A step of any timeline of a run. It is `left` if the run no longer stands on it; `~generation` then names it."""
+
+    generation: int
+    left: bool
+
+    @property
+    def label(self) -> str:
+        """The step as a place is written."""
+        return f"{self.step}~{self.generation}" if self.left else self.step
+
+
+def generations(log: Log, run: str) -> list[Past]:
+    """Every step that a run ever took, in the order in which it did: what it stands on, and what its rewinds left."""
+    head = log.head(run)
+    own = log.read(run, after=head.base, limit=max(head.seq, 1))
+    leaves = [each.seq - 1 for each in own if isinstance(each.event, e.RunRewound)]
+    found: dict[tuple[int, int], Past] = {}
+    for last in (head.seq, *reversed(leaves)):
+        fold = log.state(run, last).fold
+        for step in fold.steps:
+            past = Past(
+                step=step.id, sort=step.sort, name=step.name, before=step.intended - 1, after=step.ended or None,
+                at=step.at, ended_at=step.ended_at or None, outcome=step.status, generation=fold.facts.generation,
+                left=last != head.seq,
+            )  # fmt: skip
+            found.setdefault((step.intended, step.ended), past)
+    return [found[key] for key in sorted(found)]
+
+
+# layout -------------------------------------------------------------------------------------------
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where everything stands on a grid: the column and the first row of each lane, and which rows are shown.
+
+    Steps of one number share a row as long as their lanes are of one lineage; a range of rows is folded into one.
+    """
+
+    columns: tuple[int, ...]
+    starts: tuple[int, ...]
+    rows: tuple[int | range, ...]
+
+
+def layout(graph: Graph) -> Layout:
+    """A grid on which no two lanes are in each other's way, and branches cross as few lanes as they can."""
+    starts: list[int] = []
+    for lane in graph.lanes:
+        starts.append(0 if lane.parent is None else starts[lane.parent] + lane.after + 1)
+    spans = [(start, start + len(lane.nodes)) for start, lane in zip(starts, graph.lanes, strict=True)]
+    columns = [0] * len(starts)
+    taken: list[list[tuple[int, int]]] = []
+
+    def put(lane: int, first: int) -> None:
+        start, end = spans[lane]
+        column = first
+        while column < len(taken) and any(start <= last and end >= begun for begun, last in taken[column]):
+            column += 1
+        taken.extend([] for _ in range(len(taken), column + 1))
+        taken[column].append((start, end))
+        columns[lane] = column
+        # Who leaves last stands nearest, so that nobody who left before has to cross it.
+        for _, branches in sorted(graph.branches(lane).items(), reverse=True):
+            for branch in branches:
+                put(branch, column + 1)
+
+    for index, lane in enumerate(graph.lanes):
+        if lane.parent is None:
+            put(index, 0)
+    count = max((end for _, end in spans), default=0) + 1
+    anchors = {place for start, end in spans for place in (start - 1, start, end - 1, end)}
+    anchors |= {
+        start + place
+        for start, lane in zip(starts, graph.lanes, strict=True)
+        for place, node in enumerate(lane.nodes)
+        if node.folded
+    }
+    notable = {
+        start + place
+        for start, lane in zip(starts, graph.lanes, strict=True)
+        for place, node in enumerate(lane.nodes)
+        if node.notable
+    }
+    return Layout(tuple(columns), tuple(starts), tuple(kept(count, notable, anchors)))
+
+
+# folding ------------------------------------------------------------------------------------------
+
+
+def kept(count: int, notable: Collection[int], anchors: Collection[int]) -> list[int | range]:
+    """What is shown of so many places in a row: those beside the ends and the anchors, and some of the notable ones.
+
+    A stretch that is not is a range; one that is shorter than the words for it is shown.
+    """
+    near = {place + by for place in (0, count - 1, *anchors) for by in (-1, 0, 1)}
+    others = [place for place in sorted(notable) if place not in near]
+    if len(others) > NOTABLE_MAX:
+        others = others[: NOTABLE_MAX // 2] + others[-(NOTABLE_MAX // 2) :]
+    shown = {place for place in (*near, *others) if 0 <= place < count}
+    found: list[int | range] = []
+    start = 0
+    for place in (*sorted(shown), count):
+        hidden = range(start, place)
+        found += list(hidden) if len(hidden) <= 2 else [hidden]
+        found += [place] if place < count else []
+        start = place + 1
+    return found

@@ -1,0 +1,405 @@
+"""Draws a graph as SVG: one file, no scripts, no fonts from elsewhere, for light and dark. A pure function of a graph.
+
+Or as a part of a page, which brings the style, and where runs and steps are links.
+
+Lanes go down, side by side; steps of one number stand beside each other. A lane leaves the one that it comes from in
+the gap before its first step, where nothing is written but headings, so that no line runs through words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+from killick.history.graph.graph import Graph, Lane, Layout, Node, layout
+from killick.history.graph.text import INSIDE_MAX, TextOf, brief, came_to, cells, cut, ending, heading, notes, what
+from killick.history.phrasing import counted
+
+CHAR: Final = 7.3
+"""How wide a letter is, at the most, in the fonts that are named."""
+
+LINE: Final = 17
+MARGIN: Final = 20
+INDENT: Final = 18
+RADIUS: Final = 7
+TURN: Final = 9
+TEXT_MAX: Final = 38
+TEXT_MIN: Final = 16
+TIP_CHARS: Final = 300
+
+_HUES: Final = ("blue", "teal", "violet", "rust", "olive", "rose")
+_SIGNS: Final = {
+    "done": "M-3 .3-.8 2.6 3.2-2.4",
+    "failed": "M-2.5-2.5 2.5 2.5M2.5-2.5-2.5 2.5",
+    "waiting": "M-3 0h.01M0 0h.01M3 0h.01",
+    "in_doubt": "M-2-1.6a2 2 0 1 1 2.9 1.8q-.9.5-.9 1.4M0 3.8h.01",
+    "running": "M-1.6-2.8 2.8 0-1.6 2.8Z",
+    "delayed": "M2.8-1.2A3 3 0 1 0 3 1M3-3.4v2.4H.8",
+    "cancelled": "M-2.6 2.6 2.6-2.6",
+    "intended": "M0 0h.01",
+    "adopted": "M3.2 2.6V1.2a2 2 0 0 0-2-2H-3M-.8-3-3-.8-.8 1.4",
+}
+_WORDS: Final = {
+    "done": "done", "failed": "failed", "waiting": "waits", "in_doubt": "in doubt", "running": "at work",
+    "delayed": "tried again later", "cancelled": "given up", "intended": "about to begin",
+    "adopted": "taken from the record, not done again",
+}  # fmt: skip
+
+_LIGHT: Final = {
+    "bg": "#ffffff", "ink": "#1f2328", "quiet": "#636c76", "halo": "#dbeafe", "done": "#2f8f4e", "failed": "#cf3b3b",
+    "waiting": "#b7791f", "in_doubt": "#c2410c", "running": "#2563eb", "delayed": "#b7791f", "cancelled": "#7d8590",
+    "intended": "#7d8590", "adopted": "#0e7490", "left": "#9aa3ad", "sign": "#ffffff", "blue": "#3b6fd4",
+    "teal": "#16897f", "violet": "#8250df", "rust": "#b4551d", "olive": "#74812a", "rose": "#bf3989",
+}  # fmt: skip
+_DARK: Final = {
+    "bg": "#0f141b", "ink": "#e6edf3", "quiet": "#9aa5b1", "halo": "#1d3557", "done": "#46b36b", "failed": "#f0665f",
+    "waiting": "#dda63a", "in_doubt": "#f28c4b", "running": "#6ea8fe", "delayed": "#dda63a", "cancelled": "#8b949e",
+    "intended": "#8b949e", "adopted": "#35b7cf", "left": "#6e7681", "sign": "#0f141b", "blue": "#6d9bf1",
+    "teal": "#3fbfb3", "violet": "#b392f0", "rust": "#e08a52", "olive": "#a9b950", "rose": "#f083bd",
+}  # fmt: skip
+
+
+LinkTo = Callable[[Lane, Node | None], str]
+"""Where a page tells more of a step, or of the run of a lane."""
+
+
+def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None) -> str:
+    """The graph as one SVG document; with links, for a page that has the style."""
+    return "\n".join(_Svg(graph, layout(graph), text_of, link_to).document())
+
+
+class _Words(NamedTuple):
+    """A line of text at a place: its pieces, each with a class, and how far it is set in."""
+
+    pieces: tuple[tuple[str, str], ...]
+    indent: int = 0
+
+    @property
+    def wide(self) -> int:
+        return sum(cells(piece) for piece, _ in self.pieces) + round(self.indent / CHAR + 0.5)
+
+
+class _Svg:
+    """Places everything of one graph, then writes it."""
+
+    def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo | None) -> None:
+        self.graph = graph
+        self.link_to = link_to
+        self.grid = grid
+        self.text_of = text_of
+        self.count = max(grid.columns, default=0) + 1
+        self.room = TEXT_MAX if self.count <= 6 else 30
+        if link_to is not None:
+            # A page is as wide as it is; one or two lanes may have it.
+            self.room = {1: 110, 2: 60}.get(self.count, self.room)
+        self.headings = [self._heading(lane) for lane in graph.lanes]
+        self.nodes: dict[tuple[int, int], list[_Words]] = {}
+        shown = [row for row in grid.rows if isinstance(row, int)]
+        for index, lane in enumerate(graph.lanes):
+            for row in shown:
+                place = row - grid.starts[index]
+                if 0 <= place < len(lane.nodes):
+                    self.nodes[index, row] = list(self._node(lane.nodes[place], lane))
+        self.x = self._columns()
+        self.gaps: dict[int, float] = {}
+        self.rows: dict[int, float] = {}
+        self.folds: dict[range, float] = {}
+        self.words: dict[int, float] = {}
+        self.bottom = self._down()
+        self.width = max(self.x[-1] + MARGIN, 520)
+
+    # what is said -----------------------------------------------------------------------------
+
+    def _heading(self, lane: Lane) -> list[_Words]:
+        first, *others = heading(lane)
+        style = "left" if lane.sort == "left" else "run"
+        return [
+            _Words(((cut(first, self.room), style),)),
+            *(_Words(((cut(each, self.room), "quiet"),)) for each in others),
+        ]
+
+    def _node(self, node: Node, lane: Lane, depth: int = 0) -> Iterator[_Words]:
+        if node.folded:
+            yield _Words(((f"… {counted(node.folded, 'step')} …", "quiet"),))
+            return
+        room = self.room - 3 * depth
+        called = cut(what(node), max(room - cells(node.number) - 1, 8))
+        pieces = [(f"{node.number} ", "number"), (called, "undone" if node.undone else "name")]
+        left = room - cells(node.number) - 1 - cells(called) - 3
+        output = came_to(node.step, self.text_of)
+        if output and left >= 6:
+            pieces.append((f" → {cut(output, left)}", "bad" if node.status == "failed" else "quiet"))
+        yield _Words(tuple(pieces), INDENT * depth)
+        for told in notes(node, lane):
+            yield _Words(((cut(told, room), "note"),), INDENT * depth)
+        for each in node.inside[:INSIDE_MAX]:
+            yield from self._node(each, lane, depth + 1)
+        if len(node.inside) > INSIDE_MAX:
+            more = f"… {counted(len(node.inside) - INSIDE_MAX, 'step')} inside …"
+            yield _Words(((more, "quiet"),), INDENT * (depth + 1))
+
+    def _tip(self, node: Node, lane: Lane) -> str:
+        """What is told of a step when somebody points at it."""
+        step = node.step
+        at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
+        given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
+        output = came_to(step, self.text_of)
+        lines = [f"step {node.number}: {what(node)}", f"{node.status.replace('_', ' ')}, {at}", *notes(node, lane)]
+        lines += [f"with {given}"] if given else []
+        lines += [f"→ {cut(output, TIP_CHARS)}"] if output else []
+        return "\n".join(lines)
+
+    # where it stands --------------------------------------------------------------------------
+
+    def _columns(self) -> list[float]:
+        """The left edge of each column, and of what would come next."""
+        widths = [TEXT_MIN] * self.count
+        for index, lane in enumerate(self.graph.lanes):
+            said = [*self.headings[index], _Words(((cut(ending(lane), self.room), ""),))]
+            said += [line for (at, _), lines in self.nodes.items() if at == index for line in lines]
+            column = self.grid.columns[index]
+            widths[column] = max(widths[column], *(line.wide for line in said))
+        edges = [float(MARGIN)]
+        for width in widths:
+            edges.append(edges[-1] + INDENT + width * CHAR + 24)
+        return edges
+
+    def _down(self) -> float:
+        """Give every gap, row and fold its place; the last is where the drawing ends."""
+        y = MARGIN + (30.0 if self.link_to is None else 0.0)
+        starts, ends = self._starts(), self._ends()
+        for row in self.grid.rows:
+            if isinstance(row, range):
+                self.folds[row] = y
+                y += LINE * 1.6
+                continue
+            begun = starts.get(row, [])
+            self.gaps[row] = y
+            edges = len({self.graph.lanes[lane].parent for lane in begun if self.graph.lanes[lane].parent is not None})
+            y += 8 * edges + 10 if edges else 0
+            self.words[row] = y
+            said = [len(self.headings[lane]) for lane in begun] + [1 for _ in ends.get(row, [])]
+            y += max(said, default=0) * LINE + (8 if said else 0)
+            self.rows[row] = y
+            lines = [len(found) for (_, at), found in self.nodes.items() if at == row]
+            lines += [1 for lane in begun if not self.graph.lanes[lane].nodes]
+            y += max(lines, default=0) * LINE + (7 if lines else 0)
+        return y
+
+    def _starts(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for lane, start in enumerate(self.grid.starts):
+            found.setdefault(start, []).append(lane)
+        return found
+
+    def _ends(self) -> dict[int, list[int]]:
+        """The lanes that have steps, by the row after their last."""
+        found: dict[int, list[int]] = {}
+        for index, lane in enumerate(self.graph.lanes):
+            if lane.nodes:
+                found.setdefault(self.grid.starts[index] + len(lane.nodes), []).append(index)
+        return found
+
+    def _end(self, lane: int) -> float:
+        """Where a lane ends: in the gap after its last step, or in its own row if it has none."""
+        row = self.grid.starts[lane] + len(self.graph.lanes[lane].nodes)
+        return (self.words if self.graph.lanes[lane].nodes else self.rows)[row] + LINE / 2
+
+    def _line(self, lane: int) -> float:
+        return self.x[self.grid.columns[lane]] + RADIUS
+
+    # writing ----------------------------------------------------------------------------------
+
+    def document(self) -> Iterator[str]:
+        legend, bottom = self._legend()
+        height = bottom + MARGIN
+        title = f"{self.graph.run}: its forks, children and rewinds"
+        size = f'width="{self.width:.0f}" height="{height:.0f}" viewBox="0 0 {self.width:.0f} {height:.0f}"'
+        role = "img" if self.link_to is None else "group"
+        labels = 'aria-labelledby="killick-title killick-desc"'
+        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="{role}" {labels}>'
+        yield f'<title id="killick-title">{_text(title)}</title>'
+        yield f'<desc id="killick-desc">{_text(self._described())}</desc>'
+        if self.link_to is None:
+            room = int((self.width - 2 * MARGIN) / (CHAR * 1.15))
+            yield f"<style>{_style()}</style>"
+            yield f'<rect class="bg" width="{self.width:.0f}" height="{height:.0f}"/>'
+            yield f'<text class="title" x="{MARGIN}" y="{MARGIN + 12}">{_text(cut(title, room))}</text>'
+        for index in range(len(self.graph.lanes)):
+            yield from self._rails(index)
+        for index, lane in enumerate(self.graph.lanes):
+            yield f'<g class="lane{" past" if lane.sort == "left" else ""}">'
+            yield from self._lane(index, lane)
+            yield "</g>"
+        yield from legend
+        yield "</svg>\n"
+
+    def _described(self) -> str:
+        told: list[str] = []
+        for lane in self.graph.lanes:
+            where = f", leaving at {lane.cut}" if lane.cut is not None else ""
+            name = f"{lane.run}, what a rewind left" if lane.sort == "left" else lane.run
+            steps = sum(node.folded or 1 for node in lane.nodes)
+            told.append(f"{name} ({lane.sort}{where}): {counted(steps, 'step')}, {ending(lane)}.")
+        return " ".join(told)
+
+    def _rails(self, index: int) -> Iterator[str]:
+        """The line of a lane, and the one by which it leaves another."""
+        lane, start, x = self.graph.lanes[index], self.grid.starts[index], self._line(index)
+        hue = "past" if lane.sort == "left" else _HUES[self.grid.columns[index] % len(_HUES)]
+        top = self.words[start]
+        if lane.parent is not None:
+            parents = sorted({self.graph.lanes[each].parent or 0 for each in self._starts()[start] if each})
+            y = self.gaps[start] + 6 + 8 * parents.index(lane.parent)
+            child = " child" if lane.sort == "child" else ""
+            from_x = self._line(lane.parent)
+            yield f'<path class="rail {hue}{child}" d="M{from_x:.1f} {y:.1f}H{x - TURN:.1f}q{TURN} 0 {TURN} {TURN}"/>'
+            top = y + TURN
+        end, path = self._end(index), f"M{x:.1f} {top:.1f}"
+        breaks = [
+            (y + 2, y + LINE * 1.6 - 2)
+            for hidden, y in self.folds.items()
+            if start <= hidden.start and hidden.stop <= start + len(lane.nodes)
+        ]
+        breaks += [(y - 1, y + LINE + 1) for place, y in self.rows.items() if self._is_folded(lane, place - start)]
+        for above, below in sorted(breaks):
+            path += f"V{above:.1f}M{x:.1f} {below:.1f}"
+        asked = " asked" if lane.asked else ""
+        yield f'<path class="rail {hue}{asked}" d="{path}V{end:.1f}"/>'
+
+    @staticmethod
+    def _is_folded(lane: Lane, place: int) -> bool:
+        return 0 <= place < len(lane.nodes) and bool(lane.nodes[place].folded)
+
+    def _lane(self, index: int, lane: Lane) -> Iterator[str]:
+        start, x = self.grid.starts[index], self._line(index)
+        y = self.words[start]
+        if lane.asked:
+            wide = self.headings[index][0].wide * CHAR * 1.03 + 8
+            at = f'x="{x + INDENT - RADIUS - 4:.1f}" y="{y + 1:.1f}"'
+            yield f'<rect class="halo" {at} width="{wide:.1f}" height="{LINE}" rx="4"/>'
+        for number, line in enumerate(self.headings[index]):
+            words = self._words(line, x, y + number * LINE)
+            yield words if number or lane.asked or lane.sort == "left" else self._linked(words, lane)
+        for place, node in enumerate(lane.nodes):
+            if (index, start + place) in self.nodes and node.folded:
+                yield _dots(x, self.rows[start + place] - 4)
+                yield self._words(self.nodes[index, start + place][0], x, self.rows[start + place])
+            elif (index, start + place) in self.nodes:
+                if self.graph.here == (index, place):
+                    at = f'cx="{x:.1f}" cy="{self.rows[start + place] + LINE / 2:.1f}"'
+                    yield f'<circle class="here {_sign(node)}" {at} r="{RADIUS + 3}"/>'
+                yield from self._step(node, lane, x, self.rows[start + place], self.nodes[index, start + place])
+        for hidden, y in self.folds.items():
+            if start <= hidden.start and hidden.stop <= start + len(lane.nodes):
+                told = _Words(((f"… {counted(len(hidden), 'step')} …", "quiet"),))
+                yield _dots(x, y)
+                yield self._words(told, x, y + 4)
+        end = self._end(index)
+        status = "left" if lane.sort == "left" else _status(lane.status)
+        yield f'<path class="end {status}" d="M{x - 6:.1f} {end:.1f}h12"/>'
+        told = _Words(((cut(ending(lane), self.room), f"ends {status}"),))
+        yield self._words(told, x, end - LINE / 2)
+
+    def _step(self, node: Node, lane: Lane, x: float, y: float, lines: Sequence[_Words]) -> Iterator[str]:
+        drawn = [f"<g><title>{_text(self._tip(node, lane))}</title>", _disc(node, x, y + LINE / 2)]
+        inner = _flat(node)
+        for number, line in enumerate(lines):
+            top = y + number * LINE
+            if line.indent and line.pieces[0][1] == "number":
+                drawn.append(_disc(inner.pop(0), x + line.indent, top + LINE / 2, small=True))
+            drawn.append(self._words(line, x, top))
+        yield self._linked("\n".join([*drawn, "</g>"]), lane, node)
+
+    def _linked(self, drawn: str, lane: Lane, node: Node | None = None) -> str:
+        """What is drawn of a run or a step, as a link to where more is told of it."""
+        if self.link_to is None or (lane.sort == "left" and node is not None):
+            return drawn
+        named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(node.number)}" if node else "")
+        return f"<a href={quoteattr(self.link_to(lane, node))}{named}>{drawn}</a>"
+
+    def _words(self, line: _Words, x: float, y: float) -> str:
+        pieces = "".join(f"<tspan class={quoteattr(style)}>{_text(piece)}</tspan>" for piece, style in line.pieces)
+        return f'<text x="{x + INDENT - RADIUS + line.indent:.1f}" y="{y + LINE * 0.74:.1f}">{pieces}</text>'
+
+    def _legend(self) -> tuple[list[str], float]:
+        """The signs that are there, and what they mean; and where that ends."""
+        made: list[str] = []
+        nodes = [node for lane in self.graph.lanes for node in lane.nodes if not node.folded]
+        found = {_sign(each) for node in nodes for each in (node, *_flat(node))}
+        x, y = float(MARGIN + RADIUS), self.bottom + LINE
+        for sign in (sign for sign in _SIGNS if sign in found):
+            wide = cells(_WORDS[sign]) * CHAR + INDENT + 22
+            if x + wide > self.width and x > MARGIN + RADIUS:
+                x, y = float(MARGIN + RADIUS), y + LINE + 3
+            made.append(_mark(sign, x, y + LINE / 2) + self._words(_Words(((_WORDS[sign], "quiet"),)), x, y))
+            x += wide
+        if self.graph.left_out:
+            more = f"{counted(self.graph.left_out, 'more lane')} left out"
+            y += LINE + 3
+            made.append(self._words(_Words(((more, "quiet"),)), MARGIN, y))
+        return made, y + LINE
+
+
+def _flat(node: Node) -> list[Node]:
+    """What is drawn inside a step, in the order of its lines."""
+    return [each for inner in node.inside[:INSIDE_MAX] for each in (inner, *_flat(inner))]
+
+
+def _sign(node: Node) -> str:
+    return "in_doubt" if node.in_doubt else "adopted" if node.adopted is not None else node.status
+
+
+def _disc(node: Node, x: float, y: float, *, small: bool = False) -> str:
+    return _mark(_sign(node), x, y, small=small)
+
+
+def _mark(sign: str, x: float, y: float, *, small: bool = False) -> str:
+    scale = " scale(.78)" if small else ""
+    return (
+        f'<g class="mark {sign}" transform="translate({x:.1f} {y:.1f}){scale}">'
+        f'<circle r="{RADIUS}"/><path d="{_SIGNS[sign]}"/></g>'
+    )
+
+
+def _dots(x: float, y: float) -> str:
+    return f'<path class="dots" d="M{x:.1f} {y + 7:.1f}v.01m0 6v.01m0 6v.01"/>'
+
+
+def _status(status: str) -> str:
+    return {"completed": "done", "queued": "intended", "paused": "waiting"}.get(status, status)
+
+
+def _text(text: str) -> str:
+    """A text that may stand in XML: what must not is shown as unreadable."""
+    return escape("".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text))
+
+
+def _style() -> str:
+    fonts = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
+    shape = (
+        f"text{{font:12px {fonts};white-space:pre}}.title,.run,.number{{font-weight:600}}.title{{font-size:14px}}"
+        ".undone{text-decoration:line-through}.rail{fill:none;stroke-width:2}.rail.asked{stroke-width:3.5}"
+        ".rail.past{stroke-dasharray:4 4}.rail.child{stroke-dasharray:1 4;stroke-linecap:round}"
+        ".dots{fill:none;stroke-width:2.6;stroke-linecap:round}.end{stroke-width:3;stroke-linecap:round}"
+        ".here{fill:none;stroke-width:2}"
+        ".mark path{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}.past .mark{opacity:.75}"
+    )
+    return f"{shape}{_palette(_LIGHT)}@media(prefers-color-scheme:dark){{{_palette(_DARK)}}}"
+
+
+def _palette(colours: dict[str, str]) -> str:
+    ink, quiet, left, bg = (colours[name] for name in ("ink", "quiet", "left", "bg"))
+    rules = [
+        f".bg{{fill:{bg}}}text{{fill:{ink}}}.quiet{{fill:{quiet}}}.note{{fill:{colours['adopted']}}}",
+        f".bad{{fill:{colours['failed']}}}.halo{{fill:{colours['halo']}}}.dots{{stroke:{quiet}}}.undone{{fill:{quiet}}}",
+        f".rail.past,.end.left{{stroke:{left}}}.past text,.past .name,.past .run,.ends.left{{fill:{quiet}}}",
+        f".mark circle{{stroke:{bg};stroke-width:2}}.mark path{{stroke:{colours['sign']}}}",
+    ]
+    rules += [f".rail.{hue}{{stroke:{colours[hue]}}}" for hue in _HUES]
+    for sign in _SIGNS:
+        rules.append(f".mark.{sign} circle{{fill:{colours[sign]}}}.end.{sign}{{stroke:{colours[sign]}}}")
+        rules.append(f".ends.{sign}{{fill:{colours[sign]}}}.here.{sign}{{stroke:{colours[sign]}}}")
+    return "".join(rules)

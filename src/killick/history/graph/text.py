@@ -1,0 +1,231 @@
+"""Draws a graph: as lines of text for a terminal, and as SVG. Pure functions of a graph; prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+from unicodedata import combining, east_asian_width
+
+import msgspec
+
+from killick.history.graph.graph import Graph, Lane, Node, kept
+from killick.history.phrasing import counted, entries_of, scope_words
+from killick.history.timeline_parts import Step
+from killick.model.codec import plain
+
+INSIDE_MAX: Final = 8
+"""So many steps of a scope are drawn; the others are counted."""
+
+SIGNS: Final = {
+    "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
+    "cancelled": "⊘",
+}  # fmt: skip
+"""The sign of a step by its status."""
+
+TextOf = Callable[[Any], str | None]
+
+
+class Span(NamedTuple):
+    """A piece of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left."""
+
+    text: str
+    style: str = ""
+
+
+Line = tuple[Span, ...]
+
+
+# words --------------------------------------------------------------------------------------------
+
+
+def cells(text: str) -> int:
+    """How many columns a text takes on a terminal, or in a font whose letters are of one width."""
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
+def cut(text: str, room: int) -> str:
+    """A text on one line and no wider than the room there is."""
+    text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    if cells(text) <= room:
+        return text
+    while text and cells(text) > room - 1:
+        text = text[: min(len(text) - 1, room)]
+    return f"{text}…"
+
+
+def brief(value: Any) -> str:
+    """A value as text: words as they are, the rest as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(plain(value)).decode()
+
+
+def what(node: Node) -> str:
+    """A step in a few words."""
+    step = node.step
+    match node.sort:
+        case "decision" if step.decision is not None:
+            return brief(step.decision.question)
+        case "wait" if step.waits:
+            wait = step.waits[0]
+            if wait.waits_for in ("answer", "settlement"):
+                return f"asks{' ' * bool(wait.to)}{', '.join(wait.to)}: {brief(wait.prompt or wait.name)}"
+            return "sleeps" if wait.waits_for == "time" else f"waits for {wait.name}"
+        case "model":
+            usage = step.usage
+            named = (usage.model if usage is not None else "") or entries_of(step.arguments).get("model")
+            return f"model {named or node.name}"
+        case "undo":
+            return f"undo {node.undoes} {node.name}"
+        case "child":
+            return f"starts {node.child or node.name}"
+        case "scope" if node.name in ("gather", "hosted", "guests"):
+            return f"{node.name} {scope_words(node.name, step.arguments)}"
+        case _:
+            return node.name
+
+
+def came_to(step: Step, text_of: TextOf) -> str:
+    """What a step returned, or why it failed; empty where there is nothing to say."""
+    if step.failure is not None:
+        return f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}".removesuffix(": ")
+    if step.status != "done" or step.sort in ("child", "undo", "scope") or step.output is None:
+        return ""
+    if step.decision is not None:
+        return brief(step.decision.choice)
+    if step.sort == "wait":
+        answer = entries_of(step.output)
+        by = step.waits[-1].by if step.waits and step.waits[-1].waits_for != "child" else None
+        told = " ".join(brief(answer[name]) for name in ("kind", "status", "value", "result") if answer.get(name))
+        return f"{by}: {told}" if by else told
+    return (text_of(step.output) if step.sort == "model" else None) or brief(step.output)
+
+
+def notes(node: Node, lane: Lane) -> list[str]:
+    """What is to be said of a step beside how it ended."""
+    told: list[str] = []
+    if node.adopted is not None:
+        source = node.adopted
+        told.append(f"↩ from {f'{source.run} ' * (source.run != lane.run)}step {source.step}")
+    if node.given_by is not None:
+        told.append("output given" if node.given_by == "somebody" else f"output given by {node.given_by}")
+    if node.undone:
+        told.append(f"undone by {node.step.undone_by}" if node.step.undone_by else "undone")
+    if node.in_doubt:
+        told.append("in doubt")
+    elif lane.sort == "left" and node.stands == "happened":
+        told.append("happened")
+    if node.attempts > 1:
+        told.append(counted(node.attempts, "attempt"))
+    return told
+
+
+def heading(lane: Lane) -> list[str]:
+    """What a lane is: the run, then where it left what, and what was changed."""
+    by = f" by {lane.by}" if lane.by else ""
+    because = [f"“{lane.because}”"] if lane.because else []
+    match lane.sort:
+        case "left":
+            return [f"left behind, generation {lane.generation}", f"rewound to {lane.cut}{by}", *because]
+        case "fork":
+            changed = [condition.told(48) for condition in lane.conditions]
+            return [lane.run, f"fork at {lane.cut}{by}", *changed, *because]
+        case "child":
+            return [lane.run, f"{lane.agent}, child of step {(lane.cut or '').partition(':')[0]}"]
+        case _:
+            return [lane.run, lane.agent, *([f"child of {lane.child_of}"] if lane.child_of else [])]
+
+
+def ending(lane: Lane) -> str:
+    """How a lane ends."""
+    if lane.sort == "left":
+        return "left"
+    told = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
+    return f"{told}, goes on as {lane.renewed_as}" if lane.renewed_as else told
+
+
+# text ---------------------------------------------------------------------------------------------
+
+
+def text(graph: Graph, width: int = 100, *, text_of: TextOf = lambda _: None) -> list[Line]:
+    """The graph as lines that fit a width: a lane goes down, and what leaves it stands at its right, whole."""
+    lines = list(_Text(graph, text_of).lane(0, ()))
+    lines += [line for index, lane in enumerate(graph.lanes) if index and lane.parent is None
+              for line in _Text(graph, text_of).lane(index, ())]  # fmt: skip
+    if graph.left_out:
+        lines.append((Span(f"{counted(graph.left_out, 'more lane')} left out", "quiet"),))
+    return [_fit(line, width) for line in lines]
+
+
+class _Text:
+    """Writes the lanes of one graph."""
+
+    def __init__(self, graph: Graph, text_of: TextOf) -> None:
+        self.graph = graph
+        self.text_of = text_of
+
+    def lane(self, index: int, lead: Line) -> Iterator[Line]:
+        """A lane with all that leaves it. `lead` is the lanes at its left."""
+        lane, branches = self.graph.lanes[index], self.graph.branches(index)
+        dim = lane.sort == "left"
+        rail = Span("┊ " if dim else "│ ", "quiet")
+        own = (*lead, rail)
+        first, *others = heading(lane)
+        asked = Span("  ◀ this one", "asked") if lane.asked else Span("")
+        top = Span("" if lane.parent is None else "╮ ", "quiet")
+        yield (*_joined(lead, lane), top, Span(first, "left" if dim else "run"), asked)
+        for told in others:
+            yield (*own, Span(told, "left" if dim else "cut"))
+        digits = max((cells(node.number) for node in lane.nodes), default=1)
+        for branch in branches.get(-1, ()):
+            yield from self.lane(branch, own)
+        notable = [place for place, node in enumerate(lane.nodes) if node.notable]
+        anchors = [place for place in branches if place >= 0]
+        anchors += [place for place, node in enumerate(lane.nodes) if node.folded]
+        for item in kept(len(lane.nodes), notable, anchors):
+            hidden = len(item) if isinstance(item, range) else lane.nodes[item].folded
+            if hidden or isinstance(item, range):
+                yield (*lead, Span("⋮ ", "quiet"), Span(f"… {counted(hidden, 'step')} …", "quiet"))
+                continue
+            yield from self.node(lane.nodes[item], lane, lead, rail, digits)
+            for branch in branches.get(item, ()):
+                yield from self.lane(branch, own)
+        yield (*lead, Span("╰ ", "quiet"), Span(ending(lane), "left" if dim else lane.status))
+
+    def node(self, node: Node, lane: Lane, lead: Line, rail: Span, digits: int, depth: int = 0) -> Iterator[Line]:
+        dim = lane.sort == "left"
+        status = "in_doubt" if node.in_doubt else node.status
+        sign = Span(f"{SIGNS[status]} ", "left" if dim and status == "done" else status)
+        before = (*lead, rail, Span("  " * depth)) if depth else lead
+        called = (Span(f"{node.number:<{digits}}  ", "left" if dim else "name"), _called(node, dim=dim))
+        marks = [Span(f"  {told}", "note") for told in notes(node, lane)]
+        output = came_to(node.step, self.text_of)
+        arrow = (Span(" → ", "quiet"), Span(output, "failed" if node.status == "failed" else "quiet"))
+        yield (*before, sign, *called, *marks, *(arrow if output else ()))
+        inside = node.inside if len(node.inside) <= INSIDE_MAX else node.inside[: INSIDE_MAX - 1]
+        width = max((cells(each.number) for each in inside), default=1)
+        for each in inside:
+            yield from self.node(each, lane, lead, rail, width, depth + 1)
+        if len(inside) < len(node.inside):
+            more = f"… {counted(len(node.inside) - len(inside), 'step')} inside …"
+            yield (*lead, rail, Span("  " * (depth + 1)), Span(more, "quiet"))
+
+
+def _called(node: Node, *, dim: bool) -> Span:
+    return Span(what(node), "undone" if node.undone else "left" if dim else "")
+
+
+def _joined(lead: Line, lane: Lane) -> Line:
+    """The lanes at the left of a heading, the last of them with the branch that leaves it."""
+    return lead if lane.parent is None else (*lead[:-1], Span("├─", "quiet"))
+
+
+def _fit(line: Sequence[Span], width: int) -> Line:
+    """A line no wider than that: what comes last gives way first."""
+    found: list[Span] = []
+    for span in line:
+        if cells(span.text) > width:
+            words = span.text if span.text.isspace() else cut(f"|{span.text}|", width + 1)[1:]
+            found.append(Span(words[: max(width, 0)], span.style))
+            break
+        found.append(span)
+        width -= cells(span.text)
+    return tuple(found)

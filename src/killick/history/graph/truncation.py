@@ -1,0 +1,222 @@
+"""One timeline for a drawing: all of its steps, or, of a long one, those at its ends and those worth a look.
+
+Reads what it shows: of a run of twenty thousand steps some dozens. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from killick.history.compare_runs import Path, ancestors
+from killick.history.page import Making, RedactData
+from killick.history.timeline import Timeline
+from killick.history.timeline_parts import Step
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model import fold as folds
+from killick.model.failure import Failure
+from killick.model.fold import Fold
+from killick.model.ledger import Effect, EffectStatus, Ledger
+from killick.model.typed import convert
+
+LONG: Final = 400
+"""A timeline of more steps is not read whole."""
+
+HEAD: Final = 6
+TAIL: Final = 14
+"""So many steps of a long timeline are drawn at its beginning and at its end."""
+
+NOTABLE_MAX: Final = 12
+"""And so many between, of which there is something to be said."""
+
+REWINDS_MAX: Final = 2
+"""Of a long run what so many rewinds left is drawn, the latest."""
+
+
+class LaneSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drawing says of a run beside its steps."""
+
+    run: str
+    agent: str
+    generation: int
+    status: str
+    started_at: int
+    ended_at: int | None
+    renewed_as: str | None
+    parent: str | None
+    parent_step: str | None
+    failed: str | None
+
+
+class Line(Protocol):
+    """A timeline as a drawing has it; a number among its steps stands for so many that are not read."""
+
+    @property
+    def steps(self) -> Sequence[Step | int]: ...
+
+    def key(self, number: str) -> tuple[Any, ...]: ...
+
+
+def told_of(timeline: Timeline) -> LaneSummary:
+    """What is said of a run whose timeline is there."""
+    failure = timeline.failed.failure if timeline.failed is not None else None
+    names = [name for name in LaneSummary.__struct_fields__ if name != "failed"]
+    return LaneSummary(**{name: getattr(timeline, name) for name in names}, failed=_words(failure))
+
+
+def _words(failure: Failure | None) -> str | None:
+    if failure is None:
+        return None
+    cause = failure.cause if failure.type.endswith(".StepFailed") and failure.cause is not None else failure
+    return f"{cause.type.rpartition('.')[2]}: {cause.message.strip().partition(chr(10))[0]}".removesuffix(": ")
+
+
+class _Unstaged(Making):
+    """Makes steps for a drawing, which does not say in which stage of the plan each was taken."""
+
+    def _stage_before(self, step: folds.Step) -> str | None:
+        return None
+
+
+class Glimpse:
+    """A long timeline: its ends, what is beside the events that are named, and what is worth a look.
+
+    since   what ended up to this event is another lane's; of that only the last step is here, which it hangs off
+    near    events beside which lanes leave this one
+    """
+
+    def __init__(
+        self, log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
+        through: RedactData | None = None,
+    ) -> None:  # fmt: skip
+        self.fold = fold
+        self._log = log
+        self._run = run
+        self._making = _Unstaged(log, run, fold, at, through=through)
+        self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
+        self._first = max(bisect_left(fold.tops, since + 1, key=self._ended) - 1, 0) if since else 0
+        self.steps: list[Step | int] = list(self._read(self._chosen(near)))
+
+    def _ended(self, index: int) -> int:
+        return self.fold.steps[index].ended or self.fold.facts.seq + 1
+
+    def _chosen(self, near: Iterable[int]) -> list[int]:
+        """The places of the run's own steps that are shown."""
+        fold, total = self.fold, len(self.fold.tops)
+        places = {*range(self._first, self._first + HEAD), *range(total - TAIL, total)}
+        for seq in near:
+            place = bisect_right(fold.tops, seq, key=lambda index: fold.steps[index].intended) - 1
+            places |= {place - 1, place, place + 1}
+        places |= self._notable()
+        return sorted(place for place in places if self._first <= place < total)
+
+    def _notable(self) -> set[int]:
+        fold, failures = self.fold, self.fold.failures
+        half = NOTABLE_MAX // 2
+        seqs = [*failures[:half], *failures[max(len(failures) - half, half) :]]
+        named = [getattr(self._log.event(self._run, seq), "step", None) for seq in seqs]
+        named += [*list(fold.facts.pending)[:half], *(fold.steps[index].undoes for index in fold.facts.beside[-half:])]
+        tops = (str(step).partition(".")[0] for step in named if step)
+        return {int(top) - 1 for top in tops if top.isdecimal()}
+
+    def _read(self, places: list[int]) -> Iterator[Step | int]:
+        """The steps at these places, and how many are between them; what is one alone is read as well."""
+        shown = {place + 1 for place in places if place + 2 in places} | set(places)
+        last = self._first
+        for first, end in _stretches(sorted(shown)):
+            if first > last:
+                yield first - last
+            for entry in self._making.section(first + 1, end).entries:
+                if isinstance(entry, Step):
+                    yield entry
+            last = end
+
+    def told(self) -> LaneSummary:
+        facts, ended = self.fold.facts, self.fold.facts.ended
+        failure = None
+        if facts.ended_as == "failed":
+            found = self._making.state().data(ended).get("failure")
+            failure = convert(found, Failure, at="failure") if isinstance(found, dict) else None
+        return LaneSummary(
+            run=self._run, agent=facts.agent, generation=facts.generation, status=facts.status,
+            started_at=facts.started_at, ended_at=self._making.event(ended).at if ended else None,
+            renewed_as=facts.renewed_as, parent=facts.parent, parent_step=facts.parent_step, failed=_words(failure),
+        )  # fmt: skip
+
+    def key(self, number: str) -> tuple[Any, ...]:
+        """As a path has it."""
+        step = self.fold.step(number)
+        assert step is not None
+        intended = self._owner(step.intended), step.intended
+        if not step.ended:
+            return *intended, self._run, step.status, len(step.attempts)
+        return *intended, self._owner(step.ended), step.ended
+
+    def _owner(self, seq: int) -> str:
+        return next(run for base, run in self._owners if seq > base)
+
+
+def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Places that follow upon each other, as the first and the one after the last."""
+    start = 0
+    for at in range(1, len(places) + 1):
+        if at == len(places) or places[at] != places[at - 1] + 1:
+            yield places[start], places[at - 1] + 1
+            start = at
+
+
+def line_of(
+    log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
+    through: RedactData | None = None,
+) -> tuple[Line, LaneSummary]:  # fmt: skip
+    """The timeline of a run at its head or after an event, and what is said of it."""
+    if len(fold.steps) <= LONG:
+        path = Path(log, run, at, through=through)
+        return path, told_of(path.timeline)
+    glimpse = Glimpse(log, run, fold, at, since=since, near=near, through=through)
+    return glimpse, glimpse.told()
+
+
+def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewound]], int]:
+    """Where a run was rewound, the latest first; and how often more, where it is too long to look for all."""
+    head = log.head(run)
+    if len(fold.steps) <= LONG:
+        own = log.read(run, after=head.base, limit=max(head.seq, 1))
+        return [(seq, event) for seq, event, _ in own if isinstance(event, e.RunRewound)][::-1], 0
+    born = log.event(run, head.base + 1)
+    before = born.generation if isinstance(born, e.RunForked) else 0
+    found: list[tuple[int, e.RunRewound]] = []
+    generation, last = fold.facts.generation, head.seq
+    while generation > before and len(found) < REWINDS_MAX:
+        # Every rewind raises the generation, so that the one that made this one is found by halving.
+        places = range(head.base + 1, last + 1)
+        seq = places[bisect_left(places, generation, key=lambda at: log.ledger(run, at).facts.generation)]
+        event = log.event(run, seq)
+        assert isinstance(event, e.RunRewound)
+        found.append((seq, event))
+        generation, last = generation - 1, seq - 1
+    return found, generation - before
+
+
+class Stands(Mapping[int, EffectStatus]):
+    """What the ledger knows of an effect, by where it was intended; looked up, for there may be many."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._effects: Sequence[Effect] = ledger.effects
+
+    def __getitem__(self, intended: int) -> EffectStatus:
+        at = bisect_right(self._effects, intended, key=lambda effect: effect.started)
+        for place in range(at, min(at + HEAD, len(self._effects))):
+            if self._effects[place].intended == intended:
+                return self._effects[place].status
+        raise KeyError(intended)
+
+    def __iter__(self) -> Iterator[int]:
+        return (effect.intended for effect in self._effects)
+
+    def __len__(self) -> int:
+        return len(self._effects)

@@ -1,0 +1,454 @@
+"""A section of a run: its steps from one to another with all that belongs to each, and what happened between them.
+
+Reads the events of those steps and no others, so that a page of a long run costs what is on it. A timeline is the
+section of everything. Values are read when somebody looks at them; nothing is written and no clock is read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from killick.errors import ValueErased
+from killick.history.timeline_parts import (
+    NOTHING,
+    Adopted,
+    Attempt,
+    Child,
+    Decision,
+    Delay,
+    Drift,
+    Edit,
+    Entry,
+    Moment,
+    Note,
+    Part,
+    Settled,
+    Step,
+    Values,
+    Vote,
+    Wait,
+)  # fmt: skip
+from killick.log.boundaries import before as place_before
+from killick.log.log import Log, Recorded
+from killick.model import events as e
+from killick.model import fold as folds
+from killick.model.chunks import unpack
+from killick.model.state import State
+
+STEPS_MAX: Final = 100
+LEFT_MAX: Final = 50
+"""How many of the steps that a rewind left behind are told in a section of a run."""
+
+RedactData: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Hides some of an event's values."""
+
+_ROUND: Final = 1_000
+"""How many events are read at once."""
+
+_OF_STEPS: Final = (
+    e.StepIntended, e.StepEdited, e.StepDelayed, e.StepAdopted, e.StepDrifted, e.StepOverridden, e.StepEnded,
+    e.AttemptStarted, e.AttemptProgressed, e.AttemptEnded, e.AttemptSettled, e.EffectConfirmed, e.DecisionMade,
+    e.WaitOpened, e.WaitVoted, e.WaitClosed, e.MessageSent, e.ChildSpawned, e.ChildEnded,
+)  # fmt: skip
+"""Events that belong to a step; all others happen to the run, between its steps."""
+
+
+class RunPage(Part, frozen=True):
+    """Steps `first` to `last` of `total`, by the numbers of the run's own steps; those inside scopes come with them.
+
+    What came to a step only after the next section had begun, such as a drift that was found on replay, is a moment
+    there.
+    """
+
+    first: int
+    last: int
+    total: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def earlier(self) -> int | None:
+        """What `before` has to be for the section before this one."""
+        return self.first if self.first > 1 else None
+
+
+def section(
+    log: Log,
+    run: str,
+    *,
+    before: int | None = None,
+    limit: int = STEPS_MAX,
+    through: RedactData | None = None,
+    fold: folds.Fold | None = None,
+) -> RunPage:
+    """The last steps of a run, or the last before a step; no more than a limit, unless one scope alone has more.
+
+    through   what every event's values go through before anybody sees them
+    fold      what the run adds up to, for whoever has it already
+    """
+    fold = fold or log.state(run).fold
+    return Making(log, run, fold, through=through).section(*bounds(fold, before, limit))
+
+
+def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
+    """The first and the last of the run's own steps that a section has."""
+    last = len(fold.tops) if before is None else max(min(before - 1, len(fold.tops)), 0)
+    end = fold.tops[last] if last < len(fold.tops) else len(fold.steps)
+    first = last
+    while first > 1 and end - fold.tops[first - 2] <= limit:
+        first -= 1
+    return min(first, last) or 1, last
+
+
+class Making:
+    """Makes the entries of one run from its events, as they were after one of them and those of `keep`."""
+
+    def __init__(
+        self,
+        log: Log,
+        run: str,
+        fold: folds.Fold,
+        at: int | None = None,
+        keep: Sequence[int] = (),
+        *,
+        through: RedactData | None = None,
+    ) -> None:
+        self.fold = fold
+        self._through = through
+        self._log = log
+        self._run = run
+        self._last = fold.facts.seq if at is None else at
+        self._keep = keep
+        self._recorded: dict[int, Recorded] = {}
+        self._facts: dict[int, folds.Facts] = {}
+        self._erasing = State(folds.Fold(), self)
+        self._left_max: int | None = None
+
+    def state(self) -> State:
+        return State(self.fold, self)
+
+    def recorded(self, seq: int) -> Recorded:
+        """One event with its row: of those that were read, or read now."""
+        found = self._recorded.get(seq)
+        if found is None:
+            [found] = self._log.read(self._run, after=seq - 1, limit=1)
+            self._recorded[seq] = found
+        return found
+
+    def event(self, seq: int) -> e.Event:
+        return self.recorded(seq).event
+
+    def data(self, seq: int) -> dict[str, Any]:
+        recorded = self.recorded(seq)
+        if recorded.row.data is not None:
+            found = dict(unpack(recorded.row.data, self._log.store.pieces))
+            return found if self._through is None else self._through(found)
+        if recorded.event.data is None:
+            return {}
+        raise ValueErased(e.from_text(recorded.event.data))
+
+    def values(self, seq: int) -> Values:
+        return Values(self._erasing.data, seq)
+
+    # which events -----------------------------------------------------------------------------
+
+    def everything(self) -> tuple[Entry, ...]:
+        """All entries of the timeline."""
+        events = self._standing(0, self._last, self.fold)
+        events += [(seq, self.event(seq)) for seq in self._keep]
+        return self._entries(self.fold, self.fold.steps, events)
+
+    def section(self, first: int, last: int) -> RunPage:
+        """The entries from one of the run's own steps to another; the first has what was before it, too."""
+        fold, self._left_max = self.fold, LEFT_MAX
+        tops, total = fold.tops, len(fold.tops)
+        begin = tops[first - 1] if 1 < first <= total else 0
+        end = tops[last] if last < total else len(fold.steps)
+        steps = fold.steps[begin:end]
+        after = steps[0].intended - 1 if begin else 0
+        up_to = fold.steps[end].intended - 1 if end < len(fold.steps) else self._last
+        events = self._standing(after, up_to, fold)
+        events += self._late(steps, up_to)
+        stage = self._stage_before(steps[0]) if begin else None
+        entries = self._entries(fold, steps, events, stage, not_told=folds.OUT_OF_BAND)
+        return RunPage(first=first, last=last, total=total, entries=entries)
+
+    def _standing(self, after: int, up_to: int, fold: folds.Fold) -> list[tuple[int, e.Event]]:
+        """The events of a timeline between two places. Read from the end, so that what was left is passed over."""
+        found: list[Recorded] = []
+        kept = [(each.cut, each.seq, frozenset(each.keep)) for each in fold.facts.kept]
+        end = up_to
+        while end > after:
+            start = max(after, end - _ROUND)
+            for each in reversed(self._log.read(self._run, after=start, limit=end - start)):
+                if any(cut < each.seq < seq and each.seq not in keep for cut, seq, keep in kept):
+                    continue
+                found.append(each)
+                if isinstance(each.event, e.RunRewound | e.RunForked):
+                    found += [self.recorded(seq) for seq in reversed(each.event.keep) if seq > after]
+                    start = each.event.cut
+                    break
+            end = start
+        self._recorded |= {each.seq: each for each in found}
+        return [(each.seq, each.event) for each in reversed(found)]
+
+    def _late(self, steps: Sequence[folds.Step], up_to: int) -> list[tuple[int, e.Event]]:
+        """What is later of steps that are not the agent's own: it goes its way meanwhile."""
+        beside = {step.id: step for step in steps if step.id.startswith(folds.OUT_OF_BAND)}
+        ends = [step.ended or self._last for step in beside.values()]
+        late = self._standing(up_to, max(ends, default=0), self.fold)
+        return [(seq, event) for seq, event in late if getattr(event, "step", None) in beside]
+
+    def _stage_before(self, step: folds.Step) -> str | None:
+        facts = self.fold.facts
+        if facts.stage is None and not facts.plan:
+            return None
+        return self._facts_before(step).stage
+
+    def _facts_before(self, step: folds.Step) -> folds.Facts:
+        if step.intended not in self._facts:
+            place = place_before(self.fold, step.intended, "")
+            self._facts[step.intended] = self._log.state(self._run, place.seq, keep=place.keep).fold.facts
+        return self._facts[step.intended]
+
+    def known_before(self, found: RunPage) -> list[Moment]:
+        """What a section goes by and does not have: the contracts in force and the context as it was made."""
+        if found.first <= 1:
+            return []
+        facts = self._facts_before(self.fold.steps[self.fold.tops[found.first - 1]])
+        seqs = sorted([*(bound.seq for bound in facts.contracts), *facts.context_parts])
+        return [self._moment(seq, self.event(seq)) for seq in seqs]
+
+    def last(self, entries: Sequence[Entry], *kinds: type[e.Event]) -> Moment | None:
+        """The last moment of some kinds among entries; where they are not all, among the last events as well."""
+        moments = (entry for entry in reversed(entries) if isinstance(entry, Moment))
+        found = next((moment for moment in moments if isinstance(moment.event, kinds)), None)
+        if self._left_max is None:
+            return found
+        recent = self._standing(max(self._last - _ROUND, 0), self._last, self.fold)
+        later = next((seq for seq, event in reversed(recent) if isinstance(event, kinds)), 0)
+        return self._moment(later, self.event(later)) if later > (found.seq if found is not None else 0) else found
+
+    # what they come to ------------------------------------------------------------------------
+
+    def _entries(
+        self,
+        fold: folds.Fold,
+        steps: Iterable[folds.Step],
+        events: Sequence[tuple[int, e.Event]],
+        stage: str | None = None,
+        *,
+        not_told: str | None = None,
+    ) -> tuple[Entry, ...]:
+        """Steps and moments in order; those inside a scope inside it. What is not told belongs to other sections."""
+        known = {step.id: step for step in steps}
+        undone_by = _undoing(fold, known.values())
+        own: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+        inside: dict[str, list[str | Moment]] = defaultdict(list)
+        takings: list[tuple[int, int]] = [(fold.facts.seq, fold.facts.epoch)]
+        stages: dict[str, str | None] = {}
+        for seq, event in events:
+            number: str | None = getattr(event, "step", None)
+            if number is not None and _belongs(event, number, known, own):
+                if number not in own:
+                    inside[_container(number, known)].append(number)
+                    stages[number] = stage
+                own[number].append((seq, event))
+                continue
+            if number is not None and number not in known and not_told is not None and number.startswith(not_told):
+                continue
+            if isinstance(event, e.RunTaken):
+                takings.append((seq, event.epoch))
+            elif isinstance(event, e.PlanReached | e.PlanMade):
+                stage = event.stage if isinstance(event, e.PlanReached) else None
+            elif isinstance(event, e.RunFailed):
+                number = None
+            inside[_container(number, known) if number else ""].append(self._moment(seq, event))
+
+        def within(container: str) -> tuple[Entry, ...]:
+            return tuple(
+                entry if isinstance(entry, Moment) else self._step(
+                    known[entry], own[entry], takings, stages[entry], undone_by.get(entry), within(entry)
+                )
+                for entry in inside.get(container, ())
+            )  # fmt: skip
+
+        return within("")
+
+    def _moment(self, seq: int, event: e.Event) -> Moment:
+        left = self._left(seq, event) if isinstance(event, e.RunRewound) else ()
+        kind = str(type(event).__struct_config__.tag)
+        return Moment(seq=seq, at=event.at, kind=kind, event=event, values=self.values(seq), left=left)
+
+    def _left(self, seq: int, event: e.RunRewound) -> tuple[Step, ...]:
+        """The steps that a rewind took back, as they stood then."""
+        fold = self._log.state(self._run, seq - 1).fold
+        begin, end = bisect_right(fold.steps, event.cut, key=lambda step: step.intended), len(fold.steps)
+        up_to = seq - 1
+        if self._left_max is not None and end - begin > self._left_max:
+            end = begin + self._left_max
+            up_to = fold.steps[end].intended - 1
+        gone = [(at, found) for at, found in self._standing(event.cut, up_to, fold) if at not in event.keep]
+        entries = self._entries(fold, fold.steps[begin:end], gone)
+        return tuple(entry for entry in entries if isinstance(entry, Step))
+
+    def _step(
+        self,
+        known: folds.Step,
+        own: Sequence[tuple[int, Any]],
+        takings: Sequence[tuple[int, int]],
+        stage: str | None,
+        undone_by: str | None,
+        entries: tuple[Entry, ...],
+    ) -> Step:
+        parts = _StepParts(self.values, known.id, takings)
+        for seq, event in own:
+            parts.take(seq, event)
+        return Step(
+            number=known.id, sort=known.sort, name=known.name, status=known.status, seq=known.intended,
+            intended_at=known.at, ended_at=known.ended_at or None, effect=known.effect, stage=stage,
+            attempts=tuple(parts.attempts.values()), delayed_until=known.delayed_until, waits=tuple(parts.waits),
+            undoes=known.undoes, undone_by=undone_by, entries=entries,
+            intended=self.values(known.intended), ended=self.values(known.output) if known.output else NOTHING,
+            delays=tuple(parts.delays), drifts=tuple(parts.drifts), notes=tuple(parts.notes), edits=tuple(parts.edits),
+            **parts.single,
+        )  # fmt: skip
+
+
+def _undoing(fold: folds.Fold, steps: Iterable[folds.Step]) -> dict[str, str]:
+    """By which step each of these was undone. Those are near the end, and in reverse order."""
+    wanted = {step.id for step in steps if step.undone}
+    found: dict[str, str] = {}
+    index = len(fold.steps)
+    while index and len(found) < len(wanted):
+        index -= 1
+        step = fold.steps[index]
+        if step.undoes is not None and step.undoes in wanted and step.status == "done":
+            found.setdefault(step.undoes, step.id)
+    return found
+
+
+def _belongs(event: e.Event, number: str, known: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether an event is part of the step that it names. A note of ours is; one of the agent's comes before it."""
+    if number not in known:
+        return False
+    if isinstance(event, e.NoteMade):
+        return event.by == "killick" and number in own
+    if isinstance(event, e.AttemptSettled | e.AttemptEnded) and event.key is not None:
+        # What a timeline that was left behind had started ends and is settled under the number that it had there.
+        started = (each.key for _, each in own.get(number, ()) if isinstance(each, e.AttemptStarted))
+        return event.key in started
+    return isinstance(event, _OF_STEPS)
+
+
+def _container(number: str, known: Mapping[str, folds.Step]) -> str:
+    """The scope that a step stands in; "" for the run itself."""
+    while "." in number:
+        number = number.rpartition(".")[0]
+        if number in known:
+            return number
+    return ""
+
+
+class _StepParts:
+    """What the events of one step come to."""
+
+    def __init__(self, values: Callable[[int], Values], number: str, takings: Sequence[tuple[int, int]]) -> None:
+        self._values = values
+        self._number = number
+        self._takings = takings
+        self.attempts: dict[int, Attempt] = {}
+        self.waits: list[Wait] = []
+        self.delays: list[Delay] = []
+        self.drifts: list[Drift] = []
+        self.notes: list[Note] = []
+        self.edits: list[Edit] = []
+        self.single: dict[str, Any] = {}
+
+    def take(self, seq: int, event: e.Event) -> None:
+        values = self._values(seq)
+        match event:
+            case e.StepIntended():
+                self.single["verdict"] = event.verdict
+            case e.StepEdited():
+                self.edits.append(Edit(at=event.at, by=event.by, verdict=event.verdict, values=values))
+            case e.StepEnded():
+                self.single |= {"last_verdict": event.verdict, "ended_by": event.by}
+            case e.StepDelayed():
+                self.delays.append(Delay(at=event.at, until=event.until, because=event.because))
+            case e.StepAdopted():
+                self.single["adopted"] = Adopted(run=event.run, key=event.key, seq=event.seq)
+            case e.StepDrifted():
+                self.drifts.append(Drift(at=event.at, values=values))
+            case e.StepOverridden():
+                self.single |= {"overridden_by": event.by or "somebody", "overriding": values}
+            case e.EffectConfirmed():
+                self.single["confirmed"] = event.confirmed
+            case e.DecisionMade():
+                self.single["decision"] = Decision(by=event.by, values=values)
+            case e.NoteMade():
+                self.notes.append(Note(at=event.at, by=event.by, values=values))
+            case e.MessageSent():
+                self.single["sent_to"] = event.run
+            case e.ChildSpawned():
+                self.single["child"] = Child(run=event.run, agent=event.agent)
+            case e.ChildEnded():
+                self.single["child"] = Child(run=event.run, status=event.status)
+            case e.WaitOpened() | e.WaitVoted() | e.WaitClosed():
+                self._waits(event, values)
+            case _:
+                self._tries(seq, event, values)
+
+    def _waits(self, event: e.WaitOpened | e.WaitVoted | e.WaitClosed, values: Values) -> None:
+        if isinstance(event, e.WaitOpened):
+            if event.waits_for == "child":
+                self.single["child"] = Child(run=event.name)
+            self._asked(event, values)
+        elif self.waits:
+            last = self.waits[-1]
+            if isinstance(event, e.WaitVoted):
+                vote = Vote(at=event.at, by=event.by, values=values)
+                known = any(each.by == event.by for each in last.votes)
+                self.waits[-1] = last if known else replace(last, votes=(*last.votes, vote))
+            else:
+                self.waits[-1] = replace(last, closed_at=event.at, how=event.how, by=event.by, closed=values)
+
+    def _asked(self, event: e.WaitOpened, values: Values) -> None:
+        last = self.waits[-1] if self.waits and self.waits[-1].how is None else None
+        if last is not None and event.digest == last.digest and event.round == last.round:
+            # The same question once more, because an answer to it did not fit.
+            self.waits[-1] = replace(last, opened=values)
+            return
+        if last is not None:
+            self.waits[-1] = replace(last, closed_at=event.at, how="expired" if event.round > last.round else "voided")
+        self.waits.append(
+            Wait(
+                step=self._number, waits_for=event.waits_for, name=event.name, to=event.to, opened_at=event.at,
+                deadline=event.deadline, need=event.need, rule=event.rule, round=event.round, digest=event.digest,
+                opened=values,
+            )
+        )  # fmt: skip
+
+    def _tries(self, seq: int, event: e.Event, values: Values) -> None:
+        if isinstance(event, e.AttemptStarted):
+            died = any(at > seq and epoch > event.epoch for at, epoch in self._takings)
+            self.attempts[event.attempt] = Attempt(number=event.attempt, key=event.key, started_at=event.at, died=died)
+            return
+        number = getattr(event, "attempt", None)
+        if number not in self.attempts:
+            return
+        last, changes = self.attempts[number], dict[str, Any]()
+        if isinstance(event, e.AttemptProgressed):
+            changes = {"progressed": values}
+        elif isinstance(event, e.AttemptEnded):
+            changes = {
+                "ended_at": event.at, "outcome": event.outcome, "retry_at": event.retry_at, "limited": event.limited,
+                "usage": event.usage, "values": values, "died": False, "not_retried": event.not_retried,
+            }  # fmt: skip
+        elif isinstance(event, e.AttemptSettled):
+            changes = {"settled": Settled(at=event.at, how=event.settlement, by=event.by, values=values)}
+        self.attempts[number] = replace(last, **changes)

@@ -1,0 +1,158 @@
+"""What a run leaves behind when it is taken back to a place, and what of that stays on its ledger. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from killick.engine.effects.branch_point import cut
+from killick.engine.effects.rewind import refuse_own
+from killick.engine.steps import waits
+from killick.errors import TimeRefused
+from killick.history import workspace_files as files
+from killick.history.provenance import effects_of
+from killick.history.workspace_files import FilesDiff, How
+from killick.log.boundaries import RunMoment
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import Step
+from killick.model.ledger import EffectStatus, Ledger, Spend
+
+STANDING: Final = ("happened", "in_doubt", "open")
+"""An effect of such a status is in the world, or may be."""
+
+
+class LeftEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was done to the world, and stays done."""
+
+    step: e.StepId
+    tool: str
+    status: EffectStatus
+    key: str
+    arguments: Any
+    output: Any
+
+
+class LeftChild(msgspec.Struct, frozen=True):
+    """A run that was started, and goes on."""
+
+    run: str
+    status: str
+
+
+class LeftAnswer(msgspec.Struct, frozen=True):
+    """What somebody answered; who asks the same again has to ask again."""
+
+    step: e.StepId
+    by: str
+    answer: Any
+
+
+class LeftFiles(msgspec.Struct, frozen=True):
+    """What becomes of the files: in which folder they go back to which snapshot, and how much is other then."""
+
+    folder: str
+    snapshot: str
+    counts: Mapping[How, int]
+
+
+class Leaving(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rewind would leave behind: the steps, and of what they did all that stays. `messages` go back to the
+    inbox, by name."""
+
+    run: str
+    to: str
+    seq: int
+    steps: tuple[e.StepId, ...]
+    effects: tuple[LeftEffect, ...]
+    consumed: tuple[str, ...]
+    spend: Spend
+    children: tuple[LeftChild, ...]
+    messages: tuple[str, ...]
+    answers: tuple[LeftAnswer, ...]
+    files: LeftFiles | None = None
+
+
+def leaving(log: Log, run: str, to: str) -> Leaving:
+    """What taking a run back to a place would leave behind. TimeRefused where it cannot be taken back at all."""
+    ledger, state = log.ledger(run), log.state(run)
+    refuse_own(state.agent, run)
+    if (goes_on := state.fold.facts.renewed_as) is not None:
+        raise TimeRefused(run, f"goes on as {goes_on}; rewind that, or fork this one")
+    found = cut(log, run, to)
+    steps = left(log, run, found.seq, found.keep)
+    # What was done to the workspace alone goes back with its files, and is done anew.
+    done = effects_of(log, run, [step for step in steps if step.sort == "tool" and step.effect != "workspace"])
+
+    def is_left(seq: int) -> bool:
+        return seq > found.seq and seq not in found.keep
+
+    return Leaving(
+        run=run,
+        to=found.label,
+        seq=found.seq,
+        steps=tuple(step.id for step in steps),
+        effects=tuple(
+            LeftEffect(
+                step=step.id,
+                tool=step.name,
+                status=done[step.id].effect.status,
+                key=done[step.id].effect.key,
+                arguments=state.data(step.edited or step.intended).get("arguments"),
+                output=state.output_of(step) if step.status == "done" else None,
+            )
+            for step in steps
+            if step.id in done and done[step.id].effect.status != "did_not_happen"
+        ),
+        consumed=rights(one.claim for one in ledger.consumed if is_left(one.seq) and not one.released),
+        spend=_since(log.ledger(run, found.seq).spend, ledger.spend),
+        children=tuple(LeftChild(one.run, one.status) for one in ledger.children if is_left(one.spawned)),
+        messages=tuple(
+            message.name.removeprefix("killick.")
+            for message in log.store.messages(run)
+            if message.taken is not None and is_left(message.taken) and waits.goes_along(message)
+        ),
+        answers=tuple(_answers(log, run, steps)),
+        files=_files(log, run, ledger, RunMoment(found.seq, found.label)),
+    )
+
+
+def _files(log: Log, run: str, ledger: Ledger, place: RunMoment) -> LeftFiles | None:
+    root = files.root_at(ledger, place)
+    if root is None or ledger.facts.workspace is None:
+        return None
+    found = files.between(log, (run, RunMoment(log.head(run).seq, "now")), (run, place))
+    return LeftFiles(ledger.facts.workspace, root.hex(), found.counts if isinstance(found, FilesDiff) else {})
+
+
+def left(log: Log, run: str, seq: int, keep: Sequence[int] = ()) -> list[Step]:
+    """The steps of the current timeline that do not stand at a cut; not those by which something was undone."""
+    kept = set(keep)
+    steps = log.state(run).fold.steps
+    return [step for step in steps if step.sort != "undo" and step.intended > seq and step.intended not in kept]
+
+
+def rights(claims: Iterable[str]) -> tuple[str, ...]:
+    """The names of consumed rights, less those that Killick takes for itself so that a lineage acts once."""
+    return tuple(dict.fromkeys(name for claim in claims if (name := claim.partition(":")[0]) != "killick.action"))
+
+
+def _since(before: Spend, now: Spend) -> Spend:
+    return Spend(**{name: getattr(now, name) - getattr(before, name) for name in now.__struct_fields__})
+
+
+def _answers(log: Log, run: str, steps: Iterable[Step]) -> Iterator[LeftAnswer]:
+    """What people answered in steps that are left."""
+    intended = {step.id: step.intended for step in steps}
+    state = log.state(run)
+    asked: dict[e.StepId, e.WaitFor] = {}
+    for seq, event, _ in log.read(run, after=min(intended.values(), default=1) - 1, limit=max(state.seq, 1)):
+        if isinstance(event, e.WaitOpened):
+            asked[event.step] = event.waits_for
+        if not isinstance(event, e.WaitClosed) or event.how != "answered" or event.by is None:
+            continue
+        if seq > intended.get(event.step, seq) and asked.get(event.step) in ("answer", "settlement"):
+            said: Any = state.data(seq).get("answer")
+            yield LeftAnswer(event.step, event.by, said.get("kind") if isinstance(said, dict) else said)  # pyright: ignore

@@ -1,0 +1,1 @@
+"""Search across runs: terms of events, their index, queries and results."""

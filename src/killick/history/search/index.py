@@ -1,0 +1,253 @@
+"""Brings the marks of a store up to date when somebody asks; where they cannot be written, reads all logs instead.
+
+Marks are made in small commits, so that whoever writes a log waits for none of them for long, and two processes that
+do it at once only do the same work twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+from killick.errors import KillickError, RunUnknown, StoreError
+from killick.history.search.terms import Marker
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.ledger import Ledger
+from killick.model.state import State
+from killick.store.protocol import READ_LIMIT, Behind, Head, TermBatch, TermPosition
+
+Progress = Callable[[int], None]
+"""Told how many events were marked so far."""
+
+_RUNS: Final = 1_000
+"""Runs that are asked for at a time."""
+
+_ROWS: Final = 1_000
+"""Rows of one run that are read at a time."""
+
+_MARKS: Final = 2_000
+"""Marks in one commit: whoever writes meanwhile waits some ten milliseconds for it."""
+
+
+class Marked(Protocol):
+    """Finds places by groups of terms, as `Store.marked` does."""
+
+    def __call__(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: TermPosition | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[TermPosition]: ...
+
+
+class CaughtUp:
+    """How many events were marked, and the runs that could not be read."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.unread: list[str] = []
+
+
+def catch_up(log: Log, progress: Progress | None = None) -> CaughtUp:
+    """Mark every event that no question has seen yet."""
+    done, waiting, size, after = CaughtUp(), list[TermBatch](), 0, 0
+    while behind := log.store.unmarked(after=after, limit=_RUNS):
+        after = behind[-1].number
+        for marking in _markings(log, behind, done):
+            waiting.append(marking)
+            size += len(marking.marks) + 1
+            done.events += marking.up_to - marking.after
+            if size >= _MARKS:
+                log.store.mark(waiting)
+                waiting, size = [], 0
+                if progress is not None:
+                    progress(done.events)
+    if waiting:
+        log.store.mark(waiting)
+    return done
+
+
+def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[TermBatch]:
+    for each in behind:
+        try:
+            yield from _run_markings(log, each)
+        except StoreError:
+            raise
+        except RunUnknown:
+            continue  # removed meanwhile
+        except Exception:  # a damaged row can be anything, and one run's damage must not hide another's
+            done.unread.append(each.run)
+
+
+def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
+    """The marks of one run, part by part. Where values were erased since it was marked, all are made anew."""
+    run, base, seq, anew = behind.run, behind.base, behind.marked, False
+    while True:
+        head = log.head(run)
+        marker = marker_of(log, run, base, seq)
+        # What was erased before we began to read, we never saw.
+        seen = head.seq if seq == base else seq
+        for rows in _rows(log, run, seq):
+            if any(row_seq > seen and isinstance(event, e.ValueErasedOnPurpose) for row_seq, event, _ in rows):
+                break
+            for row in rows:
+                marker.take(*row)
+            if rows[-1][0] >= head.seq:
+                marker.finish()
+            yield TermBatch(run=run, after=seq, up_to=rows[-1][0], marks=marker.drain(), anew=anew)
+            seq, anew = rows[-1][0], False
+        else:
+            return
+        seq, anew = base, True
+
+
+def _rows(
+    log: Log, run: str, after: int, up_to: int | None = None
+) -> Iterator[list[tuple[int, e.Event, bytes | None]]]:
+    """A run's own events in parts, up to where they can be read; the part before an unreadable one comes whole."""
+    while rows := log.store.read(run, after=after, limit=_ROWS):
+        part: list[tuple[int, e.Event, bytes | None]] = []
+        wanted = rows if up_to is None else [row for row in rows if row.seq <= up_to]
+        try:
+            part += ((row.seq, e.decode(row.body), row.data) for row in wanted)
+        except KillickError:
+            if part:
+                yield part
+            raise
+        if part:
+            yield part
+        if len(wanted) < _ROWS:
+            return
+        after = rows[-1].seq
+
+
+def marker_of(log: Log, run: str, base: int, at: int) -> Marker:
+    """A marker for a run's events after a seq."""
+    row = log.store.index(run)
+    agent = row.agent if row is not None else log.state(run).agent
+    return Marker(run, agent, base, log.ledger(run, at) if at else Ledger(), _Before(log, run, at))
+
+
+class _Before:
+    """What a log says of events before those that are being marked."""
+
+    def __init__(self, log: Log, run: str, at: int) -> None:
+        self._log, self._run, self._at = log, run, at
+
+    @cached_property
+    def _state(self) -> State:
+        return self._log.state(self._run, self._at)
+
+    def name(self, step: e.StepId) -> str:
+        found = self._state.fold.step(step) if self._at else None
+        return "" if found is None else found.name
+
+    def opened(self, step: e.StepId) -> e.WaitOpened | None:
+        wait = self._state.fold.facts.waits.get(step) if self._at else None
+        event = None if wait is None else self._log.event(self._run, wait.opened)
+        return event if isinstance(event, e.WaitOpened) else None
+
+    def event(self, seq: int) -> e.Event:
+        return self._log.event(self._run, seq)
+
+    def data(self, seq: int) -> Mapping[str, Any]:
+        return self._log.data(self._run, seq)
+
+    def owner(self, seq: int) -> str:
+        return owner_of(self._log, self._run, seq)
+
+
+# lineages -----------------------------------------------------------------------------------------
+
+
+def lineage(log: Log, run: str) -> Iterator[tuple[Head, int]]:
+    """A run and those it was forked from, each with the last seq that belongs to the run."""
+    head = log.head(run)
+    up_to = head.seq
+    while True:
+        yield head, up_to
+        if head.parent is None:
+            return
+        up_to, head = head.base, log.head(head.parent)
+
+
+def owner_of(log: Log, run: str, seq: int) -> str:
+    """The run of a lineage in whose own log an event stands."""
+    return next(head.run for head, _ in lineage(log, run) if seq > head.base or head.parent is None)
+
+
+# without marks in the store -----------------------------------------------------------------------
+
+
+class Scan:
+    """Reads logs from their beginning: those of one run's lineage, or all. Keeps only what the groups fit."""
+
+    def __init__(self, log: Log, groups: Sequence[Collection[int]], run: str | None = None) -> None:
+        self.unread: list[str] = []
+        self._groups = [frozenset(group) for group in groups]
+        self._places: list[TermPosition] = []
+        self._links: defaultdict[int, list[TermPosition]] = defaultdict(list)
+        if run is None:
+            for number, head in _heads(log):
+                self._read(log, number, head, head.seq)
+        else:
+            for depth, (head, up_to) in enumerate(lineage(log, run)):
+                self._read(log, -depth, head, up_to)
+        self._places.sort(reverse=True)
+
+    def _read(self, log: Log, number: int, head: Head, up_to: int) -> None:
+        marker = marker_of(log, head.run, head.base, head.base)
+        try:
+            for rows in _rows(log, head.run, head.base, up_to):
+                for row in rows:
+                    marker.take(*row)
+        except StoreError:
+            raise
+        except Exception:  # as above
+            self.unread.append(head.run)
+        marker.finish()
+        bearing: defaultdict[TermPosition, set[int]] = defaultdict(set)
+        for mark in marker.marks:
+            bearing[TermPosition(mark.at_us, number, mark.seq, head.run)].add(mark.term)
+        for place, terms in bearing.items():
+            for link in terms & marker.links:
+                self._links[link].append(place)
+            if all(terms & group for group in self._groups):
+                self._places.append(place)
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: TermPosition | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[TermPosition]:
+        """As `Store.marked`, for the groups that were scanned for and for links."""
+        if [frozenset(group) for group in all_of] == self._groups:
+            found = self._places
+        else:
+            [[link]] = all_of
+            found = self._links[link]
+        fits = (
+            place
+            for place in found
+            if (since_us is None or place.at_us >= since_us)
+            and (until_us is None or place.at_us < until_us)
+            and (before is None or place < before)
+        )
+        return [place for place, _ in zip(fits, range(limit), strict=False)]
+
+
+def _heads(log: Log) -> Iterator[tuple[int, Head]]:
+    after = 0
+    while heads := log.store.heads(after=after):
+        yield from heads
+        after = heads[-1][0]

@@ -1,0 +1,439 @@
+"""Questions across runs and time: decisions, calls, failures, effects, answers. Answered from marks, judged by the log.
+
+Runs are marked when somebody asks, so whoever writes a log pays nothing for it. A mark only says where to look: what
+is found is read from the log, and what does not fit is passed over. Everything that ever happened is found, also what
+was rewound since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from killick.blocking import Both
+from killick.errors import KillickError, RunUnknown, StoreError, StoreFull, StoreReadOnly, ValueErased
+from killick.history.search.index import Marked, Progress, Scan, catch_up, owner_of
+from killick.history.search.results import (
+    Findings,
+    FoundAnswer,
+    FoundCall,
+    FoundDecision,
+    FoundEffect,
+    FoundFailure,
+    SearchHit,
+    Standing,
+)
+from killick.history.search.terms import (
+    Leaf,
+    TermQuery,
+    failure_names,
+    folded,
+    leaves,
+    mapping,
+    term,
+    value_wanted,
+    verb_of,
+)
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.codec import Erased, plain
+from killick.model.fold import Step
+from killick.model.ledger import Effect
+from killick.model.state import State
+from killick.store.protocol import TermPosition
+
+_PAGE_MIN: Final = 64
+_PAGE_MAX: Final = 4_096
+_STATES_MAX: Final = 64
+_VALUES: Final = ("arguments", "question", "options", "choice", "because", "answer", "comment")
+
+T = TypeVar("T", bound=SearchHit)
+
+
+class Within(TypedDict, total=False):
+    """What any question may be narrowed to. A fork's run includes what it shares with its parent.
+
+    The times are of events: from `since_us` on, and before `until_us`. The limit is 100, and None for all there is.
+    """
+
+    agent: str | None
+    run: str | None
+    since_us: int | None
+    until_us: int | None
+    limit: int | None
+
+
+class _Where(TypedDict):
+    run: str
+    agent: str
+    step: str | None
+    seq: int
+    at_us: int
+    rewound: bool
+
+
+# asking -------------------------------------------------------------------------------------------
+
+
+class Finder:
+    """One method a question, so that each has its own words and its own kind of answer; each with `.soon`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @Both
+    def catch_up(self, progress: Progress | None = None) -> int:
+        """Mark what happened since somebody last asked, as every question does first; says how many events it was."""
+        return catch_up(self._log, progress).events
+
+    @Both
+    def decisions(
+        self,
+        *,
+        question: str | None = None,
+        choice: Any = None,
+        by: str | None = None,
+        because: str | None = None,
+        **within: Unpack[Within],
+    ) -> Findings[FoundDecision]:
+        """Decisions by question, choice and decider, whatever their case. `because` is a part of their reason."""
+        groups: list[set[int]] = [{term("decision")}]
+        if question is not None:
+            groups.append({term("question", "is", folded(question)), term("question", "open")})
+        if by is not None:
+            groups.append({term("by", folded(by))})
+        chosen = None if choice is None else TermQuery(folded(choice) if isinstance(choice, str) else choice)
+        if chosen is not None:
+            groups.append(value_wanted("choice", "", chosen) or set())
+
+        def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundDecision]:
+            data = reader.data(place)
+            if not isinstance(event, e.DecisionMade):
+                return
+            told = {name: data.get(name) for name in ("question", "options", "choice", "because")}
+            fits = (
+                (question is None or folded(told["question"]) == folded(question))
+                and (by is None or folded(event.by) == folded(by))
+                and (because is None or _says(told["because"], because))
+                and (chosen is None or any(map(chosen.fits, _folded_leaves(told["choice"]))))
+            )
+            if fits:
+                yield FoundDecision(**reader.place(place, event.step), **told, by=event.by)
+
+        return self._ask(groups, read, within)
+
+    @Both
+    def calls(
+        self, tool: str | None = None, *, where: Mapping[str, Any] | None = None, **within: Unpack[Within]
+    ) -> Findings[FoundCall]:
+        """Calls of tools. `where` gives arguments by dotted path; a list fits when one of its items does."""
+        wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
+
+        def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundCall]:
+            if not isinstance(event, e.StepIntended | e.StepEdited) or reader.owner(place) != place.run:
+                return
+            step = reader.step(place, event.step)
+            intended = event if isinstance(event, e.StepIntended) else None
+            if intended is not None and (intended.sort != "tool" or (step is not None and step.edited)):
+                return  # what a person made of it is what was called
+            name = intended.name if intended is not None else step.name if step is not None else ""
+            arguments = reader.data(place).get("arguments")
+            if tool in (None, name) and _have(arguments, wanted):
+                yield FoundCall(
+                    **reader.place(place, event.step),
+                    tool=name,
+                    arguments=arguments,
+                    status=step.status if step is not None else "cancelled",
+                    attempts=len(step.attempts) if step is not None else 0,
+                    output=reader.output(place, step),
+                )
+
+        return self._ask([{term("call")}, *_narrowed(tool, wanted)], read, within)
+
+    @Both
+    def failures(
+        self, kind: str | None = None, *, tool: str | None = None, **within: Unpack[Within]
+    ) -> Findings[FoundFailure]:
+        """Failures of attempts, steps and runs. `kind` is a type's name, as `StepFailed.is_a` takes it, whatever its
+        case, or one of timeout, cancelled, died, expired."""
+        groups: list[set[int]] = [{term("failure")}]
+        if kind is not None:
+            groups.append({term("is", folded(kind))})
+        if tool is not None:
+            groups.append({term("tool", tool)})
+
+        def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundFailure]:
+            failure = mapping(reader.data(place).get("failure"))
+            if not failure or not isinstance(event, e.AttemptEnded | e.StepEnded | e.StepIntended | e.RunFailed):
+                return
+            if kind is not None and folded(kind) not in failure_names(failure):
+                return
+            is_run = isinstance(event, e.RunFailed)
+            step = None if event.step is None or is_run else reader.step(place, event.step)
+            named = None if step is None else step.name
+            if tool in (None, named):
+                yield FoundFailure(
+                    **reader.place(place, event.step),
+                    of="run" if is_run else "attempt" if isinstance(event, e.AttemptEnded) else "step",
+                    tool=named,
+                    type=str(failure.get("type", "")),
+                    message=str(failure.get("message", "")),
+                    attempt=event.attempt if isinstance(event, e.AttemptEnded) else None,
+                    failure=failure,
+                )
+
+        return self._ask(groups, read, within)
+
+    @Both
+    def effects(
+        self,
+        tool: str | None = None,
+        *,
+        status: Standing | None = None,
+        where: Mapping[str, Any] | None = None,
+        **within: Unpack[Within],
+    ) -> Findings[FoundEffect]:
+        """What was done to the world, as the ledgers have it: whatever was rewound, it stands until it is undone."""
+        wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
+        narrowed = {"undone": [{term("undone")}], "in_doubt": [{term("in doubt")}]}.get(status or "", [])
+        told = set[tuple[str, int, str]]()
+
+        def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundEffect]:
+            owner = reader.owner(place)
+            arguments = reader.data(place).get("arguments")
+            for effect in reader.effects(owner, place.seq):
+                stands = reader.standing(owner, effect)
+                known = (owner, place.seq, effect.key)
+                if stands is None or status not in (None, stands) or tool not in (None, effect.tool) or known in told:
+                    continue
+                if _have(arguments, wanted):
+                    told.add(known)
+                    here = msgspec.structs.replace(place, run=owner)
+                    yield FoundEffect(
+                        **reader.place(here, effect.step), tool=effect.tool, key=effect.key, arguments=arguments,
+                        status=stands,
+                    )  # fmt: skip
+
+        return self._ask([{term("effect")}, *narrowed, *_narrowed(tool, wanted)], read, within)
+
+    @Both
+    def answers(
+        self,
+        *,
+        by: str | None = None,
+        verb: str | None = None,
+        to: str | None = None,
+        **within: Unpack[Within],
+    ) -> Findings[FoundAnswer]:
+        """What people answered: who, with which verb, to a question asked of whom."""
+        groups: list[set[int]] = [{term("answer")}]
+        for word, given in (("by", by), ("verb", verb), ("to", to)):
+            if given is not None:
+                groups.append({term(word, folded(given))})
+
+        def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundAnswer]:
+            if not isinstance(event, e.WaitClosed | e.WaitVoted):
+                return
+            data = reader.data(place)
+            opened, prompt = reader.asked(place, event.step)
+            answer = data.get("answer")
+            said = verb_of(answer)
+            fits = (
+                (by is None or (event.by is not None and folded(event.by) == folded(by)))
+                and (verb is None or said == folded(verb))
+                and (to is None or folded(to) in map(folded, opened))
+            )
+            if fits:
+                yield FoundAnswer(
+                    **reader.place(place, event.step),
+                    prompt=prompt,
+                    to=opened,
+                    verb=said,
+                    value=mapping(answer).get("value"),
+                    by=event.by,
+                    comment=data.get("comment"),
+                    answered_at_us=reader.answered_at(place, event),
+                )
+
+        return self._ask(groups, read, within)
+
+    def _ask(self, groups: list[set[int]], read: _Read[T], within: Within) -> Findings[T]:
+        log, agent, run, limit = self._log, within.get("agent"), within.get("run"), within.get("limit", 100)
+        if agent is not None:
+            groups = [*groups, {term("in", agent)}]
+        if run is not None and log.store.head(run) is None:
+            raise RunUnknown(run)
+        scanned: str | None = None
+        marked: Marked = log.store.marked
+        try:
+            unread = catch_up(log).unread
+        except (StoreReadOnly, StoreFull) as error:
+            scanned, scan = str(error), Scan(log, groups)
+            marked, unread = scan.marked, scan.unread
+        reader = _Reader(log, marked, unread)
+        if run is not None:
+            # Marks lie in the order of time; through a single run its own log is the shorter way.
+            marked = Scan(log, groups, run).marked
+        places = _places(marked, groups, within.get("since_us"), within.get("until_us"))
+        found = (hit for place in places for hit in reader.hits(read, place))
+        items = list(found if limit is None else islice(found, limit + 1))
+        more = limit is not None and len(items) > limit
+        return Findings(items[:limit], more=more, scanned=scanned, unread=tuple(dict.fromkeys(unread)))
+
+
+_Read = Callable[["_Reader", TermPosition, e.Event], Iterator[T]]
+"""What an event tells, if it is what was asked for."""
+
+
+def _places(
+    marked: Marked, groups: Sequence[Collection[int]], since_us: int | None, until_us: int | None
+) -> Iterator[TermPosition]:
+    """Places, newest first, page by page."""
+    before: TermPosition | None = None
+    size = _PAGE_MIN
+    while page := marked(groups, since_us=since_us, until_us=until_us, before=before, limit=size):
+        yield from page
+        if len(page) < size:
+            return
+        before, size = page[-1], min(size * 4, _PAGE_MAX)
+
+
+def _narrowed(tool: str | None, wanted: Mapping[str, TermQuery]) -> list[set[int]]:
+    """The groups for a tool and its arguments, the rarest first."""
+    arguments = [value_wanted("argument", path, value) for path, value in wanted.items()]
+    return [each for each in arguments if each is not None] + ([] if tool is None else [{term("tool", tool)}])
+
+
+def _have(arguments: Any, wanted: Mapping[str, TermQuery]) -> bool:
+    """Whether arguments are those that were asked for."""
+    found = leaves(plain(arguments)) if wanted else []
+    return all(value.fits_at(path, found) for path, value in wanted.items())
+
+
+def _says(reason: Any, words: str) -> bool:
+    return isinstance(reason, str) and folded(words) in folded(reason)
+
+
+def _folded_leaves(value: Any) -> Iterator[Leaf]:
+    for leaf in leaves(plain(value)):
+        yield leaf._replace(text=None if leaf.text is None else folded(leaf.text))
+
+
+# reading the log ----------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads for one question what stands at places, and remembers what it has read of their runs."""
+
+    def __init__(self, log: Log, marked: Marked, unread: list[str]) -> None:
+        self._log, self._marked, self._unread = log, marked, unread
+        self._states: dict[tuple[str, int], State] = {}
+        self._effects: dict[str, dict[int, list[Effect]]] = {}
+        self._rewinds: dict[str, list[tuple[int, e.RunRewound]]] = {}
+        self._agents: dict[str, str] = {}
+
+    def hits(self, read: _Read[T], place: TermPosition) -> Iterator[T]:
+        """What a place tells. One whose event is gone tells nothing, and one that cannot be read is set down."""
+        try:
+            yield from read(self, place, self._log.event(place.run, place.seq))
+        except StoreError:
+            raise
+        except KillickError:
+            self._unread.append(place.run)
+
+    def place(self, place: TermPosition, step: str | None) -> _Where:
+        run = place.run
+        return {
+            "run": run,
+            "agent": self._agent(run),
+            "step": step,
+            "seq": place.seq,
+            "at_us": place.at_us,
+            "rewound": self._rewound_at(place) is not None,
+        }
+
+    def data(self, place: TermPosition) -> Mapping[str, Any]:
+        """The values of an event, or the marks of their absence where they were erased."""
+        try:
+            return self._log.data(place.run, place.seq)
+        except ValueErased as error:
+            return dict.fromkeys(_VALUES, Erased(error.digest))
+
+    def owner(self, place: TermPosition) -> str:
+        """Whose own log the event stands in: a fork's marks may name one of its parent's."""
+        return owner_of(self._log, place.run, place.seq)
+
+    def step(self, place: TermPosition, step: str) -> Step | None:
+        """A step as it became, or as it was when it was rewound."""
+        return self._state(place).fold.step(step)
+
+    def output(self, place: TermPosition, step: Step | None) -> Any:
+        return self._state(place).output_of(step) if step is not None and step.status == "done" else None
+
+    def asked(self, place: TermPosition, step: str) -> tuple[tuple[str, ...], Any]:
+        """Who was asked, and what, before an answer came."""
+        state = self._state_at(place.run, place.seq - 1)
+        wait = state.fold.facts.waits.get(step)
+        return ((), None) if wait is None else (wait.to, state.data(wait.opened).get("prompt"))
+
+    def answered_at(self, place: TermPosition, event: e.WaitClosed | e.WaitVoted) -> int:
+        number = event.message
+        messages = self._log.store.messages(place.run) if number is not None else []
+        return next((message.at_us for message in messages if message.number == number), place.at_us)
+
+    def effects(self, run: str, seq: int) -> Sequence[Effect]:
+        """The effects that a run's ledger has of an intention."""
+        if run not in self._effects:
+            by_intention: dict[int, list[Effect]] = {}
+            for effect in self._log.ledger(run).effects:
+                if not effect.undoes:
+                    by_intention.setdefault(effect.intended, []).append(effect)
+            self._effects[run] = by_intention
+        return self._effects[run].get(seq, ())
+
+    def standing(self, run: str, effect: Effect) -> Standing | None:
+        """Whether an effect stands, by its own run and by forks that undid it; None: it did not happen."""
+        if effect.status == "did_not_happen":
+            return None
+        if effect.status == "undone" or self._undone_by_fork(run, effect):
+            return "undone"
+        return "stands" if effect.status == "happened" else "in_doubt"
+
+    def _undone_by_fork(self, run: str, effect: Effect) -> bool:
+        forks = self._marked([[term("undone", run, str(effect.intended))]])
+        found = (each for fork in forks for each in self.effects(fork.run, effect.intended))
+        return any(each.key == effect.key and each.status == "undone" for each in found)
+
+    def _agent(self, run: str) -> str:
+        if run not in self._agents:
+            row = self._log.store.index(run)
+            self._agents[run] = self._log.state(run).agent if row is None else row.agent
+        return self._agents[run]
+
+    def _rewound_at(self, place: TermPosition) -> int | None:
+        """Where the run was taken back to before an event, if it was."""
+        run = place.run
+        if run not in self._rewinds:
+            found = [
+                (each.seq, self._log.event(run, each.seq)) for each in reversed(self._marked([[term("rewound", run)]]))
+            ]
+            self._rewinds[run] = [(seq, event) for seq, event in found if isinstance(event, e.RunRewound)]
+        for seq, event in self._rewinds[run]:
+            if event.cut < place.seq < seq and place.seq not in event.keep:
+                return seq
+        return None
+
+    def _state(self, place: TermPosition) -> State:
+        rewound = self._rewound_at(place)
+        return self._state_at(place.run, None if rewound is None else rewound - 1)
+
+    def _state_at(self, run: str, at: int | None) -> State:
+        key = (run, -1 if at is None else at)
+        if key not in self._states:
+            if len(self._states) == _STATES_MAX:
+                self._states.clear()
+            self._states[key] = self._log.state(run, at)
+        return self._states[key]

@@ -1,0 +1,481 @@
+"""What a run's model calls were sent: what filled them, what was wasted, what left and came back, and what it cost.
+
+Reads the record of any run that called a model, with a window or without one, at the cost of what is new in each call.
+Tokens are estimates, the same for every call, so that they can be compared; what a provider counted stands beside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from killick.contracts.prices import Prices
+from killick.log.boundaries import RunMoment
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.chunks import Sharing
+from killick.model.fold import Fold, Step, timeline
+from killick.store.protocol import Row
+from killick.window.messages import is_list, is_map
+from killick.window.pages import Tokens, estimate
+from killick.window.usage import KINDS, OWN_TOOLS, Filled, Filling, Kind, Left, request_of
+
+WINDOWS_VERSION: Final = 1
+"""The version of the JSON form, which docs/showing.md describes."""
+
+_MESSAGES_EACH: Final = 6
+"""How many messages for each of the calls that may be read are looked at in a run that has more."""
+
+_AT_ONCE: Final = 256
+"""Of how many calls the values are fetched together."""
+
+_NAMES_MAX: Final = 12
+
+_DECISIVE: Final = tuple(
+    b'{"kind":"%s"' % str(kind.__struct_config__.tag).encode()
+    for kind in (e.PageEvicted, e.PageFaulted, e.PagePinned, e.RunRewound, e.RunForked)
+)
+"""How events begin that say what left and came back, and which of that counts."""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What the document is made of."""
+
+
+class Fill(_Part, frozen=True):
+    """How much of a request is of a kind, and in how many pieces."""
+
+    kind: Kind
+    tokens: int
+    pieces: int
+
+
+class Waste(_Part, frozen=True):
+    """What was sent for nothing over the whole run: schemas of tools that were never called, what a later read had
+    outdated, and what stood in the same request before. `names` are the tools, the largest first."""
+
+    kind: Literal["unused", "stale", "duplicate"]
+    tokens: int
+    names: tuple[str, ...] = ()
+
+
+class Sent(_Part, frozen=True):
+    """One call. `without` is what it would have been sent if nothing had left; `counted` and `cached` are what the
+    provider says that it read, and read from its cache. `evicted` pages left just before it, `faulted` were wanted
+    back by its reply."""
+
+    number: int
+    step: str
+    at_us: int
+    model: str
+    sent: int
+    without: int
+    counted: int | None
+    cached: int
+    evicted: int = 0
+    faulted: int = 0
+
+
+class Gone(_Part, frozen=True):
+    """A page that left, and why this one."""
+
+    page: str
+    kind: str
+    what: str
+    tokens: int
+    why: str
+
+
+class Eviction(_Part, frozen=True):
+    """Pages that left at once, before the call `call`; each later one saves `tokens`."""
+
+    seq: int
+    at_us: int
+    step: str | None
+    call: int
+    because: e.EvictedBecause
+    tokens: int
+    pages: tuple[Gone, ...]
+
+
+class Fault(_Part, frozen=True):
+    """A page that was wanted back by the reply of the call `call`, and how it came."""
+
+    seq: int
+    at_us: int
+    step: str | None
+    call: int
+    page: str
+    how: e.FaultedHow
+    tokens: int
+    what: str
+
+
+class Pin(_Part, frozen=True):
+    """A page that stays, until a turn."""
+
+    seq: int
+    at_us: int
+    step: str | None
+    call: int
+    page: str
+    until: int
+    because: e.PinnedBecause
+    what: str
+
+
+class PageSeen(_Part, frozen=True):
+    """A page of the request that is told: `age` and `idle` are in turns, since it came and since it was spoken of."""
+
+    page: str
+    kind: str
+    what: str
+    tokens: int
+    age: int
+    idle: int
+    is_out: bool
+
+
+class Money(_Part, frozen=True):
+    """What the calls cost in millionths of a US dollar, and would have cost with everything sent, read from the
+    provider's cache as far as it had been sent before. None where no price is known; `unpriced` are those models."""
+
+    spent_micros: int | None
+    without_micros: int | None
+    unpriced: tuple[str, ...]
+
+
+class Windows(_Part, frozen=True):
+    """What the model calls of a run were sent. `at` is the call whose filling and pages are told: the last one."""
+
+    version: int
+    run: str
+    at: Sent
+    messages: int
+    read: int
+    """How many calls were read; between these, sizes are taken to grow evenly."""
+    fills: tuple[Fill, ...]
+    pages: tuple[PageSeen, ...]
+    budget: int | None
+    sent: int
+    without: int
+    counted: int
+    cached: int
+    largest: Sent
+    waste: tuple[Waste, ...]
+    money: Money
+    evictions: tuple[Eviction, ...]
+    faults: tuple[Fault, ...]
+    pins: tuple[Pin, ...]
+    left: int
+    """How many different pages left, not counting copies of what stayed and schemas."""
+    wanted: int
+    """How often one of these was wanted back."""
+    thrashed: tuple[str, ...]
+    """Pages that were wanted back more than once."""
+    calls: tuple[Sent, ...]
+
+
+def grouped(calls: Sequence[Sent], columns: int) -> list[Sequence[Sent]]:
+    """The calls in as many groups as there is room for, all about as large."""
+    count = min(columns, len(calls))
+    edges = [round(at * len(calls) / count) for at in range(count + 1)]
+    return [calls[start:end] for start, end in pairwise(edges)]
+
+
+def windows(
+    log: Log,
+    run: str,
+    place: RunMoment | None = None,
+    *,
+    read_max: int | None = None,
+    prices: Prices | None = None,
+    tokens: Tokens = estimate,
+) -> Windows | None:
+    """What a run's model calls were sent, at its head or at a place of its history; None where it called no model.
+
+    Of a run with more calls than `read_max` only some are read, the first and the last among them; between these, sizes
+    are taken to grow evenly.
+    """
+    at = log.head(run).seq if place is None else place.seq
+    keep = place.keep if place is not None else ()
+    rows = {row.seq: row for row in log.rows(run) if row.seq <= at or row.seq in keep}
+    fold = log.state(run, None if place is None else at, keep=keep).fold
+    reading = _Reading(log, run, rows, fold, tokens)
+    reading.read(read_max)
+    return reading.document(prices or Prices()) if reading.lines else None
+
+
+class _Line(msgspec.Struct):
+    """A call while it is read; `filled` is None where it is only counted."""
+
+    step: Step
+    usage: e.Usage
+    model: str = ""
+    filled: Filled | None = None
+    described: Mapping[str, int] = {}
+    evicted: int = 0
+    faulted: int = 0
+    sent: int = 0
+    without: int = 0
+    stale: int = 0
+    duplicate: int = 0
+
+    @property
+    def scope(self) -> str:
+        """The branch that it belongs to: a conversation does not leave it."""
+        return self.step.id.rpartition(".")[0]
+
+
+class _Reading:
+    """Goes through a run's calls in order, and through what was decided between them."""
+
+    def __init__(self, log: Log, run: str, rows: Mapping[int, Row], fold: Fold, tokens: Tokens) -> None:
+        self._run, self._rows, self._tokens = run, rows, tokens
+        steps = [fold.steps[index] for index in fold.trace]
+        self._steps = [step for step in steps if step.sort == "model" and (step.edited or step.intended) in rows]
+        self._called = {step.name for step in steps if step.sort == "tool"}
+        self._sharing = Sharing(log.store.pieces)
+        self._fillings: dict[str, Filling] = {}
+        self._scopes = {step.id.rpartition(".")[0] for step in self._steps}
+        self._latest: dict[str, int] = {}
+        """For each branch the number of its last call so far, and which evictions come before its next one."""
+        self._waiting: dict[str, list[int]] = {}
+        self._last = Filling(tokens)
+        self.lines: list[_Line] = []
+        self.budget: int | None = None
+        self.evictions: list[Eviction] = []
+        self.faults: list[Fault] = []
+        self.pins: list[Pin] = []
+
+    def read(self, read_max: int | None) -> None:
+        decided = [(seq, event) for seq, event in timeline(self._decisions()) if isinstance(event, e.PageEvent)]
+        decided.reverse()
+        chosen = range(len(self._steps)) if read_max is None else self._chosen(read_max)
+        self._expect(chosen)
+        for number, step in enumerate(self._steps):
+            while decided and decided[-1][0] < step.intended:
+                self._decided(*decided.pop())
+            self._call(step, is_read=number in chosen)
+        while decided:
+            self._decided(*decided.pop())
+        while self.lines and self.lines[-1].filled is None:
+            self.lines.pop()
+        self._between()
+
+    def _chosen(self, read_max: int) -> Collection[int]:
+        """Some calls of a long run: as many as can be looked at in no time, by how long the last one is."""
+        count = len(self._steps)
+        if count <= read_max:
+            return range(count)
+        request = request_of(self._arguments(self._steps[-1]))
+        each = len(request[0]) if request is not None else 0
+        some = min(max(read_max * _MESSAGES_EACH // max(each, 1), 5), read_max)
+        return {round(at * (count - 1) / some) for at in range(some + 1)}
+
+    def _expect(self, chosen: Collection[int]) -> None:
+        wanted = sorted(chosen)
+        for start in range(0, len(wanted), _AT_ONCE):
+            steps = (self._steps[number] for number in wanted[start : start + _AT_ONCE])
+            raws = (self._rows[step.edited or step.intended].data for step in steps)
+            self._sharing.expect(raw for raw in raws if raw is not None)
+
+    def _decisions(self) -> list[tuple[int, e.Event]]:
+        """The events that say what left and came back, and those that say which of them count."""
+        bodies = ((row.seq, row.body) for row in self._rows.values())
+        return [(seq, e.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
+
+    # what was decided -----------------------------------------------------------------------------
+
+    def _decided(self, seq: int, event: e.PageEvent) -> None:
+        data = self._data(seq, whole=isinstance(event, e.PageEvicted))
+        budget = data.get("budget")
+        self.budget = budget if isinstance(budget, int) else self.budget
+        scope = self._scope(event.step or "")
+        before = self._latest.get(scope, 0)
+        where: dict[str, Any] = {"seq": seq, "at_us": event.at, "step": event.step}
+        source = source if isinstance(source := data.get("source"), str) else ""
+        match event:
+            case e.PageFaulted(page=page, how=how, tokens=tokens):
+                self.faults.append(Fault(**where, call=before, page=page, how=how, tokens=tokens, what=source))
+                if before:
+                    self.lines[before - 1].faulted += 1
+            case e.PagePinned(page=page, until=until, because=why):
+                self.pins.append(Pin(**where, call=before, page=page, until=until, because=why, what=source))
+            case e.PageEvicted(because=because, tokens=tokens):
+                told = {each.get("page"): each for each in _tables(data.get("pages"))}
+                gone = tuple(_gone(page, told.get(page, {}), because) for page in event.pages)
+                self._waiting.setdefault(scope, []).append(len(self.evictions))
+                self.evictions.append(Eviction(**where, call=before + 1, because=because, tokens=tokens, pages=gone))
+                left = self._filling(scope).left
+                left |= {each.page: Left(each.page, each.kind, each.what, each.tokens) for each in gone}
+
+    def _scope(self, step: str) -> str:
+        """The branch whose conversation a decision is about: where several tools are called at once, each is answered
+        in a branch of its own."""
+        scope = step.rpartition(".")[0]
+        while scope and scope not in self._scopes:
+            scope = scope.rpartition(".")[0]
+        return scope
+
+    def _data(self, seq: int, *, whole: bool) -> Mapping[str, Any]:
+        """The values of a decision; of one that brought a page back not that page, which is long."""
+        raw = self._rows[seq].data
+        if raw is None:
+            return {}
+        found: dict[str, Any] = self._sharing.unpack(raw) if whole else msgspec.json.decode(raw)
+        return found
+
+    def _filling(self, scope: str) -> Filling:
+        """The conversation of a branch."""
+        return self._fillings.setdefault(scope, Filling(self._tokens))
+
+    # one call ---------------------------------------------------------------------------------------
+
+    def _arguments(self, step: Step) -> Any:
+        raw = self._rows[step.edited or step.intended].data
+        return self._sharing.unpack(raw).get("arguments") if raw is not None else None
+
+    def _call(self, step: Step, *, is_read: bool) -> None:
+        line = _Line(step, self._usage(step))
+        line.model = line.usage.model
+        if is_read:
+            arguments = self._arguments(step)
+            request = request_of(arguments)
+            if request is None:
+                return
+            filling = self._last = self._filling(line.scope)
+            filled = line.filled = filling.fill(*request)
+            line.described = {schema.name: schema.tokens for schema in filling.schemas(request[1])}
+            line.sent, line.without = filled.tokens, filled.without
+            line.stale, line.duplicate = filled.stale, filled.duplicate
+            named = arguments.get("model")
+            line.model = line.model or (named if isinstance(named, str) else "")
+        elif not self.lines:
+            return
+        self.lines.append(line)
+        number = self._latest[line.scope] = len(self.lines)
+        for at in self._waiting.pop(line.scope, ()):
+            self.evictions[at] = replace(self.evictions[at], call=number)
+            line.evicted += len(self.evictions[at].pages)
+
+    def _usage(self, step: Step) -> e.Usage:
+        row = self._rows.get(step.output)
+        event = e.decode(row.body) if row is not None else None
+        return event.usage or e.Usage() if isinstance(event, e.AttemptEnded) else e.Usage()
+
+    def _between(self) -> None:
+        """Sizes of the calls that were not read, from those before and after."""
+        read = [at for at, line in enumerate(self.lines) if line.filled is not None]
+        for start, end in pairwise(read):
+            old, new = self.lines[start], self.lines[end]
+            for at in range(start + 1, end):
+                line, part = self.lines[at], (at - start) / (end - start)
+                for name in ("sent", "without", "stale", "duplicate"):
+                    setattr(line, name, round(getattr(old, name) * (1 - part) + getattr(new, name) * part))
+                # What the provider counted tells more than what was sent before and after, unless it tells nonsense.
+                ratios = [each.sent / each.usage.tokens_in for each in (old, new) if each.usage.tokens_in]
+                if line.usage.tokens_in and len(ratios) == 2 and 0.4 < min(ratios) <= max(ratios) < 2.5:
+                    line.sent = round(line.usage.tokens_in * (ratios[0] * (1 - part) + ratios[1] * part))
+                    line.without = max(line.without, line.sent)
+                line.described, line.model = new.described, line.model or new.model
+
+    # what it comes to -------------------------------------------------------------------------------
+
+    def document(self, prices: Prices) -> Windows:
+        filled = self.lines[-1].filled
+        assert filled is not None
+        fills = (Fill(kind=kind, tokens=filled.kinds[kind], pieces=filled.counts[kind]) for kind in KINDS)
+        calls = tuple(_sent(number, line) for number, line in enumerate(self.lines, 1))
+        batches = [each for each in self.evictions if each.because in ("pays", "budget")]
+        wanted = [fault.page for fault in self.faults if fault.how in ("recalled", "repeated", "reread")]
+        wanted = [page for page in wanted if not page.startswith("tool:")]
+        return Windows(
+            version=WINDOWS_VERSION, run=self._run, at=calls[-1], messages=filled.messages,
+            read=sum(line.filled is not None for line in self.lines), budget=self.budget,
+            fills=tuple(fill for fill in fills if fill.pieces), pages=tuple(self._pages()),
+            sent=sum(call.sent for call in calls), without=sum(call.without for call in calls),
+            counted=sum(call.counted or 0 for call in calls), cached=sum(call.cached for call in calls),
+            largest=max(calls, key=lambda call: call.sent), waste=self._waste(), money=self._money(prices),
+            evictions=tuple(self.evictions), faults=tuple(self.faults), pins=tuple(self.pins),
+            left=len({gone.page for each in batches for gone in each.pages}), wanted=len(wanted),
+            thrashed=tuple(page for page, times in Counter(wanted).items() if times > 1), calls=calls,
+        )  # fmt: skip
+
+    def _waste(self) -> tuple[Waste, ...]:
+        called = self._called.union(*(filling.called for filling in self._fillings.values())) | OWN_TOOLS
+        unused = Counter[str]()
+        for line in self.lines:
+            unused.update({name: tokens for name, tokens in line.described.items() if name not in called})
+        names = tuple(name for name, _ in unused.most_common(_NAMES_MAX))
+        return (
+            Waste(kind="unused", tokens=unused.total(), names=names),
+            Waste(kind="stale", tokens=sum(line.stale for line in self.lines)),
+            Waste(kind="duplicate", tokens=sum(line.duplicate for line in self.lines)),
+        )
+
+    def _pages(self) -> Iterator[PageSeen]:
+        left, pieces = self._last.left, list(self._last.pieces())
+        now = pieces[-1].turn if pieces else 0
+        for _, _, turn, used, piece, _, _ in pieces:
+            gone = left.get(piece.handle) or left.get(piece.left or "") if piece.left else None
+            if piece.kind in _PAGES:
+                yield PageSeen(
+                    page=piece.handle, kind=gone.kind if gone else _PAGES[piece.kind], what=piece.source,
+                    tokens=gone.tokens if gone else piece.tokens, age=now - turn, idle=now - used,
+                    is_out=piece.left is not None,
+                )  # fmt: skip
+
+    def _money(self, prices: Prices) -> Money:
+        caches = any(line.usage.tokens_cached for line in self.lines)
+        spent = without = 0
+        unpriced, sent_before = set[str](), dict[str, int]()
+        for line in self.lines:
+            price, usage = prices.of(line.model, line.step.at), line.usage
+            if price is None and not usage.cost_micros:
+                unpriced.add(line.model)
+                continue
+            read = usage.tokens_in or line.sent
+            whole = round(read * line.without / line.sent) if line.sent else read
+            known = min(sent_before.get(line.scope, 0), whole) if caches else 0
+            sent_before[line.scope] = whole
+            # A contract may have prices of its own: what is on record was counted by them.
+            asked = price.cost(replace(usage, tokens_in=read)) if price is not None else read
+            more = replace(usage, tokens_in=whole, tokens_cached=max(known, usage.tokens_cached))
+            paid = usage.cost_micros or asked
+            spent += paid
+            without += round((price.cost(more) if price is not None else whole) * paid / asked) if asked else paid
+        is_known = any(line.model not in unpriced for line in self.lines)
+        return Money(
+            spent_micros=spent if is_known else None, without_micros=without if is_known else None,
+            unpriced=tuple(sorted(unpriced)),
+        )  # fmt: skip
+
+
+_PAGES: Final[Mapping[Kind, str]] = {"files": "file", "results": "result", "documents": "document", "left": "page"}
+
+
+def _sent(number: int, line: _Line) -> Sent:
+    return Sent(
+        number=number, step=line.step.id, at_us=line.step.at, model=line.model, sent=line.sent, without=line.without,
+        counted=line.usage.tokens_in or None, cached=line.usage.tokens_cached, evicted=line.evicted,
+        faulted=line.faulted,
+    )  # fmt: skip
+
+
+def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
+    """What of a list are tables; what was erased is none."""
+    yield from (each for each in found if is_map(each)) if is_list(found) else ()
+
+
+def _gone(page: str, told: Mapping[str, Any], because: str) -> Gone:
+    tokens = told.get("tokens")
+    return Gone(
+        page=page, kind=str(told.get("kind") or "page"), what=str(told.get("source") or ""),
+        tokens=tokens if isinstance(tokens, int) else 0, why=str(told.get("why") or because),
+    )  # fmt: skip

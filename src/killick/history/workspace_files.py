@@ -1,0 +1,492 @@
+"""The files of a run's workspace at a place in its time, and what changed between two. Changes nothing.
+
+Names of files are bytes; people see and type them as text, in which what is no text, or would move a cursor, is
+escaped. Whatever can be large is told up to a limit, and how much was left out is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from difflib import unified_diff
+from types import TracebackType
+from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from killick.errors import KillickError, WorkspaceRefused
+from killick.history.phrasing import sized
+from killick.history.vaults import Vaults, on_record, vault_of
+from killick.log.boundaries import RunMoment
+from killick.log.boundaries import at as place_at
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.ledger import Ledger
+from killick.workspace import tree
+from killick.workspace.tree import Entry, Id, Load
+from killick.workspace.vault.vault import Vault
+
+How = Literal["added", "removed", "changed", "touched"]
+
+LISTED_MAX: Final = 100_000
+"""So many entries of a listing, and so many changes, are told; the others are counted."""
+
+TEXT_BYTES_MAX: Final = 256 << 10
+LINES_MAX: Final = 4_000
+"""Files that are longer are not compared line by line."""
+
+DIFFED_MAX: Final = 200
+DIFF_LINES_MAX: Final = 5_000
+"""So many files, and so many lines of them, are shown with their lines; of the others only what became of them."""
+
+ID_DIGITS: Final = 12
+"""How much of a snapshot's id people see; what they type may be shorter."""
+
+_PREFIX_MIN: Final = 4
+_AFTER: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*(?:~\d+)?):after\b")
+_ESCAPED: Final = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+# names ----------------------------------------------------------------------------------------------
+
+
+def shown(path: bytes) -> str:
+    """A path as people see it: what is no text, or would move a cursor, as `\\xNN`."""
+    text = path.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(char: str) -> str:
+    return char if char.isprintable() else "".join(f"\\x{byte:02x}" for byte in char.encode())
+
+
+def typed(path: str, folder: str | None = None) -> bytes:
+    """A path below the folder as people type it: from there, or whole; the folder itself is empty."""
+    found = os.path.normpath(path)
+    if folder is not None and os.path.isabs(found):
+        found = os.path.relpath(found, folder)
+    if os.path.isabs(found) or found == ".." or found.startswith("../"):
+        raise WorkspaceRefused(shown(os.fsencode(path)), "is not below the run's folder; name it from there")
+    return b"" if found == "." else os.fsencode(found)
+
+
+def id_of(root: Id) -> str:
+    """A snapshot's id as people see it."""
+    return root.hex()[:ID_DIGITS]
+
+
+# a place --------------------------------------------------------------------------------------------
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One path of a snapshot. `size` of a folder is that of all files below it, where it was looked at; `target` is
+    where a link leads; `how` says what became of it since the snapshot before."""
+
+    path: str
+    kind: tree.Kind
+    mode: int
+    size: int
+    mtime_ns: int
+    target: str | None = None
+    how: How | None = None
+    files: int | None = None
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot holds below a path, and what of it is other than `since`; counts are of all of it."""
+
+    run: str
+    at: str
+    seq: int
+    snapshot: str
+    folder: str
+    since: str | None
+    path: str
+    entries: tuple[Listed, ...]
+    left_out: int
+    files: int
+    folders: int
+    size_bytes: int
+    changed: dict[How, int]
+
+
+class Files:
+    """The files of a run as they were at a place. Close it, or use it in a `with` block."""
+
+    def __init__(self, *, run: str, at: str, seq: int, root: Id, folder: str, vault: Vault) -> None:
+        self.run = run
+        self.at = at
+        self.seq = seq
+        self.root = root
+        self.folder = folder
+        self.vault = vault
+        self.since: tuple[str, Id] | None = None
+        """What it is compared with in a listing: the step's before, or the snapshot before."""
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.vault.close()
+
+    @property
+    def top(self) -> Entry:
+        """The folder itself."""
+        return tree.root(self.root, self.vault.load)
+
+    def find(self, path: str) -> tuple[bytes, Entry]:
+        """What stands at a path, and the path as the snapshot has it; refused where there is nothing."""
+        name = typed(path, self.folder)
+        for each in (name, _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name)):
+            found = tree.find(self.top, each, self.vault.load)
+            if found is not None:
+                return each, found
+        raise WorkspaceRefused(self.run, f"there was no {shown(name)} at {self.at}; {self._near(name)}")
+
+    def _near(self, path: bytes) -> str:
+        above = os.path.dirname(path)
+        while above and tree.find(self.top, above, self.vault.load) is None:
+            above = os.path.dirname(above)
+        here = tree.find(self.top, above, self.vault.load)
+        names = [shown(each.name) for each in tree.folder(here.ref, self.vault.load)] if here and here.is_folder else []
+        where = shown(above) or "the folder"
+        told = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return f"{where} had {told or 'nothing'}"
+
+    def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
+        """What there was below a path, and what of it had changed; only its own names unless `deep`."""
+        name, entry = self.find(path) if path else (b"", self.top)
+        changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
+        told: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
+        entries: dict[bytes, Listed] = {}
+        inside: Counter[bytes] = Counter()
+        sizes: Counter[bytes] = Counter()
+        folders = left_out = 0
+        for place, each in tree.walk(entry, self.vault.load, name) if entry.is_folder else [(name, entry)]:
+            first = _first_below(place, name)
+            folders += each.is_folder
+            inside[first] += not each.is_folder
+            sizes[first] += each.size if each.kind == tree.FILE else 0
+            if not deep and first != place:
+                continue
+            if len(entries) < limit:
+                entries[place] = listed(place, each, told.get(place))
+            else:
+                left_out += 1
+        for place, change in changed.items():
+            if change.before is not None and change.after is None and (deep or _first_below(place, name) == place):
+                entries[place] = listed(place, change.before, "removed")
+        if not deep:
+            entries = {place: _summed(each, inside[place], sizes[place]) for place, each in entries.items()}
+        return Listing(
+            run=self.run, at=self.at, seq=self.seq, snapshot=self.root.hex(), folder=self.folder,
+            since=self.since[0] if self.since else None, path=shown(name),
+            entries=tuple(entries[place] for place in sorted(entries, key=lambda each: each.split(b"/"))),
+            left_out=left_out, files=inside.total(), folders=folders, size_bytes=sizes.total(),
+            changed=dict(Counter(told.values())),
+        )  # fmt: skip
+
+    def _changes(self) -> Iterator[tree.Change]:
+        if self.since is not None and self.since[1] != self.root:
+            yield from tree.changes(tree.root(self.since[1], self.vault.load), self.top, self.vault.load)
+
+    def diff(self) -> FilesDiff | None:
+        """What is other than in what it is compared with; None where that is nothing."""
+        if self.since is None:
+            return None
+        sides = [FilesSide(self.run, self.seq, label, root.hex()) for label, root in (self.since, (self.at, self.root))]
+        return compared(sides[0], sides[1], self.since[1], self.root, self.vault.load)
+
+    def read(self, path: str, limit: int | None = None) -> bytes:
+        """The content of a file, or so much of its beginning; of a link where it leads."""
+        _, entry = self.find(path)
+        return b"".join(self.pieces(path, entry, limit))
+
+    def pieces(self, path: str, entry: Entry, limit: int | None = None) -> Iterator[bytes]:
+        """The content of a file, piece by piece: of one that is larger than memory, too."""
+        if entry.kind not in (tree.FILE, tree.LINK):
+            raise WorkspaceRefused(path, f"is a {entry.sort} in the snapshot, which has no content")
+        return content(entry, self.vault.load, limit)
+
+
+def _is_below(path: bytes, above: bytes) -> bool:
+    return not above or path == above or path.startswith(above + b"/")
+
+
+def _first_below(path: bytes, above: bytes) -> bytes:
+    """The path as far as the first name below another."""
+    start = len(above) + 1 if above else 0
+    end = path.find(b"/", start)
+    return path if end < 0 else path[:end]
+
+
+def _summed(each: Listed, files: int, size: int) -> Listed:
+    if each.kind != "folder" or each.how == "removed":
+        return each
+    return replace(each, files=files, size=size)
+
+
+def is_only_dated(change: tree.Change) -> bool:
+    """A folder in which something was made or removed has another time, and nothing else to tell."""
+    before, after = change.before, change.after
+    return (
+        before is not None and after is not None and before.is_folder and after.is_folder and before.mode == after.mode
+    )
+
+
+def listed(path: bytes, entry: Entry, how: How | None = None) -> Listed:
+    """An entry as it is told."""
+    return Listed(
+        path=shown(path), kind=entry.sort, mode=entry.mode, size=0 if entry.is_folder else entry.size,
+        mtime_ns=entry.mtime_ns, target=shown(entry.ref) if entry.kind == tree.LINK else None, how=how,
+    )  # fmt: skip
+
+
+def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[bytes]:
+    """What a file holds, or a link; holes as the zeros that they are."""
+    if entry.kind == tree.LINK or not entry.is_long:
+        whole = entry.ref if entry.kind == tree.LINK else load(entry.ref) if entry.size else b""
+        yield whole if limit is None else whole[:limit]
+        return
+    end, at = entry.size if limit is None else min(limit, entry.size), 0
+    for block in (*tree.blocks(entry.ref, load), tree.Block(entry.size, 0, b"")):
+        while at < min(block.offset, end):
+            zeros = min(block.offset, end) - at
+            yield bytes(min(zeros, tree.BLOCK_BYTES))
+            at += min(zeros, tree.BLOCK_BYTES)
+        if at >= end or not block.size:
+            break
+        yield load(block.ref)[: end - at]
+        at += block.size
+
+
+# from the record ------------------------------------------------------------------------------------
+
+
+def at(log: Log, run: str, text: str = "now") -> Files:
+    """The files of a run at a place. WorkspaceRefused where it has no workspace, or no snapshot so early."""
+    place = place_at(log, run, text)
+    ledger = log.ledger(run)
+    root = root_at(ledger, place)
+    if root is None:
+        raise _too_early(log, run, ledger, place)
+    found = _files(log, run, ledger, place.label, place.seq, root)
+    found.since = _before(log, run, ledger, place, root)
+    return found
+
+
+def by_id(log: Log, run: str, text: str) -> Files:
+    """The files of a snapshot of a run by its id, or the beginning of it."""
+    ledger = log.ledger(run)
+    if not re.fullmatch(r"[0-9a-f]+", text := text.lower().rstrip("…")) or len(text) < _PREFIX_MIN:
+        raise WorkspaceRefused(run, f"{text!r} is no snapshot's id; killick show {run} --log has them")
+    found = [root for root in dict.fromkeys(on_record(log, run)) if root.hex().startswith(text)]
+    if not found:
+        raise WorkspaceRefused(run, f"has no snapshot {text} on record; killick show {run} tells which it has")
+    if len(found) > 1:
+        named = ", ".join(map(id_of, found[:4]))
+        raise WorkspaceRefused(run, f"snapshot {text} may be any of {named}; write more of it")
+    label = f"snapshot {id_of(found[0])}"
+    return _files(log, run, ledger, label, log.head(run).seq, found[0])
+
+
+def root_at(ledger: Ledger, place: RunMoment) -> Id | None:
+    """The snapshot of the files at a place. Of what a rewind kept, that which was there when it ended."""
+    root = ledger.files_at(max((place.seq, *place.keep)))
+    return None if root is None else e.from_text(root)
+
+
+def _files(log: Log, run: str, ledger: Ledger, label: str, seq: int, root: Id) -> Files:
+    vault = vault_of(log, run, ledger)
+    return Files(run=run, at=label, seq=seq, root=root, folder=str(ledger.facts.workspace), vault=vault)
+
+
+def _too_early(log: Log, run: str, ledger: Ledger, place: RunMoment) -> WorkspaceRefused:
+    if ledger.facts.workspace is None:
+        return WorkspaceRefused(run, "has no workspace, so no files of it are on record")
+    first = min((capture.after for capture in ledger.captures), default=None)
+    told = "none was made yet" if first is None else f"the first is at @{first}"
+    return WorkspaceRefused(run, f"there is no snapshot of its files so early as {place.label}; {told}")
+
+
+def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> tuple[str, Id] | None:
+    """What a place is compared with: after a step, what was before it; elsewhere the snapshot before this one."""
+    if written := _AFTER.match(place.label):
+        label = f"{written['step']}:before"
+        found = root_at(ledger, place_at(log, run, label))
+        return None if found is None else (label, found)
+    seq = max((place.seq, *place.keep))
+    ended = {step.ended: step.id for step in log.state(run).fold.steps if step.ended}
+    taken = sorted((capture.after, capture.seq, capture.root) for capture in ledger.captures if capture.after <= seq)
+    for after, _, other in reversed(taken):
+        if e.from_text(other) != root:
+            return f"{ended[after]}:after" if after in ended else f"@{after}", e.from_text(other)
+    return None
+
+
+# what changed ---------------------------------------------------------------------------------------
+
+
+class FilesSide(msgspec.Struct, frozen=True):
+    """One of two snapshots: of which run, at which place."""
+
+    run: str
+    seq: int
+    label: str
+    snapshot: str
+
+
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one path. `lines` are of a unified diff where both sides are text, or there is only one;
+    `about` says what else there is to say: that it is binary, how large, where it leads, which mode it got."""
+
+    path: str
+    how: How
+    before: Listed | None = None
+    after: Listed | None = None
+    plus: int | None = None
+    minus: int | None = None
+    lines: tuple[str, ...] = ()
+    about: str = ""
+
+
+class FilesDiff(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is other between two snapshots, by path. False: nothing is."""
+
+    before: FilesSide
+    after: FilesSide
+    changes: tuple[FileChange, ...]
+    counts: dict[How, int]
+    left_out: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+
+def between(log: Log, one: tuple[str, RunMoment], two: tuple[str, RunMoment]) -> FilesDiff | str | None:
+    """What is other between two places, of one run or of two; why that cannot be said; None where no files are kept."""
+    ledgers = [log.ledger(run) for run, _ in (one, two)]
+    bound = [ledger.facts.workspace is not None for ledger in ledgers]
+    if not all(bound):
+        return None if not any(bound) else f"{(one, two)[bound.index(False)][0]} has no workspace"
+    sides: list[FilesSide] = []
+    roots: list[Id] = []
+    for (run, place), ledger in zip((one, two), ledgers, strict=True):
+        root, label = root_at(ledger, place), place.label
+        if root is None:
+            # Before the first snapshot nothing of ours had changed anything.
+            first = min(ledger.captures, key=lambda capture: capture.after, default=None)
+            if first is None:
+                return f"no snapshot of the files of {run} was made yet"
+            root, label = e.from_text(first.root), f"@{first.after}"
+        roots.append(root)
+        sides.append(FilesSide(run, place.seq, label, root.hex()))
+    if roots[0] == roots[1]:
+        return FilesDiff(before=sides[0], after=sides[1], changes=(), counts={})
+    try:
+        with Vaults(vault_of(log, run, ledger) for (run, _), ledger in zip((one, two), ledgers, strict=True)) as vaults:
+            return compared(sides[0], sides[1], roots[0], roots[1], vaults.load)
+    except KillickError as error:
+        return str(error)
+
+
+def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) -> FilesDiff:
+    """What is other between two snapshots, with the lines of small texts."""
+    counts: Counter[How] = Counter()
+    changes: list[FileChange] = []
+    left_out, diffed, lines = 0, 0, 0
+    for change in tree.changes(tree.root(one, load), tree.root(two, load), load):
+        if not change.path or is_only_dated(change):
+            continue
+        counts[change.how] += 1
+        if len(changes) >= LISTED_MAX:
+            left_out += 1
+            continue
+        wanted = diffed < DIFFED_MAX and lines < DIFF_LINES_MAX
+        found = _told(change, load, with_lines=wanted)
+        diffed, lines = diffed + bool(found.lines), lines + len(found.lines)
+        changes.append(found)
+    return FilesDiff(before=before, after=after, changes=tuple(changes), counts=dict(counts), left_out=left_out)
+
+
+def _told(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
+    before, after = change.before, change.after
+    made = FileChange(
+        path=shown(change.path), how=change.how, before=None if before is None else listed(change.path, before),
+        after=None if after is None else listed(change.path, after),
+    )  # fmt: skip
+    other = _other(before, after)
+    if change.how == "touched":
+        return replace(made, about=other or "only its time is other")
+    if not any(each is not None and each.kind == tree.FILE for each in (before, after)):
+        return replace(made, about=other)
+    texts = [_text(each, load) if with_lines else _No("") for each in (before, after)]
+    why = next((text.why for text in texts if isinstance(text, _No)), None)
+    lines = () if why is not None else tuple(_unified(*map(str, texts)))
+    if lines:
+        plus, minus = (sum(line[:1] == sign for line in lines) for sign in "+-")
+        return replace(made, lines=lines, plus=plus, minus=minus, about=other)
+    return replace(made, about=", ".join(filter(None, (why, _sizes(before, after), other))))
+
+
+def _other(before: Entry | None, after: Entry | None) -> str:
+    """What changed beside the content."""
+    if before is None or after is None:
+        only = before or after
+        return "" if only is None or only.kind == tree.FILE else f"{only.sort}{_leads(only)}"
+    if before.kind != after.kind:
+        return f"{before.sort}{_leads(before)}, now a {after.sort}{_leads(after)}"
+    if before.kind == tree.LINK and before.ref != after.ref:
+        return f"link{_leads(before)}, now{_leads(after)}"
+    return f"mode {before.mode:03o} → {after.mode:03o}" if before.mode != after.mode else ""
+
+
+def _sizes(before: Entry | None, after: Entry | None) -> str:
+    sizes = [sized(each.size) for each in (before, after) if each is not None and each.kind == tree.FILE]
+    return " → ".join(dict.fromkeys(sizes))
+
+
+def _leads(entry: Entry) -> str:
+    return f" → {shown(entry.ref)}" if entry.kind == tree.LINK else ""
+
+
+class _No(msgspec.Struct, frozen=True):
+    """Why something is not compared line by line."""
+
+    why: str
+
+
+def _text(entry: Entry | None, load: Load) -> str | _No:
+    if entry is None or entry.kind != tree.FILE:
+        return ""
+    if entry.size > TEXT_BYTES_MAX:
+        begins = b"".join(content(entry, load, 8_192))
+        return _No("binary" if b"\0" in begins else "too long to compare")
+    data = load(entry.ref) if entry.size else b""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return _No("binary")
+    if "\0" in text:
+        return _No("binary")
+    return text if text.count("\n") <= LINES_MAX else _No("too long to compare")
+
+
+def _unified(before: str, after: str) -> Iterator[str]:
+    """The lines of a unified diff, less its head; a last line that is not ended says so."""
+    made = unified_diff(_lines(before), _lines(after), lineterm="\n")
+    for number, line in enumerate(made):
+        if number < 2:
+            continue
+        yield line.removesuffix("\n")
+        if not line.endswith("\n"):
+            yield "\\ No newline at end of file"
+
+
+def _lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -1,0 +1,178 @@
+"""The window of a run: what a model is sent is decided once, put on record, and the same on every replay.
+
+Owns when a window decides and when it follows the record. Which pages leave, and what stands in their place, is the
+window's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+from msgspec.structs import replace
+
+from killick.definitions.registry import Changes
+from killick.engine.execution import Branch, Execution
+from killick.engine.replay import PAGES
+from killick.engine.steps.model_reply import ToolCall
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.window import Answer, Decision, Sent, Window
+
+Line: TypeAlias = tuple[int, ...]
+
+_PAGERS: Final[WeakKeyDictionary[Execution, dict[tuple[int, Line], Pager]]] = WeakKeyDictionary()
+_IN_USE: Final[WeakSet[Window]] = WeakSet()
+
+
+async def fit(
+    ex: Execution, branch: Branch, window: Window, messages: Sequence[Any], tools: Sequence[Any], system: Any
+) -> Sent:
+    """What to send of a history."""
+    return await pager(ex, branch, window).fit(ex, branch, messages, tools, system)
+
+
+async def answer(
+    ex: Execution, branch: Branch, window: Window, call: ToolCall, changes: Callable[[], Changes]
+) -> Answer | None:
+    """What the window itself answers to a tool call; None: the tool is to be run, as the next step."""
+    return await pager(ex, branch, window).answer(ex, branch, call, changes)
+
+
+def tools_of(ex: Execution, window: Window) -> tuple[str, ...]:
+    """The names of the window's own tools, as the model was told them."""
+    return pager(ex, ex.branch_here(), window).window.own
+
+
+def pager(ex: Execution, branch: Branch, window: Window) -> Pager:
+    """A window in the hands of one line of a run. One that another had before is taken anew: what it holds comes from
+    the record of this line alone, though all runs of an agent may share it."""
+    known, line = _PAGERS.setdefault(ex, {}), _line(branch)
+    found = known.get((id(window), line))
+    if found is None:
+        own = window.fresh() if window in _IN_USE else window
+        _IN_USE.add(own)
+        found = known[id(window), line] = Pager(window, own, sum(other == line for _, other in known))
+    return found
+
+
+def _line(branch: Branch) -> Line:
+    """Which of the branches side by side it is: the same in the next gather, which begins when this one is over."""
+    scope = branch.scope
+    return () if scope is None else (*_line(scope.branch), scope.branches.index(branch))
+
+
+class Pager:
+    """Pages by a window, durably."""
+
+    def __init__(self, given: Window, window: Window, number: int) -> None:
+        self.given = given  # kept, so that no other window has its id
+        self.window = window
+        self._number = number
+        """Which of the windows here it is: several may decide before the same step."""
+        self._calls: dict[str, e.StepId] = {}
+        """By tool and arguments, the step that last ran it."""
+
+    async def fit(
+        self, ex: Execution, branch: Branch, messages: Sequence[Any], tools: Sequence[Any], system: Any
+    ) -> Sent:
+        """What to send. Where the record goes on it is as it was decided then, whatever would be decided now."""
+        recorded = [event for _, event in self._taken(ex, branch, lambda event: True)]
+        decided: list[Decision] = []
+        if not ex.record.goes_on(branch.path, branch.count):
+            decided = _missing(recorded, self.window.plan(messages, tools, system=system))
+            self._put_on_record(ex, branch, decided)
+        elif recorded:
+            self.window.render(messages, tools, system=system)  # it sees a history before what was decided of that
+        self.window.apply([*recorded, *decided])
+        return self.window.render(messages, tools, system=system)
+
+    async def answer(
+        self, ex: Execution, branch: Branch, call: ToolCall, changes: Callable[[], Changes]
+    ) -> Answer | None:
+        """What the window itself answers to a tool call; None: the tool is to be run, as the next step."""
+        is_own = call.name in self.window.own
+        is_live = not ex.record.goes_on(branch.path, branch.count)
+        recorded = self._taken(ex, branch, _is_answer)
+        found = self._found(ex, call, changes, known=bool(recorded)) if is_live or is_own else None
+        decided = _missing([event for _, event in recorded], found.decisions) if is_live and found is not None else []
+        if recorded:
+            told = ex.record.data(recorded[0][0])
+            found = Answer(text=told["text"], failed=told["failed"])
+        if found is None:
+            self._calls[_key(call)] = branch.position
+            return None
+        self._put_on_record(ex, branch, decided, text=found.text, failed=found.failed)
+        self.window.apply([*(event for _, event in recorded), *decided])
+        return found
+
+    def _found(self, ex: Execution, call: ToolCall, changes: Callable[[], Changes], *, known: bool) -> Answer | None:
+        found = self.window.answering(call.name, call.arguments, stable=True)
+        if found is None or known or not any(_is_repeat(decision.event) for decision in found.decisions):
+            return found
+        return found if self._is_stable(ex, call, changes()) else None
+
+    def _is_stable(self, ex: Execution, call: ToolCall, changes: Changes) -> bool:
+        """Whether what was read cannot have changed since: what was rewound may have changed it, and so may a fork."""
+        if changes == "any time":
+            return False
+        fold, ledger = ex.log.fold, ex.log.ledger
+        read = fold.step(self._calls.get(_key(call), ""))
+        if read is None or (read.name, read.effect, read.status, read.edited) != (call.name, "reads", "done", 0):
+            return False
+        if changes == "never":
+            return True
+        if fold.facts.forked_from or ledger.facts.forks or len(ledger.children):
+            return False
+        return all(one.status not in ("open", "in_doubt") and one.ended < read.intended for one in ledger.effects)
+
+    def _put_on_record(self, ex: Execution, branch: Branch, decided: Sequence[Decision], **answered: Any) -> None:
+        """All in one append. The first tells what a tool call was answered with, where it was one."""
+        at, step = ex.now_us(), branch.position
+        which = {"window": self._number} if self._number else {}
+        entries: list[Entry] = []
+        for event, told in decided:
+            more = {"budget": self.window.budget} if isinstance(event, e.PageEvicted) else {} if entries else answered
+            entries.append(Entry(replace(event, at=at, step=step), {**told, **more, **which}))
+        if entries:
+            ex.behind(*entries)
+
+    def _taken(
+        self, ex: Execution, branch: Branch, begins: Callable[[e.PageEvent], bool]
+    ) -> list[tuple[int, e.PageEvent]]:
+        """What is on record of it here, as far as it begins so, with what is pinned by it; moves past it."""
+        taken: list[tuple[int, e.PageEvent]] = []
+        while (seq := ex.record.ahead(branch.position, PAGES)) is not None:
+            event: e.PageEvent = ex.record.event(seq)
+            if not begins(event) and not (taken and isinstance(event, e.PagePinned)):
+                break
+            if ex.record.data(seq).get("window", 0) != self._number:
+                break
+            ex.record.take(branch.position, PAGES)
+            taken.append((seq, event))
+        return taken
+
+
+# the record ---------------------------------------------------------------------------------------
+
+
+def _is_repeat(event: e.PageEvent) -> bool:
+    return isinstance(event, e.PageFaulted) and event.how == "repeated"
+
+
+def _is_answer(event: e.PageEvent) -> bool:
+    """Whether a tool call was answered so. That something was read again is seen when it is decided what to send."""
+    return isinstance(event, e.PageFaulted) and event.how != "reread"
+
+
+def _missing(recorded: Sequence[e.PageEvent], decided: Iterable[Decision]) -> list[Decision]:
+    """What of a decision is not on record. It is written at once, but a fork can be cut off within: the rest is then
+    decided again. Where something else is on record, that holds alone."""
+    found, known = list(decided), [replace(event, at=0, step=None, data=None) for event in recorded]
+    return found[len(known) :] if [each.event for each in found[: len(known)]] == known else []
+
+
+def _key(call: ToolCall) -> str:
+    return f"{call.name} {json.dumps(call.arguments, sort_keys=True, default=str)}"

@@ -1,0 +1,545 @@
+"""Hosts: the steps of code that Killick did not start, such as a framework's own loop. Each is found again by its key.
+
+An agent's own code takes its steps in order, and replays in that order. A framework makes tasks and threads of its own,
+and comes back to a call in whatever order it likes, or never: so a host numbers a branch for every key, and keeps no
+order between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from killick.definitions.registry import AnyTool, Duration, InnerSteps, Tool, ToolStep
+from killick.engine.divergence import agree, refuse_gap
+from killick.engine.execution import Branch, Execution, InnerCaller, Scope
+from killick.engine.replay import OVER, RequestedStep
+from killick.engine.signals import Cancelling, Interrupted, Signal
+from killick.engine.steps import kinds
+from killick.engine.steps.intention import Intent, is_async
+from killick.engine.steps.pipeline import execute_step
+from killick.engine.steps.waits import Answer
+from killick.errors import KillickError
+from killick.log.writer import Entry
+from killick.model import events as e
+
+T = TypeVar("T")
+
+HOSTED: Final = "hosted"
+"""The scope of a framework's loop inside an agent: it runs again from the top, and every call comes from the record."""
+
+GUESTS: Final = "guests"
+"""The scope of calls from outside of any agent: whoever makes them comes and goes, and the run waits meanwhile."""
+
+HOST: Final[ContextVar[Host | None]] = ContextVar("killick_host", default=None)
+
+
+def here() -> Host | None:
+    """The host in whose block this code is; None outside of any."""
+    return HOST.get()
+
+
+def attempt() -> ToolStep | None:
+    """The attempt of a tool that this code is: its step, and the key that the far side should be told."""
+    return ToolStep.here()
+
+
+class Host:
+    """Takes the calls of code that Killick did not start, from any task or thread, each once by its key.
+
+    A call whose key is on record gives the outcome on record. Without a key, the nth call of the same name with the
+    same arguments is the same call.
+    """
+
+    def __init__(
+        self, run: str, loop: asyncio.AbstractEventLoop, reach: Callable[[], Awaitable[ExternalBranches]]
+    ) -> None:
+        self.run = run
+        self._loop = loop
+        self.reach = reach
+        self._nth: Counter[str] = Counter()
+        self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<killick host of {self.run}>"
+
+    @staticmethod
+    def here() -> Host | None:
+        """The host in whose block this code is; None outside of any."""
+        return HOST.get()
+
+    async def call(
+        self,
+        tool: AnyTool,
+        arguments: Mapping[str, Any],
+        *,
+        key: str | None = None,
+        fn: Callable[..., Any] | None = None,
+        bubbles: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """Call a tool through the gate.
+
+        key       by what it is found again: the framework's own id of the call
+        fn        what is called with the arguments, in place of the tool's own function
+        bubbles   errors by which a framework leaves a tool before it did anything: nothing is counted, the step stays
+                  open for another time, and the error goes to the caller as it is
+        """
+        intent = self._tool(tool, arguments, fn, bubbles)
+        return await self._awaited(partial(self._performed, intent, key))
+
+    def call_sync(
+        self,
+        tool: AnyTool,
+        arguments: Mapping[str, Any],
+        *,
+        key: str | None = None,
+        fn: Callable[..., Any] | None = None,
+        bubbles: tuple[type[BaseException], ...] = (),
+    ) -> Any:
+        """The same, for code that blocks, in any thread but the host's own."""
+        intent = self._tool(tool, arguments, fn, bubbles)
+        return self._blocking(partial(self._performed, intent, key))
+
+    async def model(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
+        """Call a model: recorded verbatim, with usage and reasoning, and never asked again. With the same key another
+        wording is only noted."""
+        return await self._awaited(partial(self._performed, self._model(fn, args, kwargs), key))
+
+    def model_sync(self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
+        """The same, for code that blocks."""
+        return self._blocking(partial(self._performed, self._model(fn, args, kwargs), key))
+
+    async def ask(
+        self,
+        prompt: str,
+        *,
+        key: str,
+        to: str | Sequence[str] = (),
+        options: Sequence[Any] | None = None,
+        timeout: Duration | None = None,
+        default: Any = kinds.MISSING,
+    ) -> Answer:
+        """Ask a person, and wait for the answer."""
+        asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
+        answer: Answer = await self._awaited(partial(_taken, asked, key))
+        return answer
+
+    def ask_sync(
+        self,
+        prompt: str,
+        *,
+        key: str,
+        to: str | Sequence[str] = (),
+        options: Sequence[Any] | None = None,
+        timeout: Duration | None = None,
+        default: Any = kinds.MISSING,
+    ) -> Answer:
+        """The same, for code that blocks."""
+        asked = partial(_asked, prompt=prompt, to=to, timeout=timeout, default=default, options=options)
+        answer: Answer = self._blocking(partial(_taken, asked, key))
+        return answer
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _tool(
+        self,
+        tool: AnyTool,
+        arguments: Mapping[str, Any],
+        fn: Callable[..., Any] | None,
+        bubbles: tuple[type[BaseException], ...],
+    ) -> Intent:
+        if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"a host calls tools; declare {getattr(tool, '__name__', tool)!r} with killick.tool")
+        shape = tool.shape.given(arguments)
+        bound, told = shape.bind((), arguments)
+        intent = Intent("tool", tool.name, tool.fn, shape, bound, tool.policy, returns=tool.returns, told=told)
+        self._called(intent, fn or tool.fn)
+        intent.bubbles = bubbles
+        return intent
+
+    def _model(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+        from killick.agents.run import model_intent
+
+        intent = model_intent(fn, args, kwargs)
+        self._called(intent, intent.fn)
+        return intent
+
+    def _called(self, intent: Intent, fn: Callable[..., Any]) -> None:
+        """What belongs to a loop is called there, whichever loop the host is on."""
+        intent.is_async = is_async(fn)
+        try:
+            caller = asyncio.get_running_loop()
+        except RuntimeError:
+            caller = self._loop
+        if not intent.is_async or caller is self._loop:
+            intent.fn = fn
+            return
+
+        @functools.wraps(fn)
+        async def there(*args: Any, **kwargs: Any) -> Any:
+            return await _on_loop(caller, partial(fn, *args, **kwargs))
+
+        intent.fn = there
+
+    async def _performed(self, intent: Intent, key: str | None, hosted: ExternalBranches) -> Any:
+        if key is None:
+            intent.weigh("of a guest", hosted.ex.engine.secret_key)
+            named = f"{intent.name}#{e.to_text(intent.digest)[:22]}"
+            inner = _inner(self.run)
+            with self._mutex:
+                self._nth[named] += inner is None
+                key = f"{named}#{self._nth[named]}" if inner is None else inner.named(named)
+        return await hosted.take(key, intent, partial(_through_gate, intent=intent))
+
+    async def _reached(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
+        inner = _inner(self.run)
+        if inner is not None:
+            return await do(inner.hosted)  # also as the run is let go, which waits for the attempt that this is code of
+        while True:
+            hosted = await self.reach()
+            if hosted.is_reached:
+                return await do(hosted)
+
+    async def _awaited(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
+        if asyncio.get_running_loop() is self._loop:
+            return await self._reached(do)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._reached(do), self._loop))
+
+    def _blocking(self, do: Callable[[ExternalBranches], Coroutine[Any, Any, T]]) -> T:
+        try:
+            caller: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            caller = None
+        if caller is self._loop:
+            raise KillickError(f"{self.run}: a blocking call would hold up the host itself; await host.call instead")
+        work: Future[T] = asyncio.run_coroutine_threadsafe(self._reached(do), self._loop)
+        try:
+            return work.result()
+        except BaseException:
+            work.cancel()
+            raise
+
+
+def _inner(run: str) -> InnerSteps | None:
+    """The steps of the attempt whose code this is, of the same run, while it is open."""
+    place = ToolStep.here()
+    inner = None if place is None or place.run != run else place.inner
+    return inner if inner is not None and inner.is_open else None
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def _on_loop(loop: asyncio.AbstractEventLoop, code: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Await a coroutine on another loop. Cancelled, it is cancelled there, and has left when this returns."""
+    ended: Future[T] = Future()
+    begun: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        begun.append(loop.create_task(code()))
+        begun[0].add_done_callback(partial(_settled, ended))
+
+    loop.call_soon_threadsafe(begin)
+    here = asyncio.wrap_future(ended)
+    while not ended.done():
+        try:
+            await asyncio.shield(here)
+        except asyncio.CancelledError:
+            if ended.done():
+                break
+            loop.call_soon_threadsafe(lambda: begun[0].cancel())
+    return await here
+
+
+def _settled(ended: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        ended.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
+
+
+async def _through_gate(ex: Execution, branch: Branch, *, intent: Intent) -> Any:
+    return await execute_step(ex, branch, intent)
+
+
+async def _asked(ex: Execution, branch: Branch, **asked: Any) -> Answer:
+    return await kinds.ask(ex, branch, **asked, returns=Any)
+
+
+async def _taken(asked: Callable[..., Coroutine[Any, Any, Answer]], key: str, hosted: ExternalBranches) -> Answer:
+    answer: Answer = await hosted.take(key, None, asked)
+    return answer
+
+
+# a scope of guests --------------------------------------------------------------------------------
+
+
+class ExternalBranches:
+    """The guests of one execution: a branch for every key."""
+
+    def __init__(self, ex: Execution, branch: Branch, step: e.StepId, *, over_at: int, outside: bool) -> None:
+        self.ex = ex
+        ex.hosted = self
+        self.outside = outside
+        self._scope = Scope(step, branch, over_at=over_at)
+        self._known = ex.record.guests(step)
+        self._last = max(self._known.values(), default=0)
+        self._begun: dict[str, asyncio.Future[Any]] = {}
+        self._branches: dict[str, Branch] = {}
+        self._waiting: Counter[str] = Counter()
+        self._meant: dict[str, tuple[str, str, e.Digest | None]] = {}
+        self._left: set[str] = set()
+        """Keys of steps that were begun here and left open."""
+        self.is_open = True
+        self.why: Callable[[], Awaitable[BaseException]] | None = None
+        """Outside of an agent: how the run stands, once it was let go."""
+        self.how: Callable[[], BaseException] | None = None
+        """The same as it stands now, for code inside of an attempt, which has to end before the run can be let go."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a call can begin here. One from outside that comes as the run is let go finds it taken again."""
+        return not self.outside or self.ex.signal is None
+
+    async def take(self, key: str, intent: Intent | None, do: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+        """The step of a key: under way already, on record, or begun now."""
+        ex = self.ex
+        await ex.until_taken()  # where everything else waited, the run was let go
+        inner = _inner(ex.run_id)
+        if inner is not None and inner.effect == "transaction":
+            told = "is a transaction, which takes no steps inside; take them before or after it"
+            raise KillickError(f"{ex.run_id}: step {inner.step} {told}")
+        if ex.signal is not None:
+            raise await self._told(ex.signal, inner)
+        if not self.is_open:
+            raise KillickError(f"{ex.run_id}: its host is gone; call within the block")
+        if key in self._left:
+            await ex.barrier()  # what is on record of it is read again
+        work = self._begun.get(key)
+        if work is None:
+            work = self._begun[key] = self._start(key, intent, do, inner)
+        elif self.outside and intent is not None:
+            self._refuse_other(key, intent, self._meant[key])
+        self._waiting[key] += 1
+        try:
+            if inner is not None:
+                await self._awaited_inside(self._branches[key], work, inner)
+            value = await asyncio.shield(work)
+            if self.outside:
+                await ex.barrier()  # what is done with it out there, no barrier of ours waits for
+            return value
+        except asyncio.CancelledError:
+            if not work.done() and self._waiting[key] == 1:
+                work.cancel()  # whoever asked gave it up, and nobody else wants it
+                await asyncio.wait({work})
+                self._leave(key)
+            elif work.cancelled() and not _is_cancelled():
+                self._leave(key)  # another caller gave it up, as this one came
+                return await self.take(key, intent, do)
+            raise
+        except Signal as signal:
+            raise await self._told(signal, inner) from None
+        except BaseException as error:
+            if intent is not None and isinstance(error, intent.bubbles):
+                self._leave(key)
+            raise
+        finally:
+            self._waiting[key] -= 1
+
+    def _leave(self, key: str) -> None:
+        """A step is left as it is on record: whoever comes for it again goes on from there."""
+        if self._begun.pop(key, None) is not None:
+            self._left.add(key)
+
+    async def _told(self, signal: Signal, inner: InnerSteps | None) -> BaseException:
+        if inner is not None:
+            inner.is_refused = True
+        if inner is not None and self.how is not None and not isinstance(signal, Interrupted | Cancelling):
+            return self.how()  # open attempts end before the run is let go, and this is code of one
+        return signal if self.why is None else await self.why()
+
+    async def _awaited_inside(self, branch: Branch, work: asyncio.Future[Any], inner: InnerSteps) -> None:
+        """Code of an attempt awaits a step: until it is over. Outside of an agent, also until everything waits: nobody
+        keeps that code for as long as people take, so it is told how the run stands, and the step goes on waiting."""
+        ex = self.ex
+        if work.done():
+            return
+        caller = InnerCaller(inner, branch, ex.loop.create_future())
+        ex.awaits(inner, branch)
+        if self.how is not None:
+            ex.inner_callers.append(caller)
+        try:
+            await asyncio.wait({work, caller.told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if self.how is not None:
+                ex.inner_callers.remove(caller)
+            ex.awaits_no_more(inner, branch)
+        if not work.done() and self.how is not None:
+            inner.told.add(f"{branch.path}.1")
+            raise self.how()
+
+    def _start(
+        self,
+        key: str,
+        intent: Intent | None,
+        do: Callable[..., Coroutine[Any, Any, Any]],
+        inner: InnerSteps | None,
+    ) -> Any:
+        from killick.agents.run import run_step
+
+        ex, scope = self.ex, self._scope
+        branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
+        branch.guest, branch.outer = key, inner
+        past = ex.record.step(f"{branch.path}.1")
+        if intent is not None and self.outside:
+            if past is not None:
+                self._refuse_other(key, intent, _meant(past.sort, past.name, ex.record.event(past.intended)))
+            self._meant[key] = _meant(intent.sort, intent.name, self._asked(intent))
+        branch.stopped = scope.branch.stopped
+        scope.branches.append(branch)
+        if not scope.running:
+            ex.busy -= 1
+            ex.computing -= 1
+        scope.running += 1
+        return ex.start(branch, partial(run_step, ex, do), on_loop=True)
+
+    def _number(self, key: str, intent: Intent | None) -> int:
+        """The branch of a key. A model that is asked in other words, in the place of one on record, has drifted."""
+        number = self._known.get(key)
+        if number is None and intent is not None and intent.sort == "model" and not self.outside:
+            number = self._drifted(intent.name)
+        if number is None:
+            self._last += 1
+            number = self._known[key] = self._last
+        elif key in self._left:
+            self._left.discard(key)
+            self.ex.record.learn(self.ex.log.fold, f"{self._scope.step}.{number}.1")
+        return number
+
+    def _drifted(self, name: str) -> int | None:
+        for key, number in self._known.items():
+            past = self.ex.record.step(f"{self._scope.step}.{number}.1")
+            if past is not None and (past.sort, past.name) == ("model", name) and key not in self._begun:
+                return number
+        return None
+
+    def _asked(self, intent: Intent) -> RequestedStep:
+        intent.weigh("of a guest", self.ex.engine.secret_key)
+        return intent.asked()
+
+    def _refuse_other(self, key: str, intent: Intent, known: tuple[str, str, e.Digest | None]) -> None:
+        """Outside of an agent a key is a promise that it is the same call: another one under it is refused, alone."""
+        asked = self._asked(intent)
+        now = _meant(intent.sort, intent.name, asked)
+        if now[:2] != known[:2] or (asked.binding and now != known):
+            told = f"{key} is on record as {known[0]} {known[1]} with other arguments; give this call an id of its own"
+            raise KillickError(f"{self.ex.run_id}: {told}")
+
+    async def close(self) -> None:
+        """What is under way comes to its end."""
+        under_way = {work for work in self._begun.values() if not work.done()}
+        if under_way:
+            await asyncio.wait(under_way)
+
+
+def _meant(sort: str, name: str, said: Any) -> tuple[str, str, e.Digest | None]:
+    """What a call under a key is, as far as it has to be the same."""
+    return sort, name, said.identity or said.digest
+
+
+class ExternalSteps:
+    """`async with run.hosting() as host`, or `with` in a plain def agent: a framework's own loop runs in the block."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        begin: Callable[..., Any],
+        *,
+        outside: bool = False,
+    ) -> None:
+        self._ex = execution
+        self._begin = begin
+        self._outside = outside
+        self._hosted: ExternalBranches | None = None
+        self._before: Host | None = None
+
+    async def __aenter__(self) -> Host:
+        self._hosted = await self._begin(_opened, self._outside)
+        return self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave(error):
+            await self._begin(_closed, self._hosted, error)
+
+    def __enter__(self) -> Host:
+        self._hosted = self._begin(_opened, self._outside)
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave(error):
+            self._begin(_closed, self._hosted, error)
+
+    def _enter(self) -> Host:
+        hosted = self._hosted
+        assert hosted is not None
+
+        async def reach() -> ExternalBranches:
+            return hosted
+
+        host = Host(self._ex.run_id, self._ex.loop, reach)
+        self._before = HOST.get()
+        HOST.set(host)
+        return host
+
+    def _leave(self, error: BaseException | None) -> bool:
+        """Whether the end of the block is to be put on record: not where the run only leaves memory."""
+        assert self._hosted is not None
+        HOST.set(self._before)
+        self._hosted.is_open = self._ex.hosting = False
+        return not isinstance(error, Signal) and self._ex.signal is None
+
+
+async def _opened(ex: Execution, branch: Branch, outside: bool) -> ExternalBranches:
+    if branch.scope is not None or ex.hosting:
+        raise KillickError(f"{ex.run_id}: run.hosting is for the agent's own line of code, one block at a time")
+    name = GUESTS if outside else HOSTED
+    step = branch.number()
+    past = ex.record.step(step)
+    if past is None:
+        await refuse_gap(ex, branch, step, f"scope {name}")
+        ex.behind(Entry(e.StepIntended(at=ex.now_us(), step=step, sort="scope", name=name)))
+    else:
+        await agree(ex, branch, past, RequestedStep(sort="scope", name=name), {})
+    ex.hosting = True
+    over_at = past.ended if past is not None and past.status in OVER else 0
+    return ExternalBranches(ex, branch, step, over_at=over_at, outside=outside)
+
+
+async def _closed(ex: Execution, branch: Branch, hosted: ExternalBranches, error: BaseException | None) -> None:
+    ex.hosting = True  # what is under way still comes in no order
+    await hosted.close()
+    ex.hosting = False
+    ex.refuse(branch)
+    step = f"{branch.path}.{branch.count}" if branch.path else str(branch.count)
+    past = ex.record.step(step)
+    if past is not None and past.status in OVER:
+        ex.context.see(past.ended)
+        return
+    outcome: Any = "returned" if error is None else "failed"
+    await ex.recorded(ex.behind(Entry(e.StepEnded(at=ex.now_us(), step=step, outcome=outcome))))

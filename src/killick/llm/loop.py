@@ -1,0 +1,132 @@
+"""The tool-calling loop: ask the model, do what it asks for, tell it the outcome, until it asks for nothing more.
+
+Keeps no state but the messages, and touches the outside through the run alone: a replay goes through it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from killick.definitions.registry import AnyTool
+from killick.engine.steps.model_reply import Provider, assistant_messages, is_paused, provider_of, text_of
+from killick.errors import KillickError
+from killick.llm.toolset import AnyRun, Toolset, dispatch, driven, settled, spoken
+from killick.model.codec import plain
+from killick.window import Window
+
+TURNS_MAX: Final = 50
+ANTHROPIC_TOKENS_MAX: Final = 4096
+"""What a reply may take with a provider that has no default of its own."""
+
+
+class LoopResult(msgspec.Struct, frozen=True):
+    """How a loop ended: the model's last words, and everything that was said."""
+
+    text: str
+    messages: list[Any]
+    """The whole history, the model's last reply included: give it to another loop to go on."""
+    reply: Any
+    turns: int
+
+
+async def loop(
+    run: AnyRun,
+    model: Callable[..., Any],
+    tools: Toolset | Iterable[AnyTool] = (),
+    /,
+    *,
+    messages: str | Sequence[Any],
+    turns_max: int = TURNS_MAX,
+    system: str | None = None,
+    provider: Provider | None = None,
+    budget: int | None = None,
+    window: Window | None = None,
+    **params: Any,
+) -> LoopResult:
+    """Calls a model with tools until it asks for none.
+
+    model      a client's method, such as `client.messages.create`, or a function that takes and gives the same
+    messages   what to begin with; a text is the user's
+    provider   whose form messages and tools have, where `model` is not a method of an official client
+    budget     how many tokens a call may take: what is not in use leaves, and comes back when the model wants it
+    window     the same, by a Window of your own; give it to the next loop, too, to go on with what it holds
+    params     for the model: `model="…"`, `max_tokens=…`; `tools=[…]` are the provider's own, beside ours
+
+    What people say to the run meanwhile reaches the model with its next call, or makes one.
+    """
+    toolset = tools if isinstance(tools, Toolset) else Toolset(*tools)
+    provider = provider or provider_of(model)
+    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    request = _request(provider, toolset, system, params)
+    if budget is not None:
+        if window is not None:
+            raise KillickError("a loop takes a budget or a window, which has one; leave one out")
+        window = Window(budget, shape=provider, reads=toolset.reads)
+    said += await _heard(run)
+    for turn in range(1, turns_max + 1):
+        asked = request(said)
+        if window is not None:
+            asked |= await _fitted(run, window, asked)
+        reply = await settled(run.model(model, **asked))
+        answers = await dispatch(run, toolset, reply, window=window)
+        heard = await _heard(run)
+        said += assistant_messages(reply) + answers + heard
+        if not answers and not heard and not is_paused(reply):
+            return LoopResult(text_of(reply), said, reply, turn)
+    raise KillickError(
+        f"after {turns_max} turns the model still asks for more; look at what it repeats, or raise turns_max"
+    )
+
+
+def loop_sync(
+    run: AnyRun,
+    model: Callable[..., Any],
+    tools: Toolset | Iterable[AnyTool] = (),
+    /,
+    *,
+    messages: str | Sequence[Any],
+    **options: Any,
+) -> LoopResult:
+    """The same for a SyncRun."""
+    return driven(loop(run, model, tools, messages=messages, **options))
+
+
+def _request(
+    provider: Provider, tools: Toolset, system: str | None, params: Mapping[str, Any]
+) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """How the arguments of the next call come from what was said so far."""
+    schemas = [*tools.schemas(provider), *params.get("tools", ())]
+    fixed = dict(params) | ({"tools": schemas} if schemas else {})
+    if provider == "anthropic":
+        fixed.setdefault("max_tokens", ANTHROPIC_TOKENS_MAX)
+    name = "input" if provider == "openai-responses" else "messages"
+    first: list[Any] = []
+    if system is not None and provider == "openai":
+        first.append({"role": "system", "content": system})
+    elif system is not None:
+        fixed["instructions" if provider == "openai-responses" else "system"] = system
+    return lambda said: fixed | {name: [*first, *said]}
+
+
+async def _fitted(run: AnyRun, window: Window, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is sent in place of all that was said and all tools."""
+    name = "messages" if "messages" in asked else "input"
+    system = asked.get("system", asked.get("instructions"))
+    sent = await settled(run.fit(window, asked[name], asked.get("tools", ()), system=system))
+    return {name: sent.messages} | ({"tools": sent.tools} if sent.tools else {})
+
+
+async def _heard(run: AnyRun) -> list[Any]:
+    """What people said to the run since it last listened, as the user's messages."""
+    return [_message(each) for each in await settled(run.heard())]
+
+
+def _message(heard: Any) -> Any:
+    if heard.__class__ is dict and "role" in heard:
+        return heard
+    text = heard if isinstance(heard, str) else json.dumps(spoken(plain(heard)), ensure_ascii=False)
+    return {"role": "user", "content": text}

@@ -1,0 +1,251 @@
+"""Places in a run's time, as people write them: `6:before`, `6:after`, `@17`, `start`, `now`. Changes nothing.
+
+A step is meant in the current timeline; `4~1:before` means the timeline of generation 1, as it was when it was left.
+Boundaries are numbered as well, from the start to now, so that one of a long run is found without listing the others.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from killick.errors import BoundaryUnknown
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import OUT_OF_BAND, Fold, Step, StepStatus
+
+_PLACE: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))?(?::(?P<side>before|after))?")
+_NAMED_MAX: Final = 12
+
+
+class RunMoment(msgspec.Struct, frozen=True):
+    """An event of a log, and how people call it. The state there is the state after that event, and after those of
+    `keep`, which are later: where a rewind kept part of what it left, a timeline is put together of parts."""
+
+    seq: int
+    label: str
+    keep: tuple[int, ...] = ()
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the current timeline: the events before and after it, when it was, and what came of it.
+
+    `after` and `ended_at` are None while the step has not ended.
+    """
+
+    step: e.StepId
+    sort: e.Sort
+    name: str
+    before: int
+    after: int | None
+    at: int
+    ended_at: int | None
+    outcome: StepStatus
+
+
+def is_place(text: str) -> bool:
+    """Whether a text is written as places are, whatever run it is meant for."""
+    return text in ("start", "now", "head") or text[:1] == "@" or _PLACE.fullmatch(text) is not None
+
+
+def at(log: Log, run: str, text: str) -> RunMoment:
+    """The place that a text names in a run. BoundaryUnknown, with the steps that there are, when it names none."""
+    text = text.strip()
+    head = log.head(run)
+    if text in ("now", "head"):
+        return RunMoment(head.seq, "now")
+    if text == "start":
+        return RunMoment(head.base + 1, "start")
+    if text[:1] == "@":
+        if not text[1:].isdecimal() or int(text[1:]) > head.seq:
+            raise BoundaryUnknown(run, text, f"there is no event {text}; it has @1 to @{head.seq}")
+        return RunMoment(int(text[1:]), text)
+    written = _PLACE.fullmatch(text)
+    if written is None:
+        raise BoundaryUnknown(run, text, f"{text!r} names no place; write 6:before, 6:after, @17, start or now")
+    name, side = written["step"], written["side"] or "after"
+    last = head.seq
+    if written["generation"] is not None:
+        last = _last_of(log, run, int(written["generation"]), text)
+        label = f"{name}~{written['generation']}:{side}"
+    else:
+        label = f"{name}:{side}"
+    fold = log.settled(run) if last == head.seq else None
+    step = None if fold is None else fold.step(name)
+    if fold is None or step is None or not step.ended:
+        fold = log.state(run, last).fold
+        step = fold.step(name)
+    if step is None:
+        raise BoundaryUnknown(run, text, f"there is no step {name}; {_steps_of(fold, name)}")
+    if side == "before":
+        return before(fold, step.intended, label)
+    if step.ended:
+        return after(fold, step.ended, label)
+    return RunMoment(last, f"{label} (step {name} has not ended: {'now' if last == head.seq else f'@{last}'})")
+
+
+def before(fold: Fold, seq: int, label: str) -> RunMoment:
+    """Just before an event of a timeline."""
+    for kept in fold.facts.kept:
+        if seq in kept.keep:
+            return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq)])
+    return RunMoment(seq - 1, label)
+
+
+def after(fold: Fold, seq: int, label: str) -> RunMoment:
+    """Just after an event of a timeline."""
+    for kept in fold.facts.kept:
+        if seq in kept.keep:
+            return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq) + 1])
+    return RunMoment(seq, label)
+
+
+def history(log: Log, run: str) -> list[Boundary]:
+    """Every step of the current timeline, with the events before and after it."""
+    fold = log.state(run).fold
+    return [
+        Boundary(
+            step=step.id,
+            sort=step.sort,
+            name=step.name,
+            before=before(fold, step.intended, "").seq,
+            after=step.ended or None,
+            at=step.at,
+            ended_at=step.ended_at or None,
+            outcome=step.status,
+        )
+        for step in fold.steps
+    ]
+
+
+# by number ----------------------------------------------------------------------------------------
+
+Side = Literal["start", "before", "after", "now", "event"]
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """A boundary by its number: which side of which step it is. The first is the start, and the last is now.
+
+    An `event` is no boundary: a place that comes after boundary `n`.
+    """
+
+    n: int
+    side: Side
+    place: RunMoment
+    step: Step | None = None
+
+
+def count(fold: Fold) -> int:
+    """How many boundaries a timeline has: before and after each step, less those that are yet to come, and its ends."""
+    return 2 * len(fold.steps) - len(fold.facts.pending) + 2
+
+
+def nth(fold: Fold, n: int) -> Numbered:
+    """Boundary `n` of a timeline, in the order of time. Reads the steps around it alone."""
+    if n <= 0:
+        return Numbered(0, "start", RunMoment(1, "start" if fold.facts.forked_from is None else "@1"))
+    if n >= count(fold) - 1:
+        return Numbered(count(fold) - 1, "now", RunMoment(fold.facts.seq, "now"))
+    stretches = range(-1, len(fold.tops))
+    which = bisect_right(stretches, n - 1, key=lambda top: _first(fold, top)) - 2
+    _, step, is_after = _sides(fold, which)[n - 1 - _first(fold, which)]
+    side: Side = "after" if is_after else "before"
+    label = f"{step.id}:{side}"
+    place = after(fold, step.ended, label) if is_after else before(fold, step.intended, label)
+    return Numbered(n, side, place, step)
+
+
+def number(fold: Fold, step: e.StepId, side: Literal["before", "after"]) -> int | None:
+    """The number of a boundary; None where the timeline has none such."""
+    index = fold.find(step)
+    if index is None:
+        return None
+    which = bisect_right(fold.tops, index) - 1
+    found = (at for at, (_, each, late) in enumerate(_sides(fold, which)) if (each.id, late) == (step, side == "after"))
+    at = next(found, None)
+    return None if at is None else 1 + _first(fold, which) + at
+
+
+def _first(fold: Fold, top: int) -> int:
+    """How many boundaries stand before those of a top step and what is inside it; -1 is what comes before them all."""
+    index = fold.tops[top] if top >= 0 else 0
+    return 2 * index - sum(pending < index for pending in fold.facts.pending.values())
+
+
+def _sides(fold: Fold, top: int) -> list[tuple[int, Step, bool]]:
+    """Both sides of a step and of those inside it, as they followed upon each other: when, which, and whether after."""
+    start = fold.tops[top] if top >= 0 else 0
+    end = fold.tops[top + 1] if top + 1 < len(fold.tops) else len(fold.steps)
+    steps = fold.steps[start:end]
+    sides = [(2 * step.intended - 1, step, False) for step in steps]
+    sides += [(2 * step.ended + 1, step, True) for step in steps if step.id not in fold.facts.pending]
+    return sorted(sides, key=lambda each: (each[0], not each[2]))
+
+
+class _Narrowed(Fold):
+    """A fold that knows some of its steps."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, fold: Fold) -> None:
+        super().__init__(fold.facts)
+        self.places: dict[e.StepId, int] = {}
+
+    def find(self, step: e.StepId) -> int | None:
+        return self.places.get(step)
+
+
+def narrowed(fold: Fold, indexes: Iterable[int], failures: Iterable[int] = ()) -> Fold:
+    """A fold of these steps alone, and of the failures at these seqs: whatever reads a fold reads it at that cost."""
+    small = _Narrowed(fold)
+    for index in sorted(indexes):
+        step = fold.steps[index]
+        at = small.places[step.id] = small.steps.append(step)
+        if "." not in step.id:
+            small.tops.append(at)
+        if step.sort == "decision":
+            small.decisions.append(at)
+        elif step.sort in ("model", "tool") and not step.id.startswith(OUT_OF_BAND):
+            small.trace.append(at)
+        if any(attempt.outcome not in (None, "returned") for attempt in step.attempts):
+            small.retried.append(at)
+        if step.attempts and step.effect not in (None, "reads"):
+            small.effects.append(at)
+    for seq in failures:
+        small.failures.append(seq)
+    return small
+
+
+def _last_of(log: Log, run: str, generation: int, text: str) -> int:
+    """The last event before a generation was left by a rewind or a fork; the head, for the current one."""
+    current, known = 0, {0}
+    for row in log.rows(run):
+        if not row.body.startswith((b'{"kind":"run.rewound"', b'{"kind":"run.forked"')):
+            continue
+        event = e.decode(row.body)
+        if isinstance(event, e.RunRewound | e.RunForked) and event.generation != current:
+            if current == generation:
+                return row.seq - 1
+            current = event.generation
+            known.add(current)
+    if current == generation:
+        return log.head(run).seq
+    raise BoundaryUnknown(
+        run, text, f"there is no generation {generation}; it has {', '.join(map(str, sorted(known)))}"
+    )
+
+
+def _steps_of(fold: Fold, asked: str) -> str:
+    """The steps that somebody may have meant: those beside the one that was asked for."""
+    if not fold.tops:
+        return "it has none yet"
+    top = asked.partition(".")[0]
+    inside = [step.id for step in fold.steps if step.id.startswith(f"{top}.")] if "." in asked else []
+    if inside:
+        more = f" and {len(inside) - _NAMED_MAX} more" if len(inside) > _NAMED_MAX else ""
+        return f"in step {top} there are {', '.join(inside[:_NAMED_MAX])}{more}"
+    return f"it has step 1 to {len(fold.tops)}" if len(fold.tops) > 1 else "it has step 1"

@@ -1,0 +1,513 @@
+"""Groups the appends of all runs of a process into commits. Owns no data and reads no events.
+
+A commit is made by whoever waits for it, in line, when one run is active and the disk is quick; for many
+at once when several wait; in a thread when commits are slow, so that an event loop is not held up. What
+was measured decides, at run time. Appends of one run commit in the order they were submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from killick.clock import Clock, SystemClock
+from killick.errors import LogError
+from killick.fork_safety import hears_of_forks
+from killick.store.protocol import Append, Head, Store
+
+GROUP_MAX: Final = 512
+"""Appends in one commit, at the most."""
+
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Uncommitted bytes that may wait; beyond that a submitter commits before it goes on."""
+
+BEHIND_SECONDS_MAX: Final = 0.001
+"""How long an append that nobody waits for may look for company."""
+
+HURRIED_SECONDS: Final = 0.0002
+"""How long a thread may compute while another has something to write behind."""
+
+SLOW_COMMIT_SECONDS: Final = 0.001
+_IDLE_ROUNDS: Final = 40
+_MIXED: Final = 8
+_MEASURED: Final = 16
+
+
+class Ticket:
+    """One append on its way. The committer fills it in; `done`, then `result()` or `error`, is for everybody."""
+
+    __slots__ = ("done", "due", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
+
+    def __init__(self, item: Append, future: asyncio.Future[Head] | None = None) -> None:
+        self.item = item
+        self.future = future
+        self.done = False
+        self.head: Head | None = None
+        self.error: BaseException | None = None
+        self.gate: threading.Lock | None = None
+        self.promoted = False
+        self.size_bytes = 0
+        self.due = 0.0
+
+    def result(self) -> Head:
+        """The head it led to, or what became of it instead; only when done."""
+        if self.error is not None:
+            raise self.error
+        assert self.head is not None
+        return self.head
+
+
+class Committer:
+    """The one way from a process into its store."""
+
+    def __init__(
+        self, store: Store, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX, behind: bool = True
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._behind = behind
+        self._queue_bytes_max = queue_bytes_max
+        self._mutex = threading.Lock()
+        self._queue: deque[Ticket] = deque()
+        self._behind_bytes = 0
+        self._leading = False
+        self._wait_seconds = 0.0
+        self._commits = -1
+        self._last_run = ""
+        self._mixed = 0
+        self._flush_scheduled = False
+        self._urgent = False
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._closed = False
+        self._open = 0
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """What waits is the parent's to commit, and so is whatever the parent's runs would still write."""
+        self._mutex, self._closed, self._thread = threading.Lock(), True, None
+        self._queue.clear()
+        _unhurried()
+
+    # three ways in ----------------------------------------------------------------------------
+
+    def commit(self, item: Append) -> Head:
+        """Commit now and return the new head. Threads that come meanwhile share the next commit."""
+        behind = self._lead_alone(item.run)
+        if behind is not None:
+            return self._commit_alone(item, behind)
+        ticket = Ticket(item)
+        self.wait(ticket, lead=self._enqueue(ticket, waits=True))
+        return ticket.result()
+
+    def begin(self, item: Append) -> Ticket:
+        """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it.
+
+        The ticket is done already, or has a future to be waited for.
+        """
+        ticket = Ticket(item)
+        slow = self._is_slow
+        behind = self._lead_alone(item.run) if not slow and self._is_alone(item.run) else None
+        if behind is not None:
+            ticket.head, ticket.done = self._commit_alone(item, behind), True
+        else:
+            loop = asyncio.get_running_loop()
+            ticket.future = loop.create_future()
+            self._enqueue(ticket, waits=False, lead=False)
+            self._flush_soon(loop, slow=slow)
+        return ticket
+
+    def submit(self, item: Append) -> Ticket:
+        """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
+        ticket = Ticket(item)
+        ticket.size_bytes = item.size_bytes
+        ticket.due = SystemClock.monotonic() + BEHIND_SECONDS_MAX
+        full = not self._behind or self._behind_bytes > self._queue_bytes_max
+        lead = self._enqueue(ticket, waits=False, lead=full)
+        if lead:
+            self._drain(ticket)
+        else:
+            self._stir(urgent=False)
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back what was submitted last, if nobody is at it yet: whoever wrote it goes on to write more with it."""
+        with self._mutex:
+            if self._closed or not self._queue or self._queue[-1] is not ticket:
+                return False  # closing waits for the last one, and refuses what it would be joined to
+            if ticket.future is not None or ticket.gate is not None:
+                return False  # somebody waits for it as it is
+            self._queue.pop()
+            self._behind_bytes -= ticket.size_bytes
+            return True
+
+    def hold_off(self, change: int) -> None:
+        """A transaction of a step begins, or has ended. It may keep all other writers waiting: no loop commits then."""
+        with self._mutex:
+            self._open += change
+
+    def submit_all(self, tickets: Sequence[Ticket]) -> None:
+        """Commit what was held back, in order."""
+        with self._mutex:
+            for ticket in tickets:
+                ticket.size_bytes = ticket.item.size_bytes
+                self._behind_bytes += ticket.size_bytes
+            self._queue.extend(tickets)
+        if tickets:
+            self._stir(urgent=True)
+
+    def finish(self, tickets: Sequence[Ticket], results: Sequence[Head | BaseException]) -> None:
+        """Tell each ticket its own fate, and wake whoever waits for it."""
+        with self._mutex:
+            for ticket, result in zip(tickets, results, strict=True):
+                if isinstance(result, BaseException):
+                    ticket.error = result
+                else:
+                    ticket.head = result
+                ticket.done = True
+        here = _running_loop()
+        for ticket in tickets:
+            if ticket.gate is not None:
+                ticket.gate.release()
+            if ticket.future is not None:
+                loop = ticket.future.get_loop()
+                if loop is here:
+                    _resolve(ticket)
+                else:
+                    # A loop that is closed has taken whoever waited with it.
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(_resolve, ticket)
+
+    # waiting ----------------------------------------------------------------------------------
+
+    def wait(self, ticket: Ticket, *, lead: bool = False) -> None:
+        """Until the ticket is done; commits it here if nobody else is at it."""
+        while not ticket.done:
+            if not lead:
+                with self._mutex:
+                    if ticket.done:
+                        return
+                    lead = not self._leading
+                    self._leading = True
+                    if not lead:
+                        ticket.gate = ticket.gate or _shut()
+            if lead:
+                self._drain(ticket)
+            else:
+                assert ticket.gate is not None
+                ticket.gate.acquire()
+                lead = ticket.promoted
+                ticket.promoted = False
+
+    async def wait_soon(self, ticket: Ticket) -> None:
+        """As `wait`, from a loop. Several tasks may wait for one ticket; who is cancelled takes nobody along."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._mutex:
+                if ticket.done:
+                    return
+                if ticket.future is None or ticket.future.done():
+                    ticket.future = loop.create_future()
+                    ticket.future.add_done_callback(_heard)  # the ticket keeps what became of it
+                future = ticket.future
+            self._flush_soon(loop, slow=self._is_slow)
+            await asyncio.wait({future})
+
+    def close(self) -> None:
+        """Commit what waits, then stop."""
+        with self._mutex:
+            self._closed = True
+            last = self._queue[-1] if self._queue else None
+        if last is not None:
+            self.wait(last)
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _enqueue(self, ticket: Ticket, *, waits: bool, lead: bool = True) -> bool:
+        """Queue a ticket. True: the caller leads now and must drain."""
+        with self._mutex:
+            if self._closed:
+                raise LogError(f"{ticket.item.run}: the log is closed; open it again")
+            self._queue.append(ticket)
+            self._behind_bytes += ticket.size_bytes
+            if lead and not self._leading:
+                self._leading = True
+                return True
+            if waits:
+                ticket.gate = _shut()
+            return False
+
+    def _lead_alone(self, run: str) -> list[Ticket] | None:
+        """Lead at once if nobody is at it and nothing waits but what this run wrote behind: the quick way.
+
+        Returns those tickets, which are to be committed first; None: others are concerned.
+        """
+        with self._mutex:
+            if self._leading or self._closed:
+                return None
+            for ticket in self._queue:
+                if ticket.item.run != run or ticket.future is not None or ticket.gate is not None:
+                    return None
+            self._leading = True
+            behind = list(self._queue)
+            self._queue.clear()
+            self._behind_bytes = 0
+            return behind
+
+    def _commit_alone(self, item: Append, behind: list[Ticket]) -> Head:
+        ticket = Ticket(item)
+        try:
+            if behind:
+                self._commit([*behind, ticket], hand_on=False)
+            else:
+                result = self._append((item,))[0]
+                if isinstance(result, LogError):
+                    raise result
+                return result
+        finally:
+            with self._mutex:
+                self._hand_on()
+        return ticket.result()
+
+    def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        """Into the store, noting now and then how long it made us wait: that, and not the work, tells a slow disk."""
+        self._commits += 1
+        if self._commits % _MEASURED:
+            return self._store.append(items)
+        clock = self._clock
+        began, worked = clock.monotonic(), clock.thread_seconds()
+        results = self._store.append(items)
+        waited = clock.monotonic() - began - (clock.thread_seconds() - worked)
+        self._wait_seconds += (waited - self._wait_seconds) * 0.3
+        return results
+
+    @property
+    def _is_slow(self) -> bool:
+        return self._open > 0 or self._wait_seconds > SLOW_COMMIT_SECONDS
+
+    def _is_alone(self, run: str) -> bool:
+        if run != self._last_run:
+            self._last_run, self._mixed = run, _MIXED
+        elif self._mixed:
+            self._mixed -= 1
+        return not self._mixed
+
+    def _flush_soon(self, loop: asyncio.AbstractEventLoop, *, slow: bool) -> None:
+        if slow:
+            self._stir(urgent=True)
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._open:
+            self._stir(urgent=True)
+        else:
+            self._lead_if_free()
+
+    def _lead_if_free(self) -> None:
+        """Commit what waits, unless somebody is at it: a leader takes what comes meanwhile, or hands it on."""
+        with self._mutex:
+            if self._leading or not self._queue:
+                return
+            self._leading = True
+            last = self._queue[-1]
+        self._drain(last)
+
+    def _drain(self, ticket: Ticket) -> None:
+        """Lead until one's own ticket is done, then hand on what came meanwhile."""
+        while True:
+            with self._mutex:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
+                self._behind_bytes -= sum([each.size_bytes for each in batch])
+            if batch:
+                self._commit(batch)
+            with self._mutex:
+                if ticket.done or not self._queue:
+                    self._hand_on()
+                    return
+
+    def _hand_on(self) -> None:
+        """Called under the mutex by a leader that leaves."""
+        self._leading = False
+        if not self._queue:
+            return
+        heir = next((each for each in self._queue if each.gate is not None), None)
+        if heir is not None and heir.gate is not None:
+            self._leading = True
+            heir.promoted = True
+            heir.gate.release()
+        else:
+            self._stir(urgent=True)
+
+    def _commit(self, batch: list[Ticket], *, hand_on: bool = True) -> None:
+        lone = len({ticket.item.run for ticket in batch}) == len(batch)
+        groups = [] if lone else _grouped(batch)
+        if not lone:
+            batch = [ticket for group in groups for ticket in group]
+        try:
+            if lone:
+                results: Sequence[Head | BaseException] = self._append([ticket.item for ticket in batch])
+            else:
+                results = _told(groups, self._append([_joined(group) for group in groups]))
+        except BaseException as error:
+            results = self._fail(batch, error)
+            if not isinstance(error, Exception):
+                self.finish(batch, results)
+                if hand_on:
+                    with self._mutex:
+                        self._hand_on()  # whoever else waits must not wait for somebody who was interrupted
+                raise
+        self.finish(batch, results)
+
+    def _fail(self, batch: list[Ticket], error: BaseException) -> Sequence[Head | BaseException]:
+        """Nothing was written. Those it does not concern are committed one by one."""
+        if len(batch) == 1 or not isinstance(error, Exception):
+            return [error] * len(batch)
+        results: list[Head | BaseException] = []
+        for ticket in batch:
+            try:
+                results += self._append((ticket.item,))
+            except Exception as own:
+                results.append(own)
+        return results
+
+    # the thread -------------------------------------------------------------------------------
+
+    def _stir(self, *, urgent: bool) -> None:
+        self._urgent = self._urgent or urgent
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_behind, name="killick-committer", daemon=True)
+            self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _write_behind(self) -> None:
+        idle = 0
+        _hurry(+1)
+        while True:
+            oldest = self._oldest()
+            if oldest is None and self._closed:
+                _hurry(-1)
+                return
+            if oldest is None and idle >= _IDLE_ROUNDS:
+                _hurry(-1)
+                self._wake.clear()
+                if not self._queue and not self._closed:
+                    self._wake.wait()
+                _hurry(+1)
+                idle = 0
+                continue
+            idle = 0 if oldest is not None else idle + 1
+            if not self._urgent:
+                due = oldest.due if oldest is not None else 0.0
+                time.sleep(max(due - SystemClock.monotonic(), 0.0) if oldest is not None else BEHIND_SECONDS_MAX)
+            if self._urgent or (oldest is not None and self._oldest() is oldest):
+                self._urgent = False
+                self._lead_if_free()
+
+    def _oldest(self) -> Ticket | None:
+        with self._mutex:
+            return self._queue[0] if self._queue else None
+
+
+_hurrying = 0
+_usual_seconds = 0.0
+_hurry_mutex = threading.Lock()
+
+
+def _hurry(change: int) -> None:
+    """While something is written behind, threads hand over sooner, so that no computing holds up the record."""
+    global _hurrying, _usual_seconds
+    with _hurry_mutex:
+        if not _hurrying:
+            _usual_seconds = sys.getswitchinterval()
+        _hurrying += change
+        sys.setswitchinterval(min(_usual_seconds, HURRIED_SECONDS) if _hurrying else _usual_seconds)
+
+
+def _unhurried() -> None:
+    """In a child, which has no such thread."""
+    global _hurrying, _hurry_mutex
+    _hurry_mutex = threading.Lock()
+    if _hurrying:
+        _hurrying = 0
+        sys.setswitchinterval(_usual_seconds)
+
+
+def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
+    """Tickets that can be one append: of one run, one after the other, with nothing that could be refused by itself."""
+    groups: list[list[Ticket]] = []
+    last: dict[str, list[Ticket]] = {}
+    for ticket in batch:
+        item = ticket.item
+        group = last.get(item.run)
+        if group is not None and group[-1].item.joins(item):
+            group.append(ticket)
+        else:
+            group = last[item.run] = [ticket]
+            groups.append(group)
+    return groups
+
+
+def _told(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
+    """What became of each ticket: after a refusal, whatever else a run brought was refused for the same reason."""
+    refused: dict[str, LogError] = {}
+    results: list[Head | BaseException] = []
+    for group, result in zip(groups, done, strict=True):
+        run = group[0].item.run
+        if isinstance(result, LogError):
+            refused.setdefault(run, result)
+        results += [refused.get(run, result)] * len(group)
+    return results
+
+
+def _joined(group: Sequence[Ticket]) -> Append:
+    item = group[0].item
+    for ticket in group[1:]:
+        item = item.joined(ticket.item)
+    return item
+
+
+def _shut() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _heard(future: asyncio.Future[Head]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _resolve(ticket: Ticket) -> None:
+    future = ticket.future
+    if future is None or future.done():
+        return
+    if ticket.error is not None:
+        future.set_exception(ticket.error)
+    elif ticket.head is not None:
+        future.set_result(ticket.head)

@@ -1,0 +1,560 @@
+"""One run's log, open for appending: encodes, chains, folds and submits. Decides nothing about the run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
+
+import msgspec
+
+from killick.errors import HandleClosed, LogError, ValueRefused
+from killick.log.group_commit import Committer, Ticket
+from killick.model import hashing
+from killick.model.chunks import Blob, pack
+from killick.model.events import (
+    TOLD,
+    AttemptEnded,
+    AttemptProgressed,
+    AttemptStarted,
+    Event,
+    RunRewound,
+    StepIntended,
+    check,
+    encode,
+)
+from killick.model.fold import FOLD, Fold
+from killick.model.ledger import Ledger
+from killick.store.protocol import (
+    ASKS,
+    CRASHING,
+    DIED_ALONE,
+    Append,
+    CreateRun,
+    Delivery,
+    Head,
+    OutboxRow,
+    Row,
+    RunIndex,
+    Snapshot,
+    Transaction,
+    UniqueRight,
+)
+from killick.text import LONE_SURROGATE, printable
+
+SNAPSHOT_EVERY: Final = 1_024
+"""Events between two snapshots: what opening a state folds at the most."""
+
+KNOWN_PIECES_MAX: Final = 100_000
+
+
+class Entry(NamedTuple):
+    """An event to append, and the values that go with it."""
+
+    event: Event
+    values: Mapping[str, Any] | None = None
+
+
+class AppendExtras(TypedDict, total=False):
+    """What an append may take, give back, erase, or do to other runs besides adding events, in the same commit."""
+
+    claims: tuple[UniqueRight, ...]
+    releases: tuple[UniqueRight, ...]
+    takes: tuple[int, ...]
+    returns: tuple[int, ...]
+    erases_rows: tuple[int, ...]
+    erases_pieces: tuple[bytes, ...]
+    also: tuple[Append, ...]
+    sends: tuple[Delivery, ...]
+
+
+class AppendListener(Protocol):
+    """Whoever is told what is appended."""
+
+    def heard(self, entries: Sequence[Entry]) -> None:
+        """These are chained, and on their way to the store. May not raise, nor append."""
+        ...
+
+
+class RunLog:
+    """A run's log with its live folds.
+
+    They include what was submitted and is not yet committed. When a commit fails the handle is
+    closed: everything it holds may be ahead of the store, so it is opened again from there.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        *,
+        committer: Committer,
+        secret_key: bytes,
+        fold: Fold,
+        ledger: Ledger,
+        rewound: Callable[[str, RunRewound], Fold],
+        snapshot_at: int = 0,
+        birth: CreateRun | None = None,
+        snapshot_every: int = SNAPSHOT_EVERY,
+    ) -> None:
+        self.run = head.run
+        self.parent = head.parent
+        self.base = head.base
+        """The last event that a fork shares with its parent; 0 in every other run."""
+        self.seen = 0
+        self.rows: Sequence[Row] | None = None
+        """The whole log as it was read to open it, for whoever needs it next; or None."""
+        self.hearing: AppendListener | None = None
+        self._fold = fold
+        self._ledger = ledger
+        self._unfolded: list[tuple[int, Event]] = []
+        self._seq = head.seq
+        self._hash = head.hash
+        self._epoch = head.epoch
+        self._birth = birth
+        self._committer = committer
+        self._secret_key = secret_key
+        self._rewound = rewound
+        self._snapshot_at = snapshot_at
+        self._snapshot_every = snapshot_every
+        self._known: set[bytes] = set()
+        self._indexed: RunIndex | None = None
+        self._last: Ticket | None = None
+        self._begun: Ticket | None = None
+        self._hold: Hold | None = None
+        self._failure: BaseException | None = None
+        if birth is None:
+            self._index()
+
+    @property
+    def fold(self) -> Fold:
+        """What the timeline adds up to so far. Folded when it is looked at, many events at a time."""
+        self._catch_up()
+        return self._fold
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the whole log adds up to so far."""
+        self._catch_up()
+        return self._ledger
+
+    @property
+    def seq(self) -> int:
+        """The seq of the last event submitted."""
+        return self._seq
+
+    @property
+    def hash(self) -> bytes:
+        """The chain's hash there."""
+        return self._hash
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this handle appends."""
+        return self._epoch
+
+    def go_on(self, head: Head) -> None:
+        """Go on under a lease taken anew; the head must be where this handle left it."""
+        self._epoch = head.epoch
+
+    # appending --------------------------------------------------------------------------------
+
+    def append(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
+        """Append durably: when this returns, the events are committed."""
+        item = self._after_what_is_behind(self._build(entries, rights))
+        try:
+            return self._committer.commit(item)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    async def append_soon(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
+        """As `append`, from a loop, in company with other tasks."""
+        ticket = self.append_begun(*entries, **rights)
+        if ticket.future is None:
+            return ticket.result()
+        try:
+            return await ticket.future
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def append_begun(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Ticket:
+        """As `append_soon`, for whoever must not be interrupted while waiting; `settled` waits for what is begun."""
+        held = self._held(entries, rights, waits=True) if self._hold is not None else None
+        if held is not None:
+            return held
+        item = self._after_what_is_behind(self._build(entries, rights))
+        try:
+            self._begun = ticket = self._committer.begin(item)
+        except Exception as error:
+            self._fail(error)
+            raise
+        return ticket
+
+    async def settled(self, ticket: Ticket) -> bool:
+        """Wait for what was begun, whoever cancels meanwhile; True: somebody did."""
+        cancelled = False
+        while not ticket.done:
+            try:
+                if ticket.future is not None and not ticket.future.done():
+                    await ticket.future
+                else:
+                    await self._committer.wait_soon(ticket)
+            except asyncio.CancelledError:
+                cancelled = True
+            except Exception as error:
+                self._fail(error)
+                raise
+        if ticket.error is not None:
+            self._fail(ticket.error)
+        ticket.result()
+        return cancelled
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the handle. Where what was written behind was refused first, that is the reason."""
+        first = self._last.error if self._last is not None and self._last.done else None
+        self._failure = self._failure or first or error
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the handle is closed, if it is."""
+        return self._failure
+
+    def built(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Append:
+        """What would be appended, for whoever commits it with something else. The handle counts it as submitted."""
+        return self._build(entries, rights)
+
+    def append_behind(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> int:
+        """Append without waiting: committed with the next append, or soon. `barrier` waits for it.
+
+        Returns the seq of the last event.
+        """
+        held = self._held(entries, rights, waits=False) if self._hold is not None else None
+        ticket = self._last = held or self._committer.submit(self._build(entries, rights))
+        return ticket.item.last[0]
+
+    def barrier(self) -> None:
+        """Return when everything submitted so far is committed, also what others began and wait for."""
+        if (ticket := self._newest()) is not None:
+            self._committer.wait(ticket)
+            self._told(ticket)
+        if self._last is not None:
+            self._check()
+
+    async def barrier_soon(self) -> None:
+        """As `barrier`, from a loop."""
+        if (ticket := self._newest()) is not None:
+            await self._committer.wait_soon(ticket)
+            self._told(ticket)
+        if self._last is not None:
+            self._check()
+
+    def _newest(self) -> Ticket | None:
+        """The newest append that is not committed. A log commits as a prefix, so it stands for all that came before.
+
+        Waiting for an older one first would let another branch withdraw this one meanwhile, and nobody would end it.
+        """
+        pending = [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
+        return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
+
+    def _told(self, ticket: Ticket) -> None:
+        """What was refused closes the handle."""
+        if ticket.error is not None:
+            self._fail(ticket.error)
+            self._check()
+
+    # holding back -----------------------------------------------------------------------------
+
+    def hold(self) -> Hold:
+        """Hold back what is appended from now on, for a transaction in which a step of this run ends.
+
+        It is chained as ever, and commits in the transaction, or goes the usual way when that is given up. Whoever
+        appends or folds at the very moment of the commit waits for it.
+        """
+        assert self._hold is None, "one transaction of a run at a time"
+        self._committer.hold_off(1)
+        self._hold = Hold(Append(run=self.run, after=self._seq, before=self._hash, epoch=self._epoch))
+        return self._hold
+
+    async def caught_up(self, hold: Hold) -> bool:
+        """Wait until all that was submitted before is committed; True: somebody cancelled meanwhile."""
+        if all(ticket is None or ticket.done for ticket in (self._last, self._begun)):
+            return False
+        return await self.settled(self._committer.begin(hold.fence))
+
+    @contextmanager
+    def ending(self, hold: Hold, entry: Entry, transaction: Transaction) -> Generator[Append]:
+        """For the thread of the transaction: write what was held back into it, and the event that ends the step.
+
+        The block is left when it is committed, or with what kept it from that. Until then nothing is touched that
+        other threads may look at.
+        """
+        encoded = _encoded(entry, self._secret_key)
+        with hold.mutex:
+            if self._hold is not hold or self._failure is not None:
+                raise HandleClosed(self.run, self._failure or GivenUp())
+            item = self._last_one(entry.event, encoded)
+            *heads, head = transaction.append([*(ticket.item for ticket in hold.tickets), item])
+            for result in (*heads, head):
+                if isinstance(result, LogError):
+                    raise result
+            yield item
+            self._seq, self._hash = item.last
+            self._unfolded.append((self._seq, entry.event))
+            self._known.update(piece.hash for piece in item.pieces)
+            self._indexed = item.index or self._indexed
+            hold.seq = self._seq
+            if self.hearing is not None:
+                self.hearing.heard((entry,))
+            self._let_go()
+            self._committer.finish(hold.tickets, heads)
+
+    def _last_one(self, event: Event, encoded: Encoded) -> Append:
+        index = None
+        if not self._fold.are_quiet([(0, event)]):
+            # Where anything waits every append is folded at once, so that this event is all that is missing.
+            index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
+        return Append(
+            run=self.run,
+            after=self._seq,
+            before=self._hash,
+            epoch=self._epoch,
+            rows=(Row(self._seq + 1, encoded.body, encoded.data, hashing.link(self._hash, encoded.body)),),
+            pieces=tuple({piece.hash: piece for piece in encoded.pieces if piece.hash not in self._known}.values()),
+            index=None if index == self._indexed else index,
+        )
+
+    def give_up(self, hold: Hold) -> bool:
+        """From now on nothing is committed in the transaction; False: it was."""
+        with hold.mutex:
+            if self._hold is hold:
+                self._let_go()
+                self._committer.submit_all(hold.tickets)
+            return hold.seq is None
+
+    def _let_go(self) -> None:
+        self._hold = None
+        self._committer.hold_off(-1)
+
+    def _held(self, entries: Sequence[Entry], rights: AppendExtras, *, waits: bool) -> Ticket | None:
+        """Chain an append and hold it back; None: the transaction has just ended."""
+        hold = self._hold
+        assert hold is not None
+        with hold.mutex:
+            if self._hold is not hold:
+                return None
+            future = asyncio.get_running_loop().create_future() if waits else None
+            ticket = Ticket(self._build(entries, rights), future)
+            hold.tickets.append(ticket)
+            return ticket
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is None and self._last is not None and self._last.done:
+            self._failure, self._last = self._last.error, None
+        if self._failure is not None:
+            raise HandleClosed(self.run, self._failure) from self._failure
+
+    def _after_what_is_behind(self, item: Append) -> Append:
+        """An append together with what was written behind before it, if that is not on its way yet."""
+        last = self._last
+        if last is None or not last.item.joins(item) or not self._committer.withdraw(last):
+            return item
+        self._last = None
+        return last.item.joined(item)
+
+    def _build(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
+        """Encode, chain, note for folding. A value may be refused: nothing changes before all are packed."""
+        if self._failure is not None or self._last is not None:
+            self._check()
+        seq = after = self._seq
+        hash_ = before = self._hash
+        rows: list[Row] = []
+        pieces: list[Blob] = []
+        told: list[tuple[int, Event]] = []
+        for entry in entries:
+            body, data, blobs = _encoded(entry, self._secret_key)
+            pieces += blobs
+            hash_ = hashing.link(hash_, body)
+            seq += 1
+            rows.append(Row(seq, body, data, hash_))
+            told.append((seq, entry.event))
+        self._seq, self._hash = seq, hash_
+        quiet = not self._fold.facts.waits and self._fold.are_quiet(told)
+        self._unfolded += told
+        lone = quiet and not (pieces or rights or self._birth) and seq - self._snapshot_at < self._snapshot_every
+        more = {} if lone else self._more(quiet, pieces, rights, told)
+        if self.hearing is not None:
+            self.hearing.heard(entries)
+        return Append(run=self.run, after=after, before=before, epoch=self._epoch, rows=tuple(rows), **more)
+
+    def _more(
+        self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, told: Sequence[tuple[int, Event]]
+    ) -> dict[str, Any]:
+        """What an append carries besides its rows; most carry nothing."""
+        more: dict[str, Any] = {**rights} if rights else {}
+        birth, self._birth = self._birth, None
+        if birth is not None:
+            self._epoch = 1 if birth.holder is not None else 0
+            more["birth"] = birth
+        if pieces:
+            more["pieces"] = self._unknown(pieces)
+        if not quiet or birth is not None:
+            more["index"] = self._index()
+            if tells := [
+                OutboxRow(seq, str(event.__struct_config__.tag)) for seq, event in told if type(event) in TOLD
+            ]:
+                more["tells"] = tuple(tells)
+        rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
+        if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
+            # After a rewind there is always one, so that what the last one knows to be over is not rewound since.
+            more["snapshot"] = self._snapshot()
+        return more
+
+    def _catch_up(self) -> None:
+        if (hold := self._hold) is None:
+            self._fold_on()
+        else:
+            with hold.mutex:
+                self._fold_on()
+
+    def _fold_on(self) -> None:
+        unfolded, self._unfolded = self._unfolded, []
+        for seq, event in unfolded:
+            if isinstance(event, RunRewound):
+                # What is on its way to the store is not to be read from it yet.
+                self.barrier()
+                self._fold = self._rewound(self.run, event)
+            self._fold.apply(seq, event)
+            self._ledger.apply(seq, event)
+
+    def _unknown(self, pieces: Sequence[Blob]) -> tuple[Blob, ...]:
+        """The pieces that this handle has not stored before; storing one again would be harmless."""
+        if len(self._known) > KNOWN_PIECES_MAX:
+            self._known.clear()
+        fresh = {piece.hash: piece for piece in pieces if piece.hash not in self._known}
+        self._known.update(fresh)
+        return tuple(fresh.values())
+
+    def _index(self) -> RunIndex | None:
+        """What the run is found by, if that changed."""
+        index = index_of(self.fold, seen=self.seen)
+        if index == self._indexed:
+            return None
+        self._indexed = index
+        return index
+
+    def _snapshot(self) -> Snapshot:
+        self._snapshot_at = self._seq
+        return snapshot_of(self.fold, self.ledger, self._seq, self._hash)
+
+
+class Hold:
+    """What is held back of a run's log while a transaction is open in which one of its steps ends."""
+
+    __slots__ = ("fence", "mutex", "seq", "tickets")
+
+    def __init__(self, fence: Append) -> None:
+        self.fence = fence
+        self.mutex = threading.RLock()
+        self.tickets: list[Ticket] = []
+        self.seq: int | None = None
+        """Where the step's end was committed; None until then."""
+
+
+class GivenUp(Exception):
+    """A transaction came to its end after it was given up."""
+
+    def __init__(self) -> None:
+        super().__init__("its transaction was given up; nothing of it happened")
+
+
+class Encoded(NamedTuple):
+    """An event as bytes, with its values and those of them that are stored apart."""
+
+    body: bytes
+    data: bytes | None
+    pieces: Sequence[Blob]
+
+
+def _encoded(entry: Entry, secret_key: bytes) -> Encoded:
+    try:
+        return _encoded_whole(entry, secret_key)
+    except UnicodeEncodeError as error:
+        raise ValueRefused(f"{_place(entry.event)}: {printable(error.object)}", LONE_SURROGATE) from None
+
+
+def _encoded_whole(entry: Entry, secret_key: bytes) -> Encoded:
+    event, values = entry
+    if type(event) not in _OURS:
+        _refuse_unreadable(event)
+    if not values:
+        return Encoded(encode(event), None, ())
+    try:
+        packed = pack(values, at="", secret_key=secret_key)
+    except ValueRefused as refused:
+        raise ValueRefused(f"{_place(event)}: {refused.path.lstrip('.')}", refused.reason) from None
+    return Encoded(encode(event, hashing.data_hash(packed.raw)), packed.raw, packed.blobs)
+
+
+_OURS: Final = frozenset({StepIntended, AttemptStarted, AttemptProgressed, AttemptEnded})
+"""Events that hold nothing but what the runtime itself made, and that are written all the time."""
+
+
+def _refuse_unreadable(event: Event) -> None:
+    """What people give, such as a name or a priority, may be of another type than an event has: it would never be read
+    again."""
+    try:
+        check(event)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise ValueRefused(_place(event), str(error)) from None
+
+
+_OF_PEOPLE: Final = ("answer", "settlement")
+
+
+def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
+    """What a run is found by."""
+    facts = fold.facts
+    tags = facts.tags
+    if not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values()):
+        tags += (ASKS,)
+    if facts.crashes is not None and not facts.ended:
+        tags += (CRASHING, DIED_ALONE) if facts.crashes.alone else (CRASHING,)
+    return RunIndex(
+        agent=facts.agent,
+        status=facts.status,
+        priority=facts.priority,
+        wake_at_us=fold.wake_at,
+        started_at_us=facts.started_at,
+        changed_at_us=facts.changed_at,
+        tags=tags,
+        seen=seen,
+    )
+
+
+class SnapshotRoot(msgspec.Struct):
+    """A stored snapshot: both folds at one seq."""
+
+    fold: msgspec.Raw
+    ledger: msgspec.Raw
+
+
+def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
+    """A snapshot of both folds, with only the pieces that changed since the one before."""
+    pieces: list[Blob] = []
+    root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
+    body = msgspec.json.encode(root)
+    digest = hashing.value_hash("json", body)
+    pieces.append(Blob(digest, "json", body))
+    return Snapshot(seq=seq, fold=FOLD, hash=hash_, root=digest, pieces=tuple(pieces))
+
+
+def _place(event: Event) -> str:
+    """How errors name an event's values: by step where there is one."""
+    step = getattr(event, "step", None)
+    kind = event.__struct_config__.tag
+    return f"step {step} ({kind})" if step else str(kind)

@@ -1,0 +1,247 @@
+"""Anthropic's messages: requests, replies and streams of events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from killick.proxy.sse_frames import Frame, framed
+from killick.proxy.wire import Answered, Asked, Call, is_list, is_map, listed, maps, summed
+from killick.window.messages import Shape, arguments_of
+
+_GROWS: Final = {
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "thinking"),
+    "signature_delta": ("signature", "signature"),
+}
+"""What a delta adds to which field of its block."""
+
+
+class Messages:
+    """POST /v1/messages."""
+
+    shape: Shape = "anthropic"
+    step = "messages"
+
+    def asked(self, body: dict[str, Any]) -> Asked:
+        messages, tools, why = listed(body)
+        if messages and messages[-1].get("role") == "assistant":
+            why = why or "it begins the reply itself"
+        choice = body.get("tool_choice")
+        may_call = not is_map(choice) or choice.get("type") in ("auto", "any")
+        return Asked(body, messages, tools, body.get("system"), body.get("stream") is True, why, may_call)
+
+    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+        return {**asked.body, "messages": list(messages), "tools": list(tools)}
+
+    def calls(self, reply: Mapping[str, Any]) -> list[Call]:
+        found: list[Call] = []
+        for block in maps(reply.get("content")):
+            if block.get("type") == "tool_use":
+                given = block.get("input")
+                found.append(
+                    Call(str(block.get("id") or ""), str(block.get("name") or ""), given if is_map(given) else {})
+                )
+        return found
+
+    def ends_early(self, reply: Mapping[str, Any]) -> bool:
+        return reply.get("stop_reason") in ("max_tokens", "refusal", "model_context_window_exceeded")
+
+    def said(self, reply: Mapping[str, Any]) -> list[Any]:
+        content = reply.get("content")
+        return [{"role": "assistant", "content": content}] if content else []
+
+    def answers(self, answered: Sequence[Answered]) -> list[Any]:
+        blocks = [
+            {"type": "tool_result", "tool_use_id": each.call.id, "content": each.text}
+            | ({"is_error": True} if each.failed else {})
+            for each in answered
+        ]
+        return [{"role": "user", "content": blocks}] if blocks else []
+
+    def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
+        """All results to one reply stand in one message, the first of the user's after it."""
+        if not held or not following or not is_map(following[0]) or following[0].get("role") != "user":
+            return [*held, *following]
+        given = following[0].get("content")
+        blocks = given if is_list(given) else [{"type": "text", "text": given}]
+        answers = [block for message in held for block in message["content"]]
+        return [{**following[0], "content": [*answers, *blocks]}, *following[1:]]
+
+    def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
+        if len(replies) == 1 and not own:
+            return replies[0]
+        content = [
+            block
+            for reply in replies
+            for block in maps(reply.get("content"))
+            if block.get("type") != "tool_use" or block.get("id") not in own
+        ]
+        last = replies[-1]
+        reason = _reason(last.get("stop_reason"), any(block.get("type") == "tool_use" for block in content))
+        usage = summed([reply.get("usage") for reply in replies])
+        return {**last, "id": replies[0].get("id"), "content": content, "stop_reason": reason, "usage": usage}
+
+    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> MessageSplice:
+        return MessageSplice(held, own)
+
+    def error(self, kind: str, message: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def broken(self, error: Mapping[str, Any]) -> bytes:
+        return framed(error, "error")
+
+
+def _reason(given: Any, calls: bool) -> Any:
+    return "end_turn" if given == "tool_use" and not calls else given
+
+
+class MessageSplice:
+    """Events of one or more messages as those of one: one start, blocks numbered through, one stop."""
+
+    def __init__(self, held: Collection[str], own: Collection[str]) -> None:
+        self._names = frozenset(held) | frozenset(own)
+        self._own = frozenset(own)
+        self.error: Any = None
+        self._rounds = 0
+        self._out = 0
+        self._changed = False
+        self._usages: list[Any] = []
+        self._sent_calls = False
+
+    def begin(self) -> None:
+        self._rounds += 1
+        self._whole: dict[str, Any] | None = None
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, list[str]] = {}
+        self._grown: dict[tuple[int, str], list[str]] = {}
+        self._places: dict[int, int | None] = {}
+        self._kept: dict[int, list[dict[str, Any]]] = {}
+        self._tail: list[bytes] = []
+        self._delta: dict[str, Any] | None = None
+        self._stops = False
+        self._sent_calls = False
+
+    def take(self, frame: Frame) -> bytes:
+        event = frame.read()
+        match event and event.get("type"):
+            case "message_start":
+                assert event is not None
+                message = event.get("message")
+                self._whole = dict(message) if is_map(message) else None
+                return frame.raw if self._rounds == 1 else b""
+            case "content_block_start" | "content_block_delta" | "content_block_stop":
+                assert event is not None
+                return self._block(frame, event)
+            case "message_delta":
+                assert event is not None
+                self._end(event)
+                self._tail.append(frame.raw)
+                return b""
+            case "message_stop":
+                self._stops = True
+                self._tail.append(frame.raw)
+                return b""
+            case "error":
+                assert event is not None
+                self.error = event.get("error") or event
+                return frame.raw
+            case _:
+                return frame.raw
+
+    def _end(self, event: dict[str, Any]) -> None:
+        self._delta = event
+        if self._whole is not None:
+            delta, usage = event.get("delta"), event.get("usage")
+            self._whole |= delta if is_map(delta) else {}
+            old = self._whole.get("usage")
+            new = {name: value for name, value in usage.items() if value is not None} if is_map(usage) else {}
+            self._whole["usage"] = (old if is_map(old) else {}) | new
+
+    def _block(self, frame: Frame, event: dict[str, Any]) -> bytes:
+        index = event.get("index")
+        if not isinstance(index, int):
+            return frame.raw
+        self._join(index, event)
+        if event["type"] == "content_block_start":
+            block = self._blocks[index]
+            is_held = block.get("type") == "tool_use" and block.get("name") in self._names
+            # What comes after one that is kept back waits too: the order of blocks is the model's.
+            if is_held or None in self._places.values():
+                self._places[index], self._changed = None, True
+            else:
+                self._places[index] = self._out
+                self._sent_calls |= block.get("type") == "tool_use"
+                self._out += 1
+        place = self._places.get(index, index)
+        if place is None:
+            self._kept.setdefault(index, []).append(event)
+            return b""
+        return frame.raw if place == index else framed({**event, "index": place}, str(event["type"]))
+
+    def _join(self, index: int, event: dict[str, Any]) -> None:
+        """Take a piece into the whole."""
+        if event["type"] == "content_block_start":
+            block = event.get("content_block")
+            self._blocks[index] = dict(block) if is_map(block) else {}
+            return
+        block, delta = self._blocks.get(index), event.get("delta")
+        if event["type"] != "content_block_delta" or block is None or not is_map(delta):
+            return
+        kind = str(delta.get("type"))
+        if kind in _GROWS:
+            name, field = _GROWS[kind]
+            self._grown.setdefault((index, field), []).append(str(delta.get(name) or ""))
+        elif kind == "input_json_delta":
+            self._inputs.setdefault(index, []).append(str(delta.get("partial_json") or ""))
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
+        else:
+            for name, value in delta.items():
+                if name != "type":
+                    old = block.get(name)
+                    block[name] = old + value if isinstance(old, str) and isinstance(value, str) else value
+
+    def reply(self) -> dict[str, Any] | None:
+        if self._whole is None:
+            return None
+        blocks: list[dict[str, Any]] = []
+        for index in sorted(self._blocks):
+            grown = {field: pieces for (of, field), pieces in self._grown.items() if of == index}
+            block = dict(self._blocks[index])
+            block |= {field: str(block.get(field) or "") + "".join(pieces) for field, pieces in grown.items()}
+            if text := "".join(self._inputs.get(index, ())):
+                # One that was cut off stays the text that it is.
+                block = {**block, "input": arguments_of(text)}
+            blocks.append(block)
+        return {**self._whole, "content": blocks}
+
+    @property
+    def is_whole(self) -> bool:
+        return self._stops
+
+    def release(self, own: Collection[str]) -> bytes:
+        out = b""
+        for index, events in self._kept.items():
+            block = self._blocks[index]
+            is_call = block.get("type") == "tool_use"
+            if not is_call or (block.get("id") not in own and block.get("name") not in self._own):
+                out += b"".join(framed({**event, "index": self._out}, str(event["type"])) for event in events)
+                self._out += 1
+                self._sent_calls |= is_call
+        return out
+
+    def over(self) -> None:
+        self._usages.append(self._whole.get("usage") if self._whole else None)
+
+    def finish(self) -> bytes:
+        if self._rounds == 1 and not self._changed:
+            return b"".join(self._tail)
+        out = b""
+        if self._delta is not None:
+            usage = summed([*self._usages, self._whole.get("usage") if self._whole else None])
+            delta = self._delta.get("delta")
+            told = dict(delta) if is_map(delta) else {}
+            told["stop_reason"] = _reason(told.get("stop_reason"), self._sent_calls)
+            out = framed({**self._delta, "delta": told, "usage": usage}, "message_delta")
+        return out + (framed({"type": "message_stop"}, "message_stop") if self._stops else b"")

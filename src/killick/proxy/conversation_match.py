@@ -1,0 +1,148 @@
+"""Which conversation a request goes on with, by what its client shows of it: digests of histories. Touches no store.
+
+What a client sends back is not what it was sent: cache marks move, empty fields come and go, an assistant's message is
+written anew. So messages are compared without that, and a history is known by where it began and where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from killick.model.events import to_text
+from killick.proxy.wire import is_list, is_map, maps, text_in
+from killick.window.messages import arguments_of
+
+LOOKS_MAX: Final = 32
+"""How many places of a history are looked up, from its end, before it counts as one that nobody knows."""
+
+ROOT_TAG: Final = "killick:root:"
+TIP_TAG: Final = "killick:tip:"
+"""Tags by which a run is found: where its conversation began, and where it stands."""
+
+_MARKS: Final = frozenset({"cache_control"})
+_encode: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Course(NamedTuple):
+    """A request's history as it is looked up."""
+
+    root: str | None
+    asked: str
+    tips: tuple[str, ...]
+    """What those are found by who stood at one of its last replies, the last one first."""
+    chain: bytes
+
+
+def course_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Course:
+    """What a request's messages are found by. `whose` they are keeps apart who began with the same words."""
+    chain, root = sha256(shape.encode() + b"\x00" + whose).digest(), None
+    places: list[tuple[bytes, bytes]] = []
+    index = _after_system(messages)
+    while index < len(messages):
+        if _is_reply(messages[index]):
+            end = index
+            while end < len(messages) and _is_reply(messages[end]):
+                end += 1
+            said = print_of_messages(messages[index:end])
+            places.append((chain, said))
+            chain, index = sha256(chain + said).digest(), end
+            continue
+        chain = sha256(chain + _written(messages[index])).digest()
+        if root is None and is_map(messages[index]) and messages[index].get("role") == "user":
+            root = _text(b"root", chain)
+        index += 1
+    return Course(root, _text(b"asked", chain), tuple(tip_of(*place) for place in places[: -LOOKS_MAX - 1 : -1]), chain)
+
+
+def tip_of(chain: bytes, said: bytes) -> str:
+    """What a history is found by that was answered so."""
+    return _text(b"tip", chain, said)
+
+
+def print_of_messages(messages: Sequence[Any]) -> bytes:
+    """What a reply, as it stands in a history, is known by again: its calls, in whatever order, else its words. Clients
+    write both anew, with other white space and other empty fields, and some leave out words that stand beside calls."""
+    words, calls = _said(messages)
+    return _digest(["calls", *calls] if calls else ["words", words])
+
+
+def shown_of(messages: Sequence[Any]) -> bytes:
+    """All that a reply says: words and calls. What a client changed is another."""
+    words, calls = _said(messages)
+    return _digest([words, *calls])
+
+
+def _said(messages: Sequence[Any]) -> tuple[str, list[list[Any]]]:
+    words, calls = "", list[list[Any]]()
+    for message in filter(is_map, messages):
+        words += text_in(message.get("content"))
+        calls += [[str(id or ""), str(name or ""), _same(arguments_of(given))] for id, name, given in _calls(message)]  # noqa: A001
+    return "".join(words.split()), sorted(calls, key=_encode)
+
+
+def _calls(message: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    for call in maps(message.get("tool_calls")):
+        function = call.get("function") or call.get("custom")
+        if is_map(function):
+            yield call.get("id"), function.get("name"), function.get("arguments", function.get("input"))
+    for block in maps(message.get("content")):
+        if block.get("type") == "tool_use":
+            yield block.get("id"), block.get("name"), block.get("input")
+    if message.get("type") == "function_call":
+        yield message.get("call_id"), message.get("name"), message.get("arguments")
+
+
+def _same(value: Any) -> Any:
+    """Arguments as they are compared: not every client writes a number as it came."""
+    if is_map(value):
+        return {name: _same(part) for name, part in value.items()}
+    if is_list(value):
+        return [_same(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _digest(told: list[Any]) -> bytes:
+    return sha256(_encode(told)).digest()
+
+
+def _is_reply(message: Any) -> bool:
+    if not is_map(message):
+        return False
+    role = message.get("role")
+    return role == "assistant" or (role is None and message.get("type") in ("function_call", "reasoning"))
+
+
+def _after_system(messages: Sequence[Any]) -> int:
+    """Instructions may differ from call to call, as they do where they hold the time."""
+    index = 0
+    while index < len(messages) and is_map(messages[index]) and messages[index].get("role") in ("system", "developer"):
+        index += 1
+    return index
+
+
+def _written(message: Any) -> bytes:
+    """A message as it is compared; most have nothing that is left out."""
+    said = _encode(message)
+    content = message.get("content") if is_map(message) else None
+    if b"null" in said or b"cache_control" in said or (is_list(content) and len(content) == 1):
+        return _encode(_plain(message))
+    return said
+
+
+def _plain(thing: Any) -> Any:
+    """A message without what clients change on the way: cache marks, empty fields, a text as its only block."""
+    if is_map(thing):
+        kept = {name: _plain(value) for name, value in thing.items() if value is not None and name not in _MARKS}
+        content = kept.get("content")
+        if is_list(content) and len(content) == 1 and is_map(content[0]) and content[0].keys() == {"type", "text"}:
+            kept["content"] = content[0]["text"]
+        return kept
+    return [_plain(each) for each in thing] if is_list(thing) else thing
+
+
+def _text(*parts: bytes) -> str:
+    return to_text(sha256(b"\x00".join(parts)).digest())

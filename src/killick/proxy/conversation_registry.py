@@ -1,0 +1,265 @@
+"""The conversations that are open here: finds the one that a request goes on with, and lets go of those that rest.
+
+A conversation that is at a request is nobody else's: another request that would go on with it is recorded apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from killick.engine.steps.waits import refuse_own
+from killick.errors import AccessRefused, KillickError, LogError
+from killick.logger import get_logger
+from killick.proxy.conversation import Conversation
+from killick.proxy.conversation_match import ROOT_TAG, TIP_TAG, Course
+from killick.proxy.openai_chat import Chat
+from killick.proxy.wire import Wire
+from killick.store.protocol import RunQuery, RunRow, is_held
+from killick.window import Window
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+logger: Final = get_logger("killick.proxy")
+
+OPEN_MAX: Final = 256
+"""Conversations that are kept in memory; of more, those that rest longest are let go."""
+
+REST_SECONDS: Final = 600.0
+"""How long a client may stay away before its run counts as over. It goes on when the client comes back."""
+
+LOOK_SECONDS: Final = 15.0
+PATIENCE_SECONDS: Final = 1.0
+"""How long a request waits for one before it of which nobody is left to hear the reply."""
+
+NAME_CHARS_MAX: Final = 200
+_FORKS_MAX: Final = 1_000
+
+
+class Conversations:
+    """All conversations of one proxy. Belongs to one loop."""
+
+    def __init__(self, client: Client, *, agent: str, budget: int | None) -> None:
+        self.client = client
+        self.agent = agent
+        self.budget = budget
+        self._open: OrderedDict[str, Conversation] = OrderedDict()
+        self._tips: dict[str, list[Conversation]] = {}
+        """Those that stand at the same place, the last one at the end: many begin with the same words."""
+        self._finding = asyncio.Lock()
+
+    @asynccontextmanager
+    async def taken(
+        self, wire: Wire, course: Course, *, name: str | None, told: Mapping[str, Any]
+    ) -> AsyncGenerator[Conversation]:
+        """The conversation that a request goes on with, or a new one, for as long as the request takes."""
+        claiming = asyncio.ensure_future(self._claimed(wire, course, name, told))
+        try:
+            conversation = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # What is being read for a client that left is free again when it is there.
+            claiming.add_done_callback(self._unclaimed)
+            raise
+        try:
+            yield conversation
+        finally:
+            self._free(conversation)
+
+    async def _claimed(self, wire: Wire, course: Course, name: str | None, told: Mapping[str, Any]) -> Conversation:
+        await self._outwait(course)
+        while True:
+            async with self._finding:
+                found, left = await self._found(wire, course, name)
+                conversation = found or self._begun(wire, course, name, left, told)
+                if conversation.at is None:
+                    conversation.at = course.asked
+                    conversation.freed.clear()
+                    return conversation
+            await conversation.freed.wait()
+
+    def _unclaimed(self, claiming: asyncio.Future[Conversation]) -> None:
+        if claiming.exception() is None:
+            self._free(claiming.result())
+
+    def _free(self, conversation: Conversation) -> None:
+        conversation.at = None
+        self._settle(conversation)
+        conversation.freed.set()
+
+    async def _outwait(self, course: Course) -> None:
+        """Who asks the same again has heard nothing of the first time, and has most likely just hung up."""
+        for tip in _tips(course):
+            for known in self._tips.get(tip, [])[:]:
+                if known.at == course.asked:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PATIENCE_SECONDS):
+                            await known.freed.wait()
+
+    def _settle(self, conversation: Conversation) -> None:
+        """What it is found by now; one that cannot be written to any more is forgotten, and read again."""
+        self._forget(conversation)
+        conversation.used = self.client.clock.monotonic()
+        if conversation.is_sound:
+            self._tips.setdefault(conversation.tip, []).append(conversation)
+        elif self._open.pop(conversation.run, None) is not None:
+            with contextlib.suppress(KillickError):
+                self.client.store.release(
+                    conversation.run, epoch=conversation.log.epoch, holder=self.client.engine.holder
+                )
+
+    def _forget(self, conversation: Conversation) -> None:
+        for tip in [tip for tip, held in self._tips.items() if conversation in held]:
+            self._tips[tip].remove(conversation)
+            if not self._tips[tip]:
+                del self._tips[tip]
+
+    # finding ------------------------------------------------------------------------------------
+
+    async def _found(self, wire: Wire, course: Course, name: str | None) -> tuple[Conversation | None, str | None]:
+        """The conversation, if there is one that is free; else the run that this one leaves, if it leaves one."""
+        if name is not None:
+            return await self._named(wire, course, name)
+        left: str | None = None
+        for tip in _tips(course):
+            held = self._tips.get(tip, [])
+            for known in reversed(held):
+                if known.at is None and known.is_sound:
+                    self._open.move_to_end(known.run)
+                    return known, None
+            left = left or (held[-1].run if held and tip != course.asked else None)
+        for tip in _tips(course) if left is None else ():
+            found = await asyncio.to_thread(self._look, wire, tip)
+            if found is not None:
+                return self._keep(found), None
+        if left is None and course.root is not None and course.tips:
+            left = await asyncio.to_thread(self._rooted, course.root)
+        return None, left
+
+    def _look(self, wire: Wire, tip: str) -> Conversation | None:
+        """A conversation that stands there by the record, and that nobody has."""
+        for row in self.client.store.runs(RunQuery(agent=self.agent, tag=f"{TIP_TAG}{tip}"), limit=4):
+            head = self.client.store.head(row.run)
+            # A fork has its parent's tags, and is somebody's own business.
+            if row.run not in self._open and head is not None and head.parent is None:
+                with contextlib.suppress(LogError):
+                    return Conversation.opened(self.client, row.run, wire, self._window(wire))
+        return None
+
+    def _is_ours(self, row: RunRow) -> bool:
+        """Whether a run is a conversation, and not one of a real agent of the same name, or somebody's fork."""
+        head = self.client.store.head(row.run)
+        return any(tag.startswith(TIP_TAG) for tag in row.tags) and head is not None and head.parent is None
+
+    def _rooted(self, root: str) -> str | None:
+        rows = self.client.store.runs(RunQuery(agent=self.agent, tag=f"{ROOT_TAG}{root}"), limit=1)
+        return rows[0].run if rows else None
+
+    async def _named(self, wire: Wire, course: Course, name: str) -> tuple[Conversation | None, str | None]:
+        """The run of that name; where the history is another by now, the last that was made for it."""
+        refuse_own(name)
+        if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
+            raise AccessRefused("X-Killick-Run", f"is no name for a run; give up to {NAME_CHARS_MAX} plain characters")
+        last: str | None = None
+        for run in _names(name):
+            row = await asyncio.to_thread(self.client.store.index, run)
+            if row is None and run not in self._open:
+                break
+            if row is not None and (row.agent != self.agent or not self._is_ours(row)):
+                raise AccessRefused(run, f"is a run of {row.agent} that no proxy made; give X-Killick-Run another name")
+            last = run
+        if last is None:
+            return None, None
+        conversation = self._open.get(last)
+        if conversation is None:
+            opened = await asyncio.to_thread(Conversation.opened, self.client, last, wire, self._window(wire))
+            conversation = self._keep(opened)
+        if conversation.at is not None:
+            return conversation, None  # what it is at may move it to where this request goes on
+        if conversation.wire is wire and conversation.tip in (course.asked, *course.tips):
+            return conversation, None
+        return None, last
+
+    def _begun(
+        self, wire: Wire, course: Course, name: str | None, left: str | None, told: Mapping[str, Any]
+    ) -> Conversation:
+        run = name or self.client.ids.new(self.agent)
+        if name is not None and left is not None:
+            run = next(each for each in _names(name) if each not in self._open and not self.client.store.head(each))
+        window = self._window(wire)
+        return self._keep(
+            Conversation.begun(
+                self.client, run, self.agent, wire, window, root=course.root, tip=course.asked, left=left, told=told
+            )
+        )
+
+    def _window(self, wire: Wire) -> Window | None:
+        return None if self.budget is None else Window(self.budget, shape=wire.shape)
+
+    def _keep(self, conversation: Conversation) -> Conversation:
+        self._open[conversation.run] = conversation
+        self._open.move_to_end(conversation.run)
+        return conversation
+
+    # resting ------------------------------------------------------------------------------------
+
+    async def rest(self) -> None:
+        """Let go, for ever, of what nobody came back to."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(KillickError):
+                await self.look()
+
+    async def look(self) -> None:
+        """Let go of what rests, and of what a proxy that died has left."""
+        before = self.client.clock.monotonic() - REST_SECONDS
+        free = [each for each in self._open.values() if each.at is None]
+        spare = max(len(self._open) - OPEN_MAX, 0)
+        for number, each in enumerate(free):
+            if number < spare or each.used < before:
+                await self._let_go(each)
+        for row in await asyncio.to_thread(self._left):
+            async with self._finding:
+                if row not in self._open:
+                    with contextlib.suppress(LogError):
+                        await asyncio.to_thread(self._end, row)
+
+    def _left(self) -> list[str]:
+        """Runs whose proxy is dead."""
+        store = self.client.store
+        rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
+        standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
+        return [run for run, found in standings.items() if not is_held(store, found.head)]
+
+    def _end(self, run: str) -> None:
+        Conversation.opened(self.client, run, Chat(), None).let_go()
+
+    async def _let_go(self, conversation: Conversation) -> None:
+        async with self._finding:
+            if conversation.at is not None:
+                return
+            self._open.pop(conversation.run, None)
+            self._forget(conversation)
+            try:
+                await asyncio.to_thread(conversation.let_go)
+            except KillickError as error:
+                logger.warning("%s: could not be let go: %s", conversation.run, error)
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        for conversation in list(self._open.values()):
+            await self._let_go(conversation)
+
+
+def _tips(course: Course) -> Iterator[str]:
+    yield course.asked
+    yield from course.tips
+
+
+def _names(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}.{number}" for number in range(2, _FORKS_MAX))

@@ -1,0 +1,411 @@
+"""One request of a client, from what it asks to the last byte of its reply: planned, recorded, sent, relayed, recorded.
+
+What the window's own tools are asked is answered here, and upstream asked again, within one reply to the client. When
+anything about paging fails, the request goes out as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from killick.engine.failures import describe
+from killick.errors import KillickError
+from killick.logger import get_logger
+from killick.model.events import PageFaulted, to_text
+from killick.model.failure import Failure
+from killick.proxy.conversation import GONE, Conversation, Exchange
+from killick.proxy.conversation_match import Course, print_of_messages, shown_of, tip_of
+from killick.proxy.credentials import unsecret, without
+from killick.proxy.sse_frames import Frames
+from killick.proxy.upstream import Headers, Upstream, answering, asking
+from killick.proxy.wire import Answered, Asked, Call, Splice, Wire, is_map
+from killick.window import Answer, Decision, Window
+
+logger: Final = get_logger("killick.proxy")
+
+ROUNDS_MAX: Final = 8
+"""How often a model is asked again, within one reply, after it asked the window for something."""
+
+_UNFIT: Final = (400, 413, 422)
+"""What a provider says of a request that it does not understand."""
+
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class Caller:
+    """The client's end of the line."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes) -> None:
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """All at once."""
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, wire: Wire, status: int, kind: str, message: str) -> None:
+        """An error of our own, as the provider would tell it; inside a stream that began, as part of that."""
+        error = wire.error(kind, message)
+        if self.started:
+            await self.write(wire.broken(error))
+            await self.end()
+        else:
+            await self.answer(status, [(b"content-type", b"application/json")], msgspec.json.encode(error))
+
+
+class Sending(msgspec.Struct):
+    """What goes out. Without `body` it is the request as it came."""
+
+    arguments: dict[str, Any]
+    body: bytes | None = None
+    decisions: Sequence[Decision] = ()
+    own: frozenset[str] = frozenset()
+    """The window's own tools."""
+    stubs: frozenset[str] = frozenset()
+    note: str = ""
+
+
+class Round(msgspec.Struct):
+    """One answer of upstream: the reply, what the window answered to it, and which calls the client does not get."""
+
+    reply: dict[str, Any]
+    answered: list[Answered]
+    own: set[str]
+    again: bool
+    decisions: list[Decision]
+
+
+class Calling:
+    """A request on its way."""
+
+    def __init__(
+        self, upstream: Upstream, wire: Wire, asked: Asked, course: Course, *, url: httpx.URL, headers: Headers,
+        content: bytes, caller: Caller,
+    ) -> None:  # fmt: skip
+        self._upstream = upstream
+        self._wire = wire
+        self._asked = asked
+        self._course = course
+        self._url = url
+        self._headers = headers
+        self._content = content
+        self._caller = caller
+        self._rounds: list[Round] = []
+        self._splice: Splice | None = None
+        self._doubted = False
+        self._open: str | None = None
+        """The step of which nothing is on record yet but that it began."""
+        self._said: list[Any] = []
+        """What was said beyond the client's messages, in this request so far."""
+
+    async def go(self, conversation: Conversation) -> None:
+        """Carry it out. What is raised was not sent, or not recorded."""
+        try:
+            while True:
+                sending = self._planned(conversation)
+                told = unsecret(sending.arguments)
+                step = await conversation.intend(told, sending.decisions, note=sending.note)
+                self._open = step
+                if not await self._sent(conversation, step, sending):
+                    return
+        except asyncio.CancelledError:
+            if self._open is not None:
+                self._fail(conversation, self._open, GONE)
+            raise
+        except Exception:
+            conversation.is_lost = True
+            raise
+
+    # planning -----------------------------------------------------------------------------------
+
+    def _planned(self, conversation: Conversation) -> Sending:
+        asked, window = self._asked, conversation.window
+        if window is None:
+            return Sending(asked.body)
+        if why := asked.unpaged or conversation.unpaged:
+            return Sending(asked.body, note=f"not paged: {why}")
+        try:
+            history = [*conversation.history(asked.messages), *self._said]
+            decisions: list[Decision] = []
+            sent = None
+            if not asked.may_call:
+                # The model could ask for nothing back: more leaves only if it must.
+                sent = window.render(history, asked.tools, system=asked.system)
+            if sent is None or sent.over:
+                decisions = window.plan(history, asked.tools, system=asked.system)
+                window.apply(decisions)
+                sent = window.render(history, asked.tools, system=asked.system)
+            body = self._wire.body(asked, sent.messages, sent.tools)
+            given = {_tool_name(tool): tool for tool in asked.tools}
+            own = {_tool_name(tool) for tool in sent.tools} - given.keys()
+            stubs = {name for name in given if window.is_stub(name)}
+            return Sending(body, msgspec.json.encode(body), decisions, frozenset(own), frozenset(stubs))
+        except Exception as error:
+            logger.warning(
+                "%s: is not paged: %s", conversation.run, error, exc_info=not isinstance(error, KillickError)
+            )
+            conversation.unpaged = f"paging failed ({type(error).__name__}: {error})"
+            return Sending(asked.body, note=f"not paged: {conversation.unpaged}")
+
+    # sending ------------------------------------------------------------------------------------
+
+    async def _sent(self, conversation: Conversation, step: str, sending: Sending) -> bool:
+        """Send, and relay what comes; True: there is another round."""
+        fresh = sending.body is not None
+        content = sending.body if sending.body is not None else self._content
+        try:
+            headers = asking(self._headers, whole=True)
+            if not fresh:
+                headers += [pair for pair in self._headers if pair[0].lower() == b"content-encoding"]
+            response = await self._upstream.send("POST", self._url, headers, content)
+        except httpx.HTTPError as error:
+            self._fail(conversation, step, describe(error))
+            status, kind, message = unreachable(error, self._upstream)
+            await self._caller.refuse(self._wire, status, kind, message)
+            return False
+        try:
+            if response.status_code >= 400:
+                return await self._refused(conversation, step, response, fresh=fresh)
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                return await self._streamed(conversation, step, sending, response)
+            return await self._whole(conversation, step, sending, response)
+        finally:
+            await response.aclose()
+
+    async def _refused(self, conversation: Conversation, step: str, response: httpx.Response, *, fresh: bool) -> bool:
+        """The provider said no. Where that may be for what we made of the request, it goes out again as it came."""
+        body = await self._read(conversation, step, response)
+        if body is None:
+            return False
+        error = httpx.HTTPStatusError(f"HTTP {response.status_code}", request=response.request, response=response)
+        self._fail(conversation, step, describe(error), refused=response.status_code < 500)
+        if fresh and response.status_code in _UNFIT:
+            conversation.unpaged = f"{self._upstream.url.host} said {response.status_code} to what was sent"
+            self._doubted = True
+            if not self._caller.started:
+                self._rounds, self._said = [], []
+            return True
+        if self._doubted:
+            conversation.unpaged = None  # it takes it no better as it came
+        if self._caller.started:
+            told = _json(body)
+            await self._caller.write(self._wire.broken(told if is_map(told) else self._wire.error("api_error", "")))
+            await self._caller.end()
+        else:
+            await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
+        return False
+
+    async def _read(self, conversation: Conversation, step: str, response: httpx.Response) -> bytes | None:
+        """A whole body; None where it broke off, which the client is told."""
+        try:
+            return await response.aread()
+        except httpx.HTTPError as error:
+            self._fail(conversation, step, describe(error))
+            status, kind, message = unreachable(error, self._upstream)
+            await self._caller.refuse(self._wire, status, kind, message)
+            return None
+
+    async def _whole(
+        self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
+    ) -> bool:  # fmt: skip
+        """A reply that is not streamed."""
+        body = await self._read(conversation, step, response)
+        if body is None:
+            return False
+        reply = _json(body)
+        if not is_map(reply):
+            self._fail(conversation, step, Failure.told("killick.proxy", "the answer is no JSON object"))
+            await self._caller.answer(response.status_code, answering(response.headers.raw, whole=True), body)
+            return False
+        if await self._ended(conversation, step, sending, reply):
+            return True
+        visible = self._wire.visible([each.reply for each in self._rounds], self._own())
+        changed = visible is not reply
+        await self._caller.answer(
+            response.status_code,
+            answering(response.headers.raw, whole=True),
+            msgspec.json.encode(visible) if changed else body,
+        )
+        return False
+
+    async def _streamed(
+        self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
+    ) -> bool:  # fmt: skip
+        """A reply as it comes."""
+        caller = self._caller
+        if self._splice is None:
+            self._splice = self._wire.splice(sending.stubs, sending.own)
+        splice, frames = self._splice, Frames()
+        splice.begin()
+        if not caller.started:
+            await caller.start(response.status_code, answering(response.headers.raw, whole=True))
+        try:
+            async for data in response.aiter_bytes():
+                await caller.write(b"".join(map(splice.take, frames.feed(data))))
+            await caller.write(b"".join(map(splice.take, frames.end())))
+        except httpx.HTTPError as error:
+            # Not ended: who reads it sees that it was cut, as we did.
+            self._fail(conversation, step, describe(error))
+            return False
+        reply = splice.reply()
+        if reply is None or not splice.is_whole:
+            told = f"{_CUT}: {_line(splice.error)}" if splice.error else _CUT
+            self._fail(conversation, step, Failure.told("killick.proxy", told))
+            await caller.write(splice.release(()) + splice.finish())
+            await caller.end()
+            return False
+        if await self._ended(conversation, step, sending, reply):
+            splice.over()
+            return True
+        await caller.write(splice.release(self._own()) + splice.finish())
+        await caller.end()
+        return False
+
+    # what came ----------------------------------------------------------------------------------
+
+    async def _ended(
+        self, conversation: Conversation, step: str, sending: Sending, reply: dict[str, Any]
+    ) -> bool:  # fmt: skip
+        """Put a whole reply on record, with what the window says to it; True: the model is to be asked again."""
+        done = self._judged(conversation, sending, reply)
+        self._rounds.append(done)
+        self._open = None
+        answers = self._wire.answers(done.answered)
+        if done.again:
+            self._said += [*self._wire.said(reply), *answers]
+            await conversation.replied(step, reply, done.decisions)
+            return True
+        visible = self._wire.visible([each.reply for each in self._rounds], self._own())
+        seen = self._wire.said(visible)
+        said = print_of_messages(seen)
+        exchange = None
+        if len(self._rounds) > 1 or done.own:
+            last = self._wire.said(reply) if done.answered else self._wire.said(self._wire.visible([reply], done.own))
+            exchange = Exchange(len(self._asked.messages), to_text(shown_of(seen)), [*self._said, *last], answers)
+        tip = tip_of(self._course.chain, said)
+        try:
+            await conversation.replied(step, reply, done.decisions, exchange=exchange, tip=tip)
+        except KillickError as error:
+            # The client is not to lose a reply that is here.
+            logger.warning("%s: a reply is not on record: %s", conversation.run, error)
+            conversation.is_lost = True
+        return False
+
+    def _judged(self, conversation: Conversation, sending: Sending, reply: dict[str, Any]) -> Round:
+        """Which calls of a reply are the window's to answer, and what it answers."""
+        calls, window = self._wire.calls(reply), conversation.window
+        asked = [call for call in calls if call.name in sending.own or call.name in sending.stubs]
+        if window is None or not asked:
+            return Round(reply, [], set(), False, [])
+        if self._wire.ends_early(reply):
+            return Round(reply, [], {call.id for call in asked if call.name in sending.own}, False, [])
+        answered: list[Answered] = []
+        decisions: list[Decision] = []
+        for call in asked:
+            answer = _answer(window, call)
+            if answer is not None:
+                said = {"text": answer.text, "failed": answer.failed}
+                decisions += [
+                    Decision(each.event, {**each.told, **said}) if isinstance(each.event, PageFaulted) else each
+                    for each in answer.decisions
+                ]
+                answered.append(Answered(call, answer.text, answer.failed))
+            elif call.name in sending.own:
+                answered.append(Answered(call, "nothing can be had by that; go on without it", True))
+        own = {each.call.id for each in answered}
+        again = len(own) == len(calls) and len(self._rounds) + 1 < ROUNDS_MAX
+        if len(own) == len(calls) and not again:
+            answered = []  # it asked often enough, and the client is told what there is
+        return Round(reply, answered, own, again, decisions)
+
+    def _own(self) -> set[str]:
+        return {id for each in self._rounds for id in each.own}  # noqa: A001
+
+    def _fail(self, conversation: Conversation, step: str, failure: Failure, *, refused: bool = False) -> None:
+        self._open = None
+        partial = self._splice.reply() if self._splice is not None and not self._splice.is_whole else None
+        failure = without(failure, self._headers)
+        with contextlib.suppress(KillickError):
+            conversation.failed(step, failure, refused=refused, partial=partial)
+
+
+_CUT: Final = "the stream ended before the reply did"
+
+
+async def relay(
+    upstream: Upstream, method: str, url: httpx.URL, headers: Headers, content: Any, caller: Caller, wire: Wire
+) -> None:
+    """Pass a request on as it is, and its answer."""
+    try:
+        # What is passed on as it comes keeps its length: there are servers that read no body without one.
+        length = [pair for pair in headers if pair[0].lower() == b"content-length"] if content is not None else []
+        response = await upstream.send(method, url, [*asking(headers), *length], content)
+    except httpx.HTTPError as error:
+        await caller.refuse(wire, *unreachable(error, upstream))
+        return
+    try:
+        await caller.start(response.status_code, answering(response.headers.raw))
+        async for data in response.aiter_raw():
+            await caller.write(data)
+    except httpx.HTTPError:
+        return  # cut, as it was for us
+    finally:
+        await response.aclose()
+    await caller.end()
+
+
+def unreachable(error: httpx.HTTPError, upstream: Upstream) -> tuple[int, str, str]:
+    """What to tell a client of a provider that does not answer: status, kind, one line."""
+    host = upstream.url.host
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, httpx.TimeoutException):
+        return 504, "timeout_error", f"killick proxy: {host} did not answer in time ({type(error).__name__})"
+    return 502, "api_error", f"killick proxy: {host} cannot be reached ({reason})"
+
+
+def _answer(window: Window, call: Call) -> Answer | None:
+    """What the window answers to a call. Whatever goes wrong with that is for the model to get along with."""
+    try:
+        answer = window.answering(call.name, call.arguments)
+        if answer is not None:
+            window.apply(answer.decisions)
+    except Exception as error:
+        logger.warning("a call of %s could not be answered: %s", call.name, error, exc_info=True)
+        return None
+    return answer
+
+
+def _json(body: bytes) -> Any:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(body)
+    return None
+
+
+def _line(error: Any) -> str:
+    message = error.get("message") if is_map(error) else error
+    return " ".join(str(message or error).split())[:500]
+
+
+def _tool_name(tool: Any) -> str:
+    if not is_map(tool):
+        return ""
+    function = tool.get("function")
+    return str(tool.get("name") or (function.get("name") if is_map(function) else "") or tool.get("type") or "")

@@ -1,0 +1,98 @@
+"""OpenAI's Responses: requests, replies and streams of events. Recorded, and sent as they are: never paged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from killick.proxy.openai_chat import Chat
+from killick.proxy.sse_frames import Frame, framed
+from killick.proxy.wire import Answered, Asked, Call, is_list, is_map, maps
+from killick.window.messages import Shape, arguments_of
+
+
+class Responses:
+    """POST /v1/responses."""
+
+    shape: Shape = "openai-responses"
+    step = "responses"
+
+    def asked(self, body: dict[str, Any]) -> Asked:
+        given, tools = body.get("input"), body.get("tools")
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        return Asked(
+            body, messages if is_list(messages) else [], tools if is_list(tools) else [], body.get("instructions"),
+            body.get("stream") is True, "the proxy does not page the Responses API",
+        )  # fmt: skip
+
+    def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+        return {**asked.body, "input": list(messages), "tools": list(tools)}
+
+    def calls(self, reply: Mapping[str, Any]) -> list[Call]:
+        return [
+            Call(str(item.get("call_id") or ""), str(item.get("name") or ""), arguments_of(item.get("arguments")))
+            for item in maps(reply.get("output"))
+            if item.get("type") == "function_call"
+        ]
+
+    def ends_early(self, reply: Mapping[str, Any]) -> bool:
+        return reply.get("status") == "incomplete"
+
+    def said(self, reply: Mapping[str, Any]) -> list[Any]:
+        return maps(reply.get("output"))
+
+    def answers(self, answered: Sequence[Answered]) -> list[Any]:
+        return [{"type": "function_call_output", "call_id": each.call.id, "output": each.text} for each in answered]
+
+    def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
+        return [*held, *following]
+
+    def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
+        return replies[-1]
+
+    def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> ResponseSplice:
+        return ResponseSplice()
+
+    error = Chat.error
+
+    def broken(self, error: Mapping[str, Any]) -> bytes:
+        return framed({"type": "error", **error}, "error")
+
+
+class ResponseSplice:
+    """The events of one response, as they come; its last one holds it whole."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Any] | None = None
+        self._tail: list[bytes] = []
+        self.error: Any = None
+
+    def begin(self) -> None:
+        self._whole = None
+
+    def take(self, frame: Frame) -> bytes:
+        event = frame.read() or {}
+        if is_map(event.get("response")):
+            self._whole = event["response"]
+        if event.get("type") == "error":
+            self.error = event
+        if event.get("type") in ("response.completed", "response.incomplete", "response.failed"):
+            self._tail.append(frame.raw)
+            return b""
+        return frame.raw
+
+    def reply(self) -> dict[str, Any] | None:
+        return self._whole
+
+    def release(self, own: Collection[str]) -> bytes:
+        return b""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self._tail)
+
+    def over(self) -> None:
+        """There is one round only."""
+
+    def finish(self) -> bytes:
+        return b"".join(self._tail)

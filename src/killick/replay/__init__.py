@@ -1,0 +1,1 @@
+"""Runs agent code against a record, with the world shut off."""

@@ -1,0 +1,78 @@
+"""Opens the debugger inside an agent's own code, where it waits for a step. Knows nothing of records."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pdb
+import sys
+from types import FrameType, FunctionType
+from typing import Any
+
+from killick.definitions.current import HERE, is_somebodys
+from killick.engine.execution import Branch
+
+
+class _Debugger(pdb.Pdb):
+    """Steps through people's own code, and past what is around it."""
+
+    def stop_here(self, frame: FrameType) -> bool:
+        return is_somebodys(frame) and super().stop_here(frame)
+
+
+def frame_here() -> FrameType | None:
+    """The frame of people's code that is at a step right now: it is calling, or it gathers the branch that is."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and not is_somebodys(frame):
+        frame = frame.f_back
+    branch = HERE.get()
+    while frame is None and isinstance(branch, Branch) and branch.scope is not None:
+        branch = branch.scope.branch
+        frame = None if branch.task is None else _waiting(branch.task)
+    return frame
+
+
+def _waiting(task: asyncio.Task[Any]) -> FrameType | None:
+    """The innermost frame of people's code in a task that waits."""
+    found: FrameType | None = None
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None and is_somebodys(frame):
+            found = frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    return found
+
+
+def stop_in(frame: FrameType) -> bool:
+    """Open the debugger in a frame, where it is. False: whoever is there left it for good."""
+    named = os.environ.get("PYTHONBREAKPOINT", "")
+    if sys.breakpointhook is not sys.__breakpointhook__ or named not in ("", "pdb.set_trace"):
+        _call_hook(frame)
+        return True
+    debugger = _Debugger(nosigint=True)
+    debugger.reset()
+    outer: FrameType | None = frame
+    while outer is not None:
+        outer.f_trace = debugger.trace_dispatch
+        debugger.botframe = outer
+        outer = outer.f_back
+    debugger.interaction(frame, None)
+    goes_on = debugger.stoplineno == -1 and not debugger.breaks  # which is how it says `continue`
+    if not debugger.quitting and not goes_on:
+        sys.settrace(debugger.trace_dispatch)
+    return not debugger.quitting
+
+
+def _call_hook(frame: FrameType) -> None:
+    """Somebody's own debugger stops in whatever calls it: a function at the agent's place, with its variables."""
+    names = tuple(frame.f_locals)
+    code = _calling.__code__.replace(
+        co_filename=frame.f_code.co_filename, co_name=frame.f_code.co_name, co_firstlineno=frame.f_lineno - 1,
+        co_argcount=len(names), co_nlocals=len(names), co_varnames=names,
+    )  # fmt: skip
+    FunctionType(code, {**frame.f_globals, "killick_hook": sys.breakpointhook})(*frame.f_locals.values())
+
+
+def _calling() -> None:
+    killick_hook()  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore

@@ -1,0 +1,443 @@
+"""Runs an agent's code again against the record of a run, with the world shut off, and says where they part.
+
+Works on a copy in memory: the store that a run comes from is read and never written. Nothing is called, nobody is
+asked, no time passes. What code draws and notes between its steps may change; a step that is not on record is refused,
+and an end that is another is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from killick.archive.export import Export, export, read
+from killick.archive.redact import Sought
+from killick.client.client import Client
+from killick.clock import ManualClock
+from killick.definitions.current import UnrecordedIO, watch_io
+from killick.definitions.registry import AnyAgent
+from killick.engine.execution import Execution
+from killick.engine.outcome import RunOutcome
+from killick.engine.signals import Interrupted
+from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
+from killick.history.diff import shown, values
+from killick.log import boundaries
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.codec import Erased, plain
+from killick.model.failure import Failure
+from killick.model.fold import Step
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.replay.debugger import frame_here, stop_in
+from killick.replay.live_step import Live, Trial, lived, trial
+from killick.replay.result import Played, Replayed, ReplayRequest
+from killick.replay.sandbox import Drift, Shutter, World
+from killick.replay.tracer import TracingExecutor
+
+_SHOWN: Final = 200
+
+
+class _Left(KillickError):
+    """Somebody wanted the replay to stop here."""
+
+
+def _untold(played: Played) -> None:
+    pass
+
+
+class Replay:
+    """One run of a file, and one agent."""
+
+    def __init__(
+        self,
+        export: Export,
+        agent: AnyAgent,
+        *,
+        run: str | None = None,
+        secret_key: bytes | None = None,
+        asked: ReplayRequest | None = None,
+        tell: Callable[[Played], None] = _untold,
+    ) -> None:
+        self.export = export
+        self.agent = agent
+        self.run = run or export.header.run
+        self.secret_key = secret_key
+        self.asked_for = asked or ReplayRequest()
+        self._tell = tell
+        export.lineage(self.run)
+        world = export.store(World, secret_key=secret_key)
+        export.verify(world)
+        self.log = Log(world)
+        self.state: State = self.log.state(self.run)
+        if self.state.agent != agent.name and self.state.agent not in agent.options.aliases:
+            raise RunMismatch(self.run, f"agent ({self.state.agent})")
+        self.scopes = {step.id for step in self.state.fold.steps if step.sort == "scope"}
+        header = export.header
+        self._sought = None if header.redacted is None else Sought(header.fields, self._values())
+        self._uncompared = frozenset[int]() if self._sought is None else frozenset(self._redacted(self._sought))
+        self.drifts: list[Drift] = []
+        self.strays: list[UnrecordedIO] = []
+        self.played: list[Played] = []
+        self.stopped: str | None = None
+        self._to, _, self._side = (self.asked_for.to or "").partition(":")
+        self._world = world
+        self._reached: State | None = None
+        self._given_from: State | None = None
+        self._until: str | None = None
+        self._silent = False
+        self._debugging = False
+        self.missed = self.asked_for.stop_at
+        """Where the debugger was to stop and did not yet."""
+        self.live: Live | None = None
+        for place in (self.asked_for.to, self.asked_for.stop_at, self.asked_for.live):
+            if place is not None and place != str(len(self.state.fold.tops) + 1):
+                self._refuse_unknown(place)
+
+    def _refuse_unknown(self, place: str) -> None:
+        """A place that the record does not have is one that code never comes to."""
+        boundaries.at(self.log, self.run, place)
+        if not place[:1].isdigit() or "~" in place:
+            told = f"{place!r} names no step of the current timeline; write 6, 6:before or 6:after"
+            raise BoundaryUnknown(self.run, place, told)
+
+    def outcome(self, check: bool = False) -> Replayed:
+        """What comes of it. With `check`, ReplayParted where the code parts from the record."""
+        advanced, refused, parted, live = None, None, None, None
+        try:
+            if self.asked_for.live is not None:
+                live = self._lived(self.asked_for.live)
+            advanced, refused = self._all()
+        except ReplayParted as found:
+            parted = self._explained(found)
+        if parted is not None and check:
+            raise parted
+        status: str = self.state.status
+        result = None
+        if advanced is not None and advanced.has_ended:
+            status = advanced.status
+            typed = self.agent.returns is not Any and not self.agent.is_machine and advanced.result is not None
+            result = convert(advanced.result, self.agent.returns, at="result") if typed else advanced.result
+        return Replayed(
+            run=self.run,
+            agent=self.agent.name,
+            status=status,
+            result=result,
+            failure=None if advanced is None else advanced.failure,
+            steps=len(self.state.fold.steps),
+            drifts=tuple(self.drifts),
+            strays=tuple(self.strays),
+            beyond=None if refused is None else f"step {refused.step}: {refused.call}",
+            parted=parted,
+            played=tuple(self.played),
+            state=self._reached,
+            stopped=self.stopped,
+            live=live,
+            is_redacted=self.export.header.redacted is not None,
+        )
+
+    def _values(self) -> Iterator[dict[str, Any]]:
+        """All values of the file."""
+        for run in self.export.runs:
+            yield from (self.log.data(run, row.seq) for row in self.log.rows(run) if row.data is not None)
+
+    def _redacted(self, sought: Sought) -> Iterator[int]:
+        """The intentions whose arguments are not what they were: by stand-ins no code can be told apart."""
+        for row in self.log.rows(self.run):
+            event: Any = e.decode(row.body)
+            if isinstance(event, e.StepIntended | e.WaitOpened):
+                step = self.state.fold.step(event.step)
+                data = {} if row.data is None else self.log.data(self.run, row.seq)
+                if step is not None and (self.export.is_hollow or sought.stands_in(data)):
+                    yield step.intended
+
+    def _explained(self, parted: ReplayParted) -> ReplayParted:
+        """Where code parts from a file that is not as the run was, that may be why."""
+        if self.export.header.redacted is None or isinstance(parted, NotOnRecord):
+            return parted
+        told = f"{parted.reason}; the file is redacted, and what the code makes of stand-ins may be why"
+        return ReplayParted(parted.run, told, step=parted.step).with_traceback(parted.__traceback__)
+
+    # what is replayed -------------------------------------------------------------------------
+
+    def _all(self) -> tuple[RunOutcome | None, NotOnRecord | None]:
+        for step in self._transitions():
+            self._again(step)
+            if self.stopped is not None:
+                return None, None
+        return self._to_its_end()
+
+    def _to_its_end(self) -> tuple[RunOutcome | None, NotOnRecord | None]:
+        """The code as far as the record goes; where the run has ended, to the same end."""
+        facts = self.state.fold.facts
+        if facts.ended_as not in ("completed", "failed"):
+            advanced, world = self._advanced(self._cancelled_at())
+            if facts.ended_as == "cancelled" and world.refused is None and self.stopped is None:
+                # The code is done with; what Killick itself did to end the run is on record, too.
+                return self._advanced(facts.ended, has_ended=True)[0], None
+            return advanced, world.refused
+        advanced, world = self._advanced(facts.ended, has_ended=True)
+        if self.stopped is not None:
+            return None, None
+        if world.refused is not None:
+            raise world.refused
+        if advanced is not None:
+            self._compare(advanced)
+        return advanced, None
+
+    def _transitions(self) -> Iterator[Step]:
+        """The transitions of a state machine, which the runtime itself would not run again."""
+        base = self.export.lineage(self.run)[-1].base
+        for index in self.state.fold.tops if self.agent.is_machine else ():
+            step = self.state.fold.steps[index]
+            if step.sort == "scope" and step.name == "transition" and step.status == "done" and step.ended > base:
+                yield step
+
+    def _again(self, step: Step) -> None:
+        """One transition: it must lead to the same state."""
+        _, world = self._advanced(step.ended, until=step.id)
+        if self.stopped is not None:
+            return
+        if world.reached is None:
+            raise world.refused or ReplayParted(self.run, f"step {step.id}: the transition does not end", step=step.id)
+        self._same(f"the transition at step {step.id} led to", world.reached.get("output"), self.state.output_of(step))
+        self._given_one(step)
+        if step.id == self._to and self._side != "before":
+            self.stopped = f"after step {step.id}"
+
+    def _cancelled_at(self) -> int | None:
+        """A run that was cancelled is replayed up to where somebody asked for that."""
+        for row in reversed(self.log.rows(self.run)):
+            if row.body.startswith(b'{"kind":"run.rewound"'):
+                return None
+            if row.body.startswith(b'{"kind":"cancel.requested"'):
+                return row.seq
+        return None
+
+    def _lived(self, step: str) -> Live:
+        """One step run for real; from then on the code is given what came of it."""
+        found = trial(self.log, self.state, self.export, self.run, step)
+        facts = self.state.fold.facts
+        before, until = self._cancelled_at() if facts.ended_as == "cancelled" else facts.ended or None, None
+        for transition in self._transitions():
+            if step.startswith(f"{transition.id}."):
+                before, until = transition.ended, transition.id
+        self.export, kept = found.export, self.export
+        self._silent = True
+        try:
+            _, world = self._advanced(before, until=until, has_ended=bool(facts.ended), live=found)
+        finally:
+            self._silent = False
+        if world.outcome is None:
+            told = f"the code never came to step {step}, so nothing was run for real"
+            raise world.refused or ReplayParted(self.run, told, step=step)
+        self.live, self.export = lived(self.log, self.state, kept, self.run, step, world.outcome)
+        self.drifts.clear()
+        return self.live
+
+    def _advanced(
+        self, before: int | None, *, until: str | None = None, has_ended: bool = False, live: Trial | None = None
+    ) -> tuple[RunOutcome | None, World]:
+        world = self.export.store(World, run=self.run, before=before, secret_key=self.secret_key)
+        clock = ManualClock(world.prepare(self.run, has_ended=has_ended))
+        self._given_from = None if self.live is None else Log(world).state(self.run)
+        world.shut(self.run, until=until, scopes=self.scopes)
+        if live is not None:
+            world.let(live.step, live.key)
+        self._world, self._until = world, until
+        client = Client(world, clock=clock, behind=False, stand_in=Shutter(world))
+        unwatch = watch_io(self._strayed)
+        strays = len(self.strays)
+        advanced: RunOutcome | None = None
+        try:
+            advanced = self._driven(client)
+        except TimeoutError:
+            told = f"the code has not come to its end within {self.asked_for.seconds:g} s"
+            raise ReplayParted(self.run, told) from None
+        except _Left:
+            pass
+        except KillickError as error:
+            if world.refused is None and world.reached is None and world.outcome is None and self.stopped is None:
+                raise ReplayParted(self.run, f"the code cannot follow this record: {error}") from error
+        finally:
+            unwatch()
+            client.close()
+            self.drifts += world.drifts.values()
+        if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
+            raise ReplayParted(self.run, f"the code touches the world: {touched}")
+        if advanced is not None and advanced.failure is not None and advanced.failure.type == "bdb.BdbQuit":
+            self.stopped, advanced = "the debugger was left", None
+        if advanced is not None and advanced.diverged is not None:
+            step, recorded, found, builds = advanced.diverged
+            diverged = RunDiverged(self.run, step, recorded=recorded, found=found, builds=builds)
+            told = f"at step {step} the record has {recorded}, the code asks for {found}"
+            raise ReplayParted(self.run, told, step=step) from diverged
+        self._reached = Log(world).state(self.run)
+        return advanced, world
+
+    def _driven(self, client: Client) -> RunOutcome:
+        """Drive the code: in a thread of its own, or in this very one, which a debugger may need."""
+        if not self.asked_for.here:
+            return client.blocking(self._drive(client))
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(self._drive(client))
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    async def _drive(self, client: Client) -> RunOutcome:
+        follower = TracingExecutor(client.engine, self, uncompared=self._uncompared)
+        try:
+            async with asyncio.timeout(self.asked_for.seconds):
+                return await follower.advance(self.run, agent=self.agent)
+        finally:
+            await follower.close()
+            await client.engine.resources.close()
+
+    # what the code does meanwhile -------------------------------------------------------------
+
+    def asked(self, ex: Execution, step: str) -> None:
+        """The code asks for a step."""
+        if self._until is not None and int(step.partition(".")[0]) > int(self._until):
+            return  # that transition has its own turn
+        if step == self._to and self._side == "before" and not self._silent:
+            self._stop(ex, f"before step {step}")
+            assert ex.signal is not None
+            raise ex.signal
+        if ex.agent.is_async:
+            self._break(ex, step)
+
+    def called(self, ex: Execution, step: str) -> None:
+        """Blocking code asks for it, in its own thread, which is where it can be looked at."""
+        self._break(ex, step)
+
+    def given(self, ex: Execution, step: Step) -> None:
+        """The code is given an outcome."""
+        self._given_one(step)
+        if step.id == self._to and self._side != "before" and not self._silent:
+            self._stop(ex, f"after step {step.id}")
+
+    def _given_one(self, step: Step) -> None:
+        if self._silent or self.stopped is not None:
+            return
+        live = self.live is not None and step.id == self.live.step
+        state = self._given_from if live and self._given_from is not None else self.state
+        data: Mapping[str, Any] = state.data(step.output) if step.output else {}
+        failure = data.get("failure") if step.status != "done" else None
+        played = Played(
+            step=step.id,
+            sort=step.sort,
+            name=step.name,
+            status=step.status,
+            output=state.output_of(step) if step.status == "done" else None,
+            failure=convert(failure, Failure, at="failure") if isinstance(failure, dict) else None,
+            drift=self._world.drifts.get(step.id),
+            is_live=live,
+        )
+        self.played.append(played)
+        self._tell(played)
+
+    def _break(self, ex: Execution, step: str) -> None:
+        frame = frame_here() if step == self.missed and not self._silent and self.stopped is None else None
+        if frame is None:
+            return
+        self.missed = None
+        self._debugging = True
+        try:
+            stays = stop_in(frame)
+        finally:
+            self._debugging = False
+        if not stays:
+            self._stop(ex, f"the debugger was left at step {step}")
+            raise ex.signal or _Left(self.run)
+
+    def _stop(self, ex: Execution, told: str) -> None:
+        """That is enough: the code meets a signal at its next step."""
+        self.stopped = told
+        signal = Interrupted(_Left(f"{self.run}: stopped {told}"))
+        if ex.loop is _running():
+            ex.close(signal, cut=True)
+        else:
+            ex.signal = signal
+            ex.loop.call_soon_threadsafe(lambda: ex.close(signal, cut=True))
+
+    def _strayed(self, stray: UnrecordedIO) -> None:
+        if self._debugging:
+            return  # whoever is at the prompt may look at what they like
+        self.strays.append(stray)
+        if not stray.reads:
+            raise ReplayParted(self.run, f"the code touches the world: {stray}")
+
+    # what came of it --------------------------------------------------------------------------
+
+    def _compare(self, found: RunOutcome) -> None:
+        data = self.state.data(self.state.fold.facts.ended)
+        failure = data.get("failure")
+        if isinstance(failure, Erased):
+            return  # how it ended was erased, and with it what to compare
+        recorded = None if failure is None else convert(failure, Failure, at="failure")
+        renewed = self.state.fold.facts.renewed_as
+        if renewed != found.renewed_as:
+            was, now = (f"as {each}" if each else "in no other run" for each in (renewed, found.renewed_as))
+            raise ReplayParted(self.run, f"the record goes on {was}, the code {now}")
+        if renewed is not None and self._reached is not None:
+            again = self._reached.data(self._reached.fold.facts.ended)
+            self._same("the record goes on with", again.get("input"), data.get("input"))
+        elif self.state.status == found.status == "completed":
+            self._same("the record returned", found.result, data.get("result"))
+        elif self._known_by(recorded) != self._known_by(found.failure):
+            was = f"failed with {recorded}" if recorded else f"returned {_brief(data.get('result'))}"
+            now = f"fails with {found.failure}" if found.failure else f"returns {_brief(found.result)}"
+            raise ReplayParted(self.run, f"the record {was}, the code {now}", step=found.step)
+
+    def _known_by(self, failure: Failure | None) -> tuple[str, str] | None:
+        return None if failure is None else (failure.type, "" if self.export.is_hollow else failure.message)
+
+    def _same(self, told: str, found: Any, recorded: Any) -> None:
+        was, now = _json(recorded), _json(found)
+        # What code makes of stand-ins is nothing that was on record.
+        sought = self._sought
+        changes = [] if self.export.is_hollow else values(was, now)
+        changes = [each for each in changes if sought is None or not sought.stands_in(each.before)]
+        if not changes:
+            return
+        first = changes[0]
+        where = ""
+        if first.path:
+            half = (shown(first.before, _SHOWN // 4), shown(first.after, _SHOWN // 4))
+            where = f" ({first.path}: {half[0]} is now {half[1]})"
+        raise ReplayParted(self.run, f"{told} {_brief(was)}, the code gives {_brief(now)}{where}")
+
+
+def replayed(
+    client: Client, source: str | os.PathLike[str], agent: AnyAgent | str | None, asked: ReplayRequest, *, check: bool
+) -> Replayed:
+    """A run of a client's store, or a file, against the code that is given or the agent of that name."""
+    name = os.fspath(source)
+    if isinstance(source, str) and client.store.head(source) is not None:
+        found, key = Export(name, export(client.log, name)), client.store.secret_key
+    else:
+        found, key = read(source), None
+    if agent is None:
+        agent = str(e.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
+    return Replay(found, client.named(agent), secret_key=key, asked=asked).outcome(check)
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _json(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(plain(value)))
+
+
+def _brief(value: Any) -> str:
+    return shown(_json(value), _SHOWN)

@@ -1,0 +1,179 @@
+"""The world of a run that is replayed: its record as a store in memory, and nothing outside of it.
+
+Code may follow the record and end as it ended. Whatever is not on record is refused, and closes the run: no call goes
+out, nothing is sent, nobody is asked. One step may be let through, where somebody wants it run for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgspec
+
+from killick.clock import Clock
+from killick.definitions.registry import Effect, Key, ToolStep
+from killick.engine.replay import short
+from killick.engine.steps.attempt import Applied
+from killick.engine.steps.intention import Intent
+from killick.errors import LogError, NotOnRecord, RunUnknown, StoreUnavailable
+from killick.history.diff import shown
+from killick.ids import Ids
+from killick.log.log import Log
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.chunks import unpack
+from killick.model.codec import plain
+from killick.store.memory import MemoryStore
+from killick.store.protocol import READ_LIMIT, Append, Delivered, Delivery, Head, Message, Row
+
+_BY: Final = "killick.replay"
+
+_SAID_AGAIN: Final = (
+    e.RunTaken, e.RunResumed, e.RunDiverged, e.StepDrifted, e.PlanMade, e.PlanReached, e.FactDrawn, e.ContextChanged,
+    e.PageEvicted, e.PageFaulted, e.PagePinned, e.WorkspaceBound, e.WorkspaceCaptured, e.WorkspaceRestored,
+    e.RunCompleted, e.RunFailed, e.RunCancelled, e.RunRenewed,
+)  # fmt: skip
+"""What code may add to a record that it follows: what takes no step, and its end."""
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """Arguments of a step that are not those on record, in a way that changes nothing."""
+
+    step: str
+    recorded: Any
+    found: Any
+
+
+class Outcome(NamedTuple):
+    """What came of a step that was run for real."""
+
+    event: e.AttemptEnded
+    data: dict[str, Any]
+
+
+class World(MemoryStore):
+    """The record as a store that, once shut, lets code follow it and refuses everything that is not on it."""
+
+    def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
+        super().__init__(clock=clock, ids=ids)
+        self.refused: NotOnRecord | None = None
+        self.reached: dict[str, Any] | None = None
+        self.outcome: Outcome | None = None
+        self.drifts: dict[str, Drift] = {}
+        self.live: str | None = None
+        self.key: str | None = None
+        self._run: str | None = None
+        self._until: str | None = None
+        self._scopes: Collection[str] = ()
+
+    def prepare(self, run: str, *, has_ended: bool) -> int:
+        """Make a run ready to go on: nothing holds it back, and its children are over. Returns the time of its end."""
+        log = Log(self, behind=False)
+        state = log.state(run)
+        last = log.event(run, state.seq).at
+        if state.fold.facts.paused or state.fold.facts.mend:
+            log.open(run).append(Entry(e.RunResumed(at=last, by=_BY)))
+        for child in log.ledger(run).children if has_ended else ():
+            if self.head(child.run) is None:
+                # What became of a child that nobody waited for is not on this record, and changes nothing in it.
+                stub = log.create(e.RunStarted(at=last, run=child.run, agent=child.agent, parent=run), {"input": None})
+                stub.append(Entry(e.RunCancelled(at=last)))
+        log.close()
+        return last
+
+    def shut(self, run: str, *, until: str | None, scopes: Collection[str]) -> None:
+        """From now on only this run goes on, and only as far as it is on record, or to the end of that step.
+
+        Scopes may end: what is left open when a run fails or dies is ended by the code that goes past it.
+        """
+        self._run, self._until, self._scopes = run, until, scopes
+
+    def let(self, step: str, key: str | None) -> None:
+        """Let one step out into the world, with the key that it had."""
+        self.live, self.key = step, key
+
+    # the store --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Where a replay came to can be looked at as long as somebody likes."""
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        for item in items if self._run is not None else ():
+            for row in item.rows:
+                self._look(item, row)
+        return super().append(items)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        return [RunUnknown(each.run) for each in deliveries] if self._run is not None else super().deliver(deliveries)
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        return [] if self._run is not None else super().inbox(run, name=name, after=after, limit=limit)
+
+    def refuse(self, step: str, call: str) -> NoReturn:
+        """Nothing goes out. A store that fails closes the run's handle, whatever its code does about that."""
+        self.refused = self.refused or NotOnRecord(str(self._run), call, step=step)
+        raise StoreUnavailable("the world", f"is shut off while a run is replayed; {call} is not on record")
+
+    def _look(self, item: Append, row: Row) -> None:
+        event: Any = e.decode(row.body)
+        step = getattr(event, "step", None)
+        if isinstance(event, e.ForkMade):
+            return  # those that a fork comes from learn of it, in this copy, before it does anything
+        if isinstance(event, e.StepEnded) and step == self._until and self.reached is None:
+            self.reached = self._data(item, row)
+            raise StoreUnavailable("the record", f"step {step} has ended, and that is enough")
+        if isinstance(event, e.StepDrifted):
+            data = self._data(item, row)
+            self.drifts[event.step] = Drift(event.step, data.get("recorded"), data.get("found"))
+        if self.live is not None and step == self.live:
+            self._hear(item, row, event)
+            return
+        free = isinstance(event, e.NoteMade) and event.by == "agent"
+        free = free or (isinstance(event, e.StepEnded) and step in self._scopes)
+        if item.run != self._run or not (free or isinstance(event, _SAID_AGAIN)):
+            self.refuse(step or "?", self._call(item, row, event))
+
+    def _hear(self, item: Append, row: Row, event: Any) -> None:
+        """What comes of the step that is out in the world; its first outcome is all that is wanted."""
+        if isinstance(event, e.AttemptEnded) and self.outcome is None:
+            self.outcome = Outcome(event, self._data(item, row))
+            raise StoreUnavailable("the record", f"step {event.step} has come back, and that is enough")
+
+    def _call(self, item: Append, row: Row, event: Any) -> str:
+        """What code asks for, in the words of its own call."""
+        match event:
+            case e.StepIntended():
+                arguments: Any = self._data(item, row).get("arguments")
+                name = event.name if event.sort == event.name else f"{event.sort} {event.name}"
+                return f"{name}({short(arguments)})" if arguments else name
+            case e.DecisionMade():
+                return f"decision {shown(plain(self._data(item, row).get('question')), 200)}"
+            case e.AttemptStarted():
+                return f"attempt {event.attempt} ({event.key})"
+            case _:
+                return str(event.__struct_config__.tag)
+
+    def _data(self, item: Append, row: Row) -> dict[str, Any]:
+        if row.data is None:
+            return {}
+        with_it = {piece.hash: piece for piece in item.pieces}
+        data: dict[str, Any] = unpack(row.data, lambda hashes: {**self.pieces(hashes), **with_it})
+        return data
+
+
+class Shutter:
+    """Stands between steps and the world, and lets nothing through but the one step that may go."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        if place.id != self._world.live:
+            self._world.refuse(place.id, f"{intent.sort} {intent.name}({short(intent.recording)})")
+        if self._world.key is not None:
+            place.key = Key(self._world.key)
+        return await real()
+
+    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+        self._world.refuse(effect.step, f"{getattr(fn, '__name__', 'a function')} about {effect.tool}")

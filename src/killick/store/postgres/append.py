@@ -1,0 +1,292 @@
+"""Appends and deliveries on one session: one statement each, whatever they bring, and what became of them.
+
+Works on any session, in a transaction of somebody or in none. What fits is decided by the statement itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from killick.errors import AlreadyClaimed, EpochStale, HeadMoved, LogError, MessageGone, RunExists, RunUnknown
+from killick.model.chunks import Blob
+from killick.store.postgres.rows import message_of
+from killick.store.postgres.server import PostgresServer, Statements
+from killick.store.postgres.wire import Q, Session, Statement
+from killick.store.protocol import Append, Delivered, Delivery, Head, Message, Row, RunIndex, Snapshot
+
+FEW_ROWS: Final = 3
+"""Events that a statement of its own takes as plain parameters; more come as arrays."""
+
+
+def refuse_misnumbered(items: Sequence[Append]) -> None:
+    for one in (one for item in items if not item.is_bare for one in item.group):
+        if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
+            raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+
+
+def append(session: Session, q: Statements, items: Sequence[Append], clock_us: int | None) -> list[Head | LogError]:
+    if len(items) == 1 and len(items[0].rows) <= FEW_ROWS and items[0].is_bare:
+        head = _append_few(session, q, items[0])
+        return [head] if head else _append_all(session, q, [], items, clock_us)[1]
+    # What touches a run that nothing else here touches may come before all the rest.
+    touched = Counter(run for item in items for run in _runs(item))
+    bare = [item for item in items if item.is_bare and touched[item.run] == 1]
+    apart = {item.run for item in bare}
+    moved, results = _append_all(session, q, bare, [item for item in items if item.run not in apart], clock_us)
+    # One that did not fit is looked at: it was there already, or there is a reason.
+    odd = [item for item in bare if item.run not in moved]
+    reasons = iter(_append_all(session, q, [], odd, clock_us)[1] if odd else ())
+    rest = iter(results)
+    return [
+        next(rest) if item.run not in apart else moved[item.run] if item.run in moved else next(reasons)
+        for item in items
+    ]
+
+
+def acknowledged(
+    session: Session, q: Statements, items: Sequence[Append], results: Sequence[Head | LogError]
+) -> list[Head | LogError]:
+    """Of a batch that was sent again: what is in the log, with others of the same batch behind it, was accepted."""
+    told: list[Head | LogError] = []
+    for item, result in zip(items, results, strict=True):
+        if isinstance(result, HeadMoved) and item.birth is None and item.rows:
+            there = session.rows(q.acknowledged, item.run, *item.last, item.epoch)
+            told.append(_head(*there[0]) if there else result)
+        else:
+            told.append(result)
+    return told
+
+
+def _runs(item: Append) -> Iterator[str]:
+    for one in item.group:
+        yield one.run
+        for sent in one.sends:
+            yield sent.run
+
+
+def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
+    """The hot path: a few events of one run."""
+    rows = item.rows
+    last = rows[-1]
+    values: list[Any] = [item.run, item.after, item.before, item.epoch, last.seq, last.hash, last.body, last.data]
+    for row in rows[:-1]:
+        values += (row.seq, row.body, row.hash, row.data)
+    found = session.rows(_FEW[len(rows)](q), *values)
+    if not found:
+        return None
+    return _head(item.run, last.seq, last.hash, item.epoch, *found[0])
+
+
+def _few(rows: int, q: Statements) -> Statement:
+    """The statement for so many events; the last of them is the new head."""
+    firsts = range(9, 9 + 4 * (rows - 1), 4)
+    places = [f"(${at}::bigint, ${at + 1}::bytea, ${at + 2}::bytea, ${at + 3}::bytea)" for at in firsts]
+    return q.of(f"append_{rows}", lambda: Q.append_one.format(rows=", ".join([_LAST_ROW, *places])))
+
+
+_LAST_ROW: Final = "($5, $7::bytea, $6, $8::bytea)"
+_FEW: Final = {rows: partial(_few, rows) for rows in range(1, FEW_ROWS + 1)}
+
+
+def _append_all(
+    session: Session, q: Statements, bare: Sequence[Append], items: Sequence[Append], clock_us: int | None
+) -> tuple[dict[str, Head], list[Head | LogError]]:
+    """Events alone, by array, and whatever the others bring, in one statement: the heads of those that fitted, by run,
+    and what became of the others."""
+    groups = [item.group for item in items]
+    flat = [one for group in groups for one in group]
+    sent = [letter for one in flat for letter in one.sends]
+    shots = [one.snapshot for one in flat if one.snapshot is not None]
+    given = Given(piece for source in (flat, shots, sent) for each in source for piece in each.pieces)
+    told = msgspec.json.encode([[_item(one, given) for one in group] for group in groups])
+    runs = {run for item in (*bare, *items) for run in _runs(item)}
+    rows = [(item.run, row) for item in bare for row in item.rows]
+    found = session.rows(
+        q.append_all,
+        [item.run for item in bare],
+        [item.after for item in bare],
+        [item.before for item in bare],
+        [item.epoch for item in bare],
+        [item.rows[-1].seq for item in bare],
+        [item.rows[-1].hash for item in bare],
+        [run for run, _ in rows],
+        [row.seq for _, row in rows],
+        [row.body for _, row in rows],
+        [row.hash for _, row in rows],
+        [row.data for _, row in rows],
+        told,
+        given.blobs,
+        [row.body for row in given.rows],
+        [row.hash for row in given.rows],
+        [row.data for row in given.rows],
+        sorted(runs),
+        *given.pieces,
+        clock_us,
+    )
+    moved = {row[0]: _head(*row) for place, _, *row in found if place is None}
+    others = [(refusal, row) for place, refusal, *row in found if place is not None]
+    return moved, [_head(*row) if refusal is None else _refusal(refusal) for refusal, row in others]
+
+
+def _head(run: str, seq: int, hash_: bytes, epoch: int, base: int, parent: str | None, *lease: Any) -> Head:
+    holder, until_us = lease
+    return Head(
+        run=run, seq=seq, hash=hash_, epoch=epoch, base=base, parent=parent, holder=holder, lease_until_us=until_us
+    )
+
+
+def deliver(
+    session: Session, q: Statements, deliveries: Sequence[Delivery], *, again: bool = False
+) -> list[Delivered | LogError]:
+    """Deliver. Of one that is sent again, what is there is its own if it says the very same."""
+    given = Given(piece for sent in deliveries for piece in sent.pieces)
+    told = msgspec.json.encode([_letter(sent, given) for sent in deliveries])
+    runs = sorted({sent.run for sent in deliveries})
+    found = session.rows(q.deliver_items, told, given.blobs, runs, *given.pieces)
+    return [
+        RunUnknown(sent.run) if fresh is None else _delivered(sent, fresh, message_of(sent.run, tuple(row)), again)
+        for sent, (fresh, *row) in zip(deliveries, found, strict=True)
+    ]
+
+
+def _delivered(sent: Delivery, fresh: bool, message: Message, again: bool) -> Delivered:
+    same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)
+    return Delivered(message, fresh=fresh or (again and same))
+
+
+class PostgresTransaction:
+    """A transaction of somebody, in which the store writes along. Nothing is tried again: that is for who commits."""
+
+    def __init__(self, server: PostgresServer, session: Session, clock_us: Callable[[], int | None]) -> None:
+        self._server = server
+        self._session = session
+        self._clock_us = clock_us
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        return self._session.connection
+
+    @property
+    def is_open(self) -> bool:
+        # One whose connection is lost was not ended by anybody.
+        return self._session.in_transaction or self._session.connection.broken
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        refuse_misnumbered(items)
+        with self._server.explained():
+            return append(self._session, self._server.q, items, self._clock_us()) if items else []
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        with self._server.explained():
+            return deliver(self._session, self._server.q, deliveries) if deliveries else []
+
+
+class Given:
+    """The bytes that travel beside what is told in JSON, which names them by their places."""
+
+    def __init__(self, pieces: Iterable[Blob]) -> None:
+        self.blobs: list[bytes] = []
+        self.rows: list[Row] = []
+        known: dict[bytes, Blob] = {}
+        for piece in pieces:
+            if piece.hash not in known or known[piece.hash].body is None:
+                known[piece.hash] = piece
+        stored = [known[hash_] for hash_ in sorted(known)]
+        self.pieces = ([one.hash for one in stored], [one.codec for one in stored], [one.body for one in stored])
+        self._places = {one.hash: place for place, one in enumerate(stored, 1)}
+
+    def put(self, blob: bytes) -> int:
+        """Where these bytes stand."""
+        self.blobs.append(blob)
+        return len(self.blobs)
+
+    def put_rows(self, rows: Sequence[Row]) -> int:
+        """Where the first of these events stands."""
+        self.rows += rows
+        return len(self.rows) - len(rows) + 1
+
+    def places(self, pieces: Iterable[Blob]) -> list[int]:
+        return [self._places[piece.hash] for piece in pieces]
+
+
+def _item(item: Append, given: Given) -> dict[str, Any]:
+    """An append as it is told to the function that writes it; what it does not bring is left out."""
+    told: dict[str, Any] = {
+        "run": item.run,
+        "after": item.after,
+        "before": given.put(item.before),
+        "epoch": item.epoch,
+        "rows": len(item.rows),
+        "first": given.put_rows(item.rows),
+        "last": given.put(item.last[1]),
+        "claims": [],
+        "takes": [],
+        "sends": [_letter(sent, given) for sent in item.sends],
+    }
+    if item.birth is not None:
+        seconds = None if math.isinf(item.birth.lease_seconds) else item.birth.lease_seconds
+        told["birth"] = {"parent": item.birth.parent, "holder": item.birth.holder, "seconds": seconds}
+    if item.pieces:
+        told["pieces"] = given.places(item.pieces)
+    if item.claims or item.releases or item.takes or item.returns or item.erases_rows or item.erases_pieces:
+        told["rights"] = True
+        told["claims"] = [[c.space, given.put(c.key), "again" if c in item.releases else ""] for c in item.claims]
+        told["releases"] = [[claim.space, given.put(claim.key)] for claim in item.releases]
+        told["takes"], told["returns"] = item.takes, item.returns
+    if item.erases_rows:
+        told["erases_rows"] = item.erases_rows
+    if item.erases_pieces:
+        told["erases_pieces"] = [given.put(hash_) for hash_ in item.erases_pieces]
+    if item.index is not None:
+        told["index"] = index_told(item.index)
+    if item.snapshot is not None:
+        told["snapshot"] = _snapshot(item.snapshot, given)
+    if item.tells:
+        told["tells"] = [(telling.seq, telling.kind) for telling in item.tells]
+    return told
+
+
+def index_told(index: RunIndex) -> dict[str, Any]:
+    return msgspec.structs.asdict(index)
+
+
+def _snapshot(shot: Snapshot, given: Given) -> dict[str, Any]:
+    places = given.places(shot.pieces)
+    hash_, root = given.put(shot.hash), given.put(shot.root)
+    return {"seq": shot.seq, "fold": shot.fold, "hash": hash_, "root": root, "pieces": places}
+
+
+def _letter(sent: Delivery, given: Given) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "run": sent.run,
+        "id": sent.id,
+        "name": sent.name,
+        "body": given.put(sent.body),
+        "by": sent.by,
+        "at_us": sent.at_us,
+    }
+    return {**told, "pieces": given.places(sent.pieces)} if sent.pieces else told
+
+
+def _refusal(told: str) -> LogError:
+    kind, run, *rest = msgspec.json.decode(told, type=list[str])
+    match kind:
+        case "RunExists":
+            return RunExists(run)
+        case "EpochStale":
+            return EpochStale(run, held=int(rest[0]), actual=int(rest[1]))
+        case "HeadMoved":
+            return HeadMoved(run, expected=int(rest[0]), actual=int(rest[1]))
+        case "AlreadyClaimed":
+            return AlreadyClaimed(run, space=rest[0], owner=rest[1], seq=int(rest[2]))
+        case "MessageGone":
+            return MessageGone(run, int(rest[0]))
+        case _:
+            return RunUnknown(run)

@@ -1,0 +1,75 @@
+"""Re-reads a PostgreSQL store and says what is not as it was written; and what its promises rest on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from killick.clock import Clock
+from killick.store.postgres.server import SERVER_NEEDED, PostgresServer, Statements
+from killick.store.postgres.wire import Session
+from killick.store.protocol import Condition, Problem, row_check
+
+_DERIVED: Final = ("piece_uses", "tags", "snapshots", "feed")
+_SKEW_MS_MAX: Final = 2_000
+_SPARE_CONNECTIONS_MIN: Final = 5
+
+
+def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem]:
+    """Every row that does not fit its checksum, that belongs to nobody, or that is gone."""
+    names: dict[int, str] = dict(session.rows(q.names))
+    for table, number, label in session.rows(q.wrong_rows):
+        yield Problem(where=table, what=f"row {label} is not as it was written", run=names.get(number))
+    for table, number, rows in session.rows(q.strays):
+        run = names.get(number) or f"run number {number}"
+        healed = heal and table in _DERIVED
+        yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
+    for number, what in damaged_marks(session, q, names).items():
+        yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
+
+
+def damaged_pieces(session: Session, q: Statements) -> tuple[list[bytes], list[bytes]]:
+    """The hashes of pieces that are not what was written: those that logs use, and those that only snapshots do."""
+    found = session.rows(q.wrong_pieces)
+    return [hash_ for hash_, used in found if used], [hash_ for hash_, used in found if not used]
+
+
+def damaged_marks(session: Session, q: Statements, names: Mapping[int, str]) -> dict[int, str]:
+    """Runs, by number, whose marks are not as they were written, and how one says so."""
+    totals: Counter[int] = Counter()
+    for number, term, at_us, seq in session.rows(q.all_marks):
+        totals[number] += row_check(term, at_us, number, seq)
+    wrong: dict[int, str] = {}
+    for number, seq, total, checksum in session.rows(q.all_marked):
+        if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
+            wrong[number] = "the marks are not as they were written"
+        totals.pop(number, None)
+    return wrong | dict.fromkeys(totals, "has marks that nobody wrote")
+
+
+def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterator[Condition]:
+    """Settings of the server that commits, leases and reading depend on."""
+    before_us = clock.now_us()
+    [found] = session.rows(server.q.settings)
+    after_us = clock.now_us()
+    version, number, fsync, pages, commit, in_recovery, there_us, size, allowed, used = found
+    old = f"Killick needs {SERVER_NEEDED // 10_000} or newer; upgrade the server" if number < SERVER_NEEDED else None
+    yield Condition("engine", f"PostgreSQL {version}", old)
+    unsafe = "a power cut loses commits that were acknowledged; turn fsync on"
+    yield Condition("fsync", fsync, None if fsync == "on" else unsafe)
+    torn = "a power cut may leave half-written pages; turn full_page_writes on"
+    yield Condition("full_page_writes", pages, None if pages == "on" else torn)
+    survives = "a killed process, but no power loss" if commit == "off" else "power loss"
+    yield Condition("durability", f"a commit survives {survives} (synchronous_commit {commit})")
+    standby = "it cannot be written; connect to the primary" if in_recovery else None
+    yield Condition("role", "standby" if in_recovery else "primary", standby)
+    skew_ms = (there_us - (before_us + after_us) // 2) // 1_000
+    apart = "timers and leases use both clocks; set them by NTP" if abs(skew_ms) > _SKEW_MS_MAX else None
+    yield Condition("clock", f"{skew_ms:+} ms from this machine's", apart)
+    few = int(allowed) - used < _SPARE_CONNECTIONS_MIN
+    full = "there is hardly room for another; raise max_connections or stop what does not need one" if few else None
+    yield Condition("connections", f"{used} of {allowed}, at most {server.sessions_max} from here", full)
+    yield Condition("size", f"{size / 1_000_000:,.1f} MB")
+    yield Condition("schema", server.schema)
+    yield Condition("format", str(server.format))

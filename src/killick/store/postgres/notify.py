@@ -1,0 +1,134 @@
+"""Hears what other sessions ring for, in a thread of its own, and tells whoever watches. Knows nothing of runs.
+
+A session that is lost is made again, and since nobody knows what was rung for meanwhile, it then rings for nothing in
+particular.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from psycopg import Error
+
+from killick.errors import StoreError, StoreUnavailable
+from killick.store.postgres.server import PostgresServer
+from killick.store.postgres.wire import Failed, Q, Session
+
+Ring = Callable[[str], None]
+_AGAIN_SECONDS: Final = 1.0
+_GOODBYE_SECONDS_MAX: Final = 1.0
+
+
+class Bell:
+    """Listens while anybody watches."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._watchers: list[Ring] = []
+        self._wakes: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def watch(self, ring: Ring) -> Callable[[], None]:
+        watcher: Ring = lambda run: ring(run)  # noqa: E731  one ring may watch twice, and each is stopped by itself
+        with self._lock:
+            self._server.refuse_closed()
+            if self._thread is None:
+                self._start()
+            self._watchers.append(watcher)
+
+        def stop() -> None:
+            with self._lock:
+                if watcher in self._watchers:
+                    self._watchers.remove(watcher)
+                last = self._end() if not self._watchers else None
+            _await(last)
+
+        return stop
+
+    def close(self) -> None:
+        with self._lock:
+            self._watchers.clear()
+            last = self._end()
+        _await(last)
+
+    def _start(self) -> None:
+        session = None
+        with contextlib.suppress(StoreUnavailable):  # it is made as soon as it can be, as one that is lost later
+            session = self._listening()
+        self._wakes, asleep = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, args=(session, asleep), name="killick-bell", daemon=True)
+        self._thread.start()
+
+    def _end(self) -> threading.Thread | None:
+        thread, self._thread = self._thread, None
+        if self._wakes is not None:
+            self._wakes.close()
+            self._wakes = None
+        return thread
+
+    def _listening(self) -> Session:
+        session = self._server.connect()
+        try:
+            session.script(Q.listen.format(bell='"' + self._server.bell.replace('"', '""') + '"'))
+        except Failed as failed:
+            session.close()
+            raise self._server.explain(failed) from failed
+        return session
+
+    def _listen(self, session: Session | None, stopped: socket.socket) -> None:
+        with stopped:
+            while session is None or not self._heard_until_lost(session, stopped):
+                session = self._again(stopped)
+                if session is None:
+                    return
+                self._ring([""])
+
+    def _heard_until_lost(self, session: Session, stopped: socket.socket) -> bool:
+        """Ring for what is heard; True when it was stopped, and False when the session is lost."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(stopped, selectors.EVENT_READ)
+                selector.register(session.pg.socket, selectors.EVENT_READ)
+                while True:
+                    heard = list[str]()
+                    while (note := session.pg.notifies()) is not None:
+                        heard.append(note.extra.decode())
+                    self._ring(list(dict.fromkeys(heard)))
+                    if any(key.fileobj is stopped for key, _ in selector.select()):
+                        return True
+                    session.pg.consume_input()
+        except (Error, OSError):
+            return False
+        finally:
+            session.close()
+
+    def _again(self, stopped: socket.socket) -> Session | None:
+        """A new session, however long that takes; None when it was stopped."""
+        while True:
+            with contextlib.suppress(StoreError):
+                return self._listening()
+            with selectors.DefaultSelector() as selector:
+                selector.register(stopped, selectors.EVENT_READ)
+                if selector.select(_AGAIN_SECONDS):
+                    return None
+
+    def _ring(self, runs: list[str]) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for run in runs:
+            for watcher in watchers:
+                # One that fails, say because its loop was closed, must not keep the others from hearing.
+                with contextlib.suppress(Exception):
+                    watcher(run)
+
+
+def _await(last: threading.Thread | None) -> None:
+    """Let the thread close its session; one that is about to connect to a server that is away is not waited for."""
+    if last is not None and last is not threading.current_thread():
+        last.join(_GOODBYE_SECONDS_MAX)

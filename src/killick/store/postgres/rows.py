@@ -1,0 +1,76 @@
+"""What PostgreSQL's rows mean: from rows to records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from killick.store.postgres.wire import Q
+from killick.store.protocol import OWN_AGENTS, Claimed, Head, Message, Row, RunQuery, RunRow, Snapshot
+
+
+def head_of(found: tuple[Any, ...]) -> Head:
+    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
+    return Head(
+        run=run, seq=seq, hash=hash_, epoch=epoch, base=base, parent=parent, holder=holder, lease_until_us=until
+    )
+
+
+def row_of(found: tuple[Any, ...]) -> Row:
+    return Row(*found)
+
+
+def message_of(run: str, found: tuple[Any, ...]) -> Message:
+    number, id_, name, body, by, at_us, taken = found
+    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
+
+
+def snapshot_of(found: tuple[Any, ...]) -> Snapshot:
+    seq, fold, hash_, root = found
+    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
+
+
+def run_row_of(found: tuple[Any, ...]) -> RunRow:
+    number, run, agent, status, priority, wake, started, changed, tags, delivered, is_counted = found
+    return RunRow(
+        number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
+        started_at_us=started, changed_at_us=changed, tags=tuple(tags), delivered=delivered if is_counted else -1,
+    )  # fmt: skip
+
+
+def claimed_of(found: tuple[Any, ...]) -> Claimed:
+    *columns, left, left_until_us = found
+    row = run_row_of((*columns[:2], *columns[10:]))
+    return Claimed(head=head_of(tuple(columns[:10])), row=row, left=left, left_until_us=left_until_us)
+
+
+def runs_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
+    """A listing as SQL under a name that tells it from others, and the values after its cursor and its limit."""
+    name, conditions, values = _wanted(query, taken=2)
+    return f"runs{name}", Q.runs.format(conditions=conditions), values
+
+
+def counts_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
+    """The same for how many there are, of any status."""
+    name, conditions, values = _wanted(replace(query, status=()), taken=0)
+    return f"counts{name}", Q.counts.format(conditions=conditions), values
+
+
+def _wanted(query: RunQuery, *, taken: int) -> tuple[str, str, list[Any]]:
+    name, conditions, values = "", "", list[Any]()
+    for part, value, condition in (
+        ("status", list(query.status) or None, "status = ANY ({value})"),
+        ("agent", query.agent, "agent = {value}"),
+        ("tag", query.tag, Q.tagged),
+        ("since", query.since_us, "changed_at_us >= {value}"),
+        ("until", query.until_us, "changed_at_us < {value}"),
+        ("holders", list(query.holders) or None, "holder = ANY ({value})"),
+        ("contains", query.contains, Q.containing),
+        ("other", None if query.agent or query.tag else OWN_AGENTS, "NOT starts_with(agent, {value})"),
+    ):
+        if value is not None:
+            values.append(value)
+            name += f"_{part}"
+            conditions += f" AND {condition.format(value=f'${len(values) + taken}')}"
+    return name, conditions, values

@@ -1,0 +1,430 @@
+"""One schema in a PostgreSQL database: its sessions, its transactions, its format, and what its errors mean.
+
+Knows how to connect, commit, fail and try again; what is read and written is the store's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from killick.errors import (
+    StoreBroken,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFormat,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.store.postgres.wire import Failed, Q, Session, Statement
+from killick.store.protocol import Durability
+from killick.store.sql import migration, schema
+
+FORMAT: Final = 2
+"""The newest layout of a PostgreSQL store that this build reads and writes; opening an older one migrates it."""
+
+READABLE_FROM: Final = 2
+"""The oldest build, by its format, that can work with what this one makes: formats in between only added things.
+
+One before the second would write runs that wait for a person without the tag that they are found by."""
+
+SERVER_NEEDED: Final = 140000
+SCHEMA_BYTES_MAX: Final = 48
+_FIRST_NAP_SECONDS: Final = 0.01
+_LONGEST_NAP_SECONDS: Final = 0.5
+_CONFLICTS: Final = ("40001", "40P01")
+_THEIRS: Final = ("23", "40")
+"""What goes wrong in somebody's own transaction for reasons of theirs: rows that break a rule, or cross another's."""
+
+_OPENING_SECONDS_MAX: Final = 3.0
+"""How long a server that is not there is waited for by who opens a store: they may have mistyped."""
+
+_HOPEFUL: Final = ("starting up", "shutting down", "recovery", "too many clients", "connection slots", "not yet accept")
+"""What a server that refuses a connection says when it may accept one later."""
+
+_ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+
+T = TypeVar("T")
+
+
+class PostgresServer:
+    """Sessions with one database, made when they are needed, kept for the next, and replaced when they are lost."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durability: Durability,
+        busy_seconds: float,
+        create: bool,
+        sessions: int,
+        new: dict[str, bytes],
+    ) -> None:
+        self._conninfo, self.schema, self.place = _parts(url)
+        self.bell = f"killick:{self.schema}"
+        self.busy_seconds = busy_seconds
+        self.patience_seconds = min(busy_seconds, _OPENING_SECONDS_MAX)
+        self.sessions_max = sessions
+        self._room = threading.BoundedSemaphore(sessions)
+        self._idle: deque[Session] = deque()
+        self._lent: deque[Session] = deque()
+        durable = Q.durable if durability == "power" else _literal("off")
+        lock_ms = max(1, int(min(busy_seconds, 86_400) * 1_000))
+        self._set_up = Q.set_up_session.format(synchronous_commit=durable, lock_ms=lock_ms)
+        self._closed = False
+        hears_of_forks(self)
+        self.q = Statements(self.qualified)
+        try:
+            self.format = self.run(lambda session: self._prepare(session, create=create, new=new))
+            self.patience_seconds = busy_seconds
+        except BaseException:
+            self.close()
+            raise
+
+    # forks ------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None: ...
+
+    def after_fork_in_parent(self) -> None: ...
+
+    def after_fork_in_child(self) -> None:
+        """What the parent has connected is not ours, and may not be closed: that would end it there."""
+        keep_inherited(*self._idle, *self._lent)
+        self._idle.clear()
+        self._lent.clear()
+        self._room = threading.BoundedSemaphore(self.sessions_max)
+
+    # what the store asks for ------------------------------------------------------------------
+
+    def qualified(self, sql: str) -> str:
+        """SQL on this schema."""
+        here = _quoted(self.schema) + "."
+        sql = re.sub(r"\bkillick\.", lambda _: here, sql)
+        return sql.replace(":bell", _literal(self.bell)).replace(":numbers", _literal(f"{here}numbers"))
+
+    def run(self, work: Callable[[Session], T]) -> T:
+        """Do what can be done again without harm, on a session of its own, again while sessions are lost."""
+        waiting: Waiting | None = None
+        while True:
+            session = self._take()
+            try:
+                return work(session)
+            except Failed as failed:
+                problem = failed
+                if failed.code == "25006" and "target_session_attrs" in self._conninfo:
+                    # It leads to a server that is not the primary any more; the next one is looked for.
+                    session.close()
+                    problem = Failed(failed.code, failed.text, lost=True)
+            finally:
+                self._give_back(session, self._idle)
+                self._room.release()
+            waiting = waiting or Waiting(self)
+            waiting.again(problem)
+
+    def transact(self, work: Callable[[Session], T], happened: Callable[[Session, T], bool] | None = None) -> T:
+        """Do something as one transaction. If the session is lost while it commits, `happened` finds out whether it
+        did; without that, it is done again."""
+        committing: list[T] = []
+
+        def whole(session: Session) -> T:
+            if committing and happened is not None and happened(session, committing[-1]):
+                return committing[-1]
+            committing.clear()
+            session.script("BEGIN")
+            result = work(session)
+            committing.append(result)
+            session.script("COMMIT")
+            return result
+
+        return self.run(whole)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[Session, None, None]:
+        """A session in a transaction, beside those that are counted, for somebody who may take long.
+
+        What they set for the session is undone before the next one has it. Nothing is prepared on it, for psycopg drops
+        what is prepared, ours as well, when they roll back to a savepoint.
+        """
+        waiting = Waiting(self)
+        while True:
+            session = self._connected(self._lent)
+            try:
+                # Apart, so that nothing was asked yet in the transaction and its isolation can still be chosen.
+                session.script(f"RESET ROLE; RESET ALL; {self._set_up}")
+                session.script("BEGIN")
+                break
+            except Failed as failed:
+                session.close()
+                waiting.again(failed)
+        try:
+            yield self.somebodys(session.connection)
+            if session.is_spoilt:
+                raise _spoilt()
+            if session.is_lost:
+                raise StoreUnavailable(self.place, "the connection was lost before the commit")
+            if session.in_transaction:
+                with self.explained():
+                    session.script("COMMIT")
+        finally:
+            self._give_back(session, self._lent)
+
+    def somebodys(self, connection: psycopg.Connection[Any]) -> Session:
+        """A session on a connection that is not ours."""
+        return Session(connection, learn=lambda statement: self.run(lambda own: own.know(statement)))
+
+    def connect(self) -> Session:
+        """A session of its own for who listens; it ends when they close it."""
+        return self._connected(deque())
+
+    def close(self) -> None:
+        self._closed = True
+        for idle in (self._idle, self._lent):
+            while idle:
+                idle.pop().close()
+
+    def refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
+
+    # sessions ---------------------------------------------------------------------------------
+
+    def _take(self) -> Session:
+        """One of the sessions that are counted. Who takes it gives it back, and the room for it."""
+        self.refuse_closed()
+        if not self._room.acquire(timeout=self.busy_seconds):
+            raise StoreBusy(self.place, self.busy_seconds)
+        try:
+            return self._connected(self._idle)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _connected(self, idle: deque[Session]) -> Session:
+        """One of those that are idle, or a new one."""
+        with contextlib.suppress(IndexError):
+            return idle.pop()
+        waiting = Waiting(self)
+        while True:
+            try:
+                return self._new()
+            except psycopg.OperationalError as error:
+                text = _first_line(error).replace(str(self._conninfo.get("password") or "\0"), "…")
+                waiting.again(Failed(error.sqlstate or "", text, lost=_is_hopeful(error)))
+            except Failed as failed:
+                waiting.again(failed)
+
+    def _new(self) -> Session:
+        self.refuse_closed()
+        connection = psycopg.connect(**self._conninfo, autocommit=True)
+        session = Session(connection)
+        try:
+            session.script(self._set_up)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _give_back(self, session: Session, idle: deque[Session]) -> None:
+        if session.in_transaction:
+            with contextlib.suppress(Failed):
+                session.script("ROLLBACK")
+        if session.is_idle and not self._closed and len(idle) < self.sessions_max:
+            idle.append(session)
+        else:
+            session.close()
+
+    # the schema -------------------------------------------------------------------------------
+
+    def _prepare(self, session: Session, *, create: bool, new: dict[str, bytes]) -> int:
+        if session.pg.server_version < SERVER_NEEDED:
+            wanted, found = SERVER_NEEDED // 10_000, session.pg.server_version // 10_000
+            raise StoreUnavailable(self.place, f"PostgreSQL {found} is too old; Killick needs {wanted} or newer")
+        if "meta" not in self._tables(session):
+            if not create:
+                raise StoreUnavailable(self.place, "no store is in this schema; a run, or create=True, makes one")
+            self._create(session, new)
+        return self._migrated(session)
+
+    def _tables(self, session: Session) -> set[str]:
+        return {table for (table,) in session.rows(self.q.tables, self.schema)}
+
+    @contextlib.contextmanager
+    def _alone(self, session: Session) -> Generator[None, None, None]:
+        """A transaction in which nobody else makes or changes this schema."""
+        session.script("BEGIN")
+        try:
+            session.script(Q.one_at_a_time.format(schema=_literal(self.schema)))
+            yield
+            session.script("COMMIT")
+        except BaseException:
+            if session.in_transaction:
+                session.script("ROLLBACK")
+            raise
+
+    def _create(self, session: Session, new: dict[str, bytes]) -> None:
+        with self._alone(session):
+            found = self._tables(session)
+            if "meta" in found:
+                return  # another process was first
+            if found:
+                raise StoreUnavailable(
+                    self.place, "this schema holds tables that are not Killick's; choose another name"
+                )
+            session.script(Q.make_schema.format(schema=_quoted(self.schema)))
+            session.script(self.qualified(schema("postgres")))
+            for key, value in {**new, **_formats(FORMAT, READABLE_FROM)}.items():
+                session.run(self.q.put_meta, key, value)
+
+    def _migrated(self, session: Session) -> int:
+        found, readable_from = self._format(session)
+        if readable_from > FORMAT:
+            raise StoreFormat(self.place, found=found, known=FORMAT)
+        if found < FORMAT:
+            with self._alone(session):
+                found, _ = self._format(session)
+                for step in range(found + 1, FORMAT + 1):
+                    session.script(self.qualified(migration("postgres", step)))
+                    for key, value in _formats(step, READABLE_FROM).items():
+                        session.run(self.q.put_meta, key, value)
+                found = max(found, FORMAT)
+        return found
+
+    def _format(self, session: Session) -> tuple[int, int]:
+        meta = {key: value for key, value, _ in session.rows(self.q.meta)}
+        try:
+            return int(meta["format"]), int(meta["readable_from"])
+        except (KeyError, ValueError):
+            raise StoreBroken(self.place, "the number of its format is damaged") from None
+
+    # errors -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """For what is done in somebody's transaction: our words, but for a mistake of theirs."""
+        try:
+            yield
+        except Failed as failed:
+            if failed.code == "25P02":
+                raise _spoilt() from failed
+            if failed.code[:2] in _THEIRS:
+                raise psycopg.errors.lookup(failed.code)(failed.text) from failed
+            raise self.explain(failed) from failed
+
+    def explain(self, failed: Failed) -> StoreError:
+        """What a failure means in our words."""
+        code, text = failed.code, failed.text
+        if code == "53100":
+            return StoreFull(self.place)
+        if code == "25006":
+            return StoreReadOnly(self.place)
+        if code in ("55P03", "57014", *_CONFLICTS):
+            return StoreBusy(self.place, self.busy_seconds)
+        if code == "23505":
+            return StoreBroken(self.place, f"something stands where something new belongs ({text})")
+        if code in ("XX001", "XX002", "42P01", "3F000", "42703", "42883"):
+            return StoreBroken(self.place, text)
+        if code in ("22021", "22P05"):
+            return StoreError(f"{self.place}: PostgreSQL keeps no text with a zero character in it; leave it out")
+        if failed.lost or code.startswith(("08", "28", "3D", "53", "57")) or code in ("", "42501"):
+            return StoreUnavailable(self.place, text or "the connection is lost")
+        return StoreError(f"{self.place}: {text} ({code})")
+
+
+class Statements:
+    """The queries of this dialect, by name, as statements on one schema."""
+
+    def __init__(self, qualified: Callable[[str], str]) -> None:
+        self._qualified = qualified
+        self._made: dict[str, Statement] = {}
+
+    def __getattr__(self, name: str) -> Statement:
+        made = self.of(name, lambda: getattr(Q, name))
+        setattr(self, name, made)
+        return made
+
+    def of(self, name: str, sql: Callable[[], str]) -> Statement:
+        """A statement that is made of a query."""
+        found = self._made.get(name)
+        if found is None:
+            # One for all threads, for what its parameters are is learned once.
+            found = self._made.setdefault(name, Statement(name, self._qualified(sql())))
+        return found
+
+
+class Waiting:
+    """How long one operation has been tried, and whether it is to be tried again."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._waited = 0.0
+        self._nap = _FIRST_NAP_SECONDS
+
+    def again(self, failed: Failed) -> None:
+        """Return after a while if trying again may help, or say what is wrong."""
+        server = self._server
+        server.refuse_closed()
+        conflict = failed.code in _CONFLICTS
+        if not (failed.lost or conflict) or self._waited >= server.patience_seconds:
+            raise server.explain(failed) from failed
+        if self._waited or not conflict:
+            time.sleep(self._nap)
+        self._waited += self._nap
+        self._nap = min(self._nap * 2, _LONGEST_NAP_SECONDS)
+
+
+def _parts(url: str) -> tuple[dict[str, Any], str, str]:
+    """How to connect, in which schema the store is, and how it is called before people: never with a password."""
+    parts = urlsplit(url)
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    schema_ = next((value for name, value in given if name == "schema"), "killick")
+    shown = urlunsplit(("postgresql", parts.netloc.rpartition("@")[2], parts.path, f"schema={schema_}", ""))
+    long = len(schema_.encode()) > SCHEMA_BYTES_MAX
+    if not schema_ or long or "\0" in schema_ or "$" in schema_ or schema_.startswith("pg_"):
+        raise StoreUnavailable(shown, f"a schema's name has 1 to {SCHEMA_BYTES_MAX} bytes, no $, and no pg_ in front")
+    rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
+    try:
+        conninfo = conninfo_to_dict(urlunsplit((parts.scheme, parts.netloc, parts.path, rest, "")))
+    except psycopg.ProgrammingError:
+        raise StoreUnavailable(shown, "this URL cannot be read; write postgresql://user@host/database") from None
+    return {**_ALIVE, "connect_timeout": "10", "application_name": "killick", **conninfo}, schema_, shown
+
+
+def _spoilt() -> psycopg.Error:
+    return psycopg.errors.InFailedSqlTransaction(
+        "a statement failed in this transaction, so PostgreSQL commits nothing of it; give it a savepoint of its own"
+    )
+
+
+def _formats(format_: int, readable_from: int) -> dict[str, bytes]:
+    return {"format": str(format_).encode(), "readable_from": str(readable_from).encode()}
+
+
+def _is_hopeful(error: psycopg.OperationalError) -> bool:
+    """Whether a connection that failed may come about later."""
+    text = str(error)
+    return "FATAL:" not in text or any(words in text for words in _HOPEFUL)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else "no connection"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    # The E form means the same whatever the server takes a backslash for.
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,0 +1,513 @@
+"""The store for many workers on many machines: one schema in a PostgreSQL database.
+
+Owns what each operation reads and writes. Knows no event types. What has to be decided together with what is written
+is decided in the database, in one statement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+from weakref import WeakSet
+
+import msgspec
+import psycopg
+
+from killick.clock import Clock, SystemClock
+from killick.errors import LogError, RunBusy, RunUnknown, StoreBroken, StoreError
+from killick.ids import Ids, RandomIds
+from killick.model.chunks import Blob
+from killick.store.postgres import search_terms as marks
+from killick.store.postgres.append import (
+    PostgresTransaction,
+    acknowledged,
+    append,
+    deliver,
+    index_told,
+    refuse_misnumbered,
+)
+from killick.store.postgres.inspect import conditions, damaged_marks, damaged_pieces, problems
+from killick.store.postgres.notify import Bell
+from killick.store.postgres.rows import (
+    claimed_of,
+    counts_wanted,
+    head_of,
+    message_of,
+    run_row_of,
+    runs_wanted,
+    snapshot_of,
+)
+from killick.store.postgres.server import PostgresServer
+from killick.store.postgres.wire import Failed, Rows, Session, Statement
+from killick.store.protocol import (
+    OWN_AGENTS,
+    READ_LIMIT,
+    Append,
+    Behind,
+    Claimed,
+    Condition,
+    Delivered,
+    Delivery,
+    Durability,
+    Head,
+    Holder,
+    Message,
+    Opening,
+    OutboxItem,
+    Owner,
+    Problem,
+    References,
+    Row,
+    RunIndex,
+    RunQuery,
+    RunRow,
+    RunStanding,
+    Snapshot,
+    TermBatch,
+    TermPosition,
+    Transaction,
+    UniqueRight,
+)
+
+SESSIONS: Final = 8
+_LAST: Final = (1 << 63) - 1
+
+
+class PostgresStore:
+    """A store in one schema of a database. Any number of processes may open it at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durability: Durability = "power",
+        busy_seconds: float = 60.0,
+        create: bool = True,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        sessions: int = SESSIONS,
+    ) -> None:
+        # Leases end by the database's clock, which is one for all machines, unless somebody moves time by hand.
+        self._clock = None if isinstance(clock, SystemClock) else clock
+        ids = ids or RandomIds()
+        self._server = PostgresServer(
+            url,
+            durability=durability,
+            busy_seconds=busy_seconds,
+            create=create,
+            sessions=sessions,
+            new={"id": ids.new("store").encode(), "secret_key": ids.key()},
+        )
+        self._q = self._server.q
+        self._bell = Bell(self._server)
+        self._joined: WeakSet[psycopg.Connection[Any]] = WeakSet()
+        self.place: Final = self._server.place
+        self.proves_life: Final = False
+        try:
+            meta = {key: value for key, value, is_sound in self._rows(self._q.meta) if is_sound}
+            if not meta.keys() >= {"id", "secret_key"}:
+                raise StoreBroken(self.place, "its own id or key is damaged")
+        except BaseException:
+            self._server.close()
+            raise
+        self.id: Final[str] = meta["id"].decode()
+        self.secret_key: Final[bytes] = meta["secret_key"]
+
+    def now_us(self) -> int:
+        return int(self._rows(self._q.now_us)[0][0]) if self._clock is None else self._clock.now_us()
+
+    def close(self) -> None:
+        # In this order, so that who listens does not go on waiting for a server that is away.
+        self._server.close()
+        self._bell.close()
+
+    # the log ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        refuse_misnumbered(items)
+        if not items:
+            self._server.refuse_closed()
+            return []
+        tries = 0
+
+        def write(session: Session) -> list[Head | LogError]:
+            nonlocal tries
+            tries += 1
+            results = append(session, self._q, items, self._clock_us())
+            return results if tries == 1 else acknowledged(session, self._q, items, results)
+
+        return self._server.run(write)
+
+    def head(self, run: str) -> Head | None:
+        found = [row for row in self._rows(self._q.head, run) if not row[9]]
+        return head_of(found[0]) if found else None
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        return [(found[0], head_of(found)) for found in self._rows(self._q.heads, after, limit)]
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        statement = self._q.events if data else self._q.bodies
+        return [Row(*row) for row in self._rows(statement, run, after, min(limit, READ_LIMIT))]
+
+    def row(self, run: str, seq: int) -> Row | None:
+        found = self._rows(self._q.event, run, seq)
+        return Row(*found[0]) if found else None
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        found = self._rows(self._q.opening, run, fold)
+        if not found:
+            return None
+        first = found[0]
+        rows = [Row(row[2], row[15], row[16], row[3]) for row in found[1:]]
+        shot = None if first[11] is None else snapshot_of(first[11:15])
+        return Opening(head=head_of(first[:10]), quarantined=first[10], snapshot=shot, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Generator[Transaction, None, None]:
+        with self._server.transaction() as session:
+            yield PostgresTransaction(self._server, session, self._clock_us)
+
+    def joining(self, connection: Any) -> Transaction:
+        self._server.refuse_closed()
+        if not isinstance(connection, psycopg.Connection):
+            raise StoreError(f"{self.place}: joins a psycopg.Connection, not a {type(connection).__name__}")
+        session = self._server.somebodys(connection)  # pyright: ignore[reportUnknownArgumentType]
+        with self._server.explained():
+            if session.is_idle and not connection.autocommit:
+                session.script("BEGIN")  # as psycopg does itself, before the first statement
+            if not session.in_transaction:
+                raise StoreError(f"{self.place}: no transaction is open on that connection; begin one first")
+            if connection not in self._joined and self._id_through(session) != self.id:
+                raise StoreError(f"{self.place}: that connection is to another database; connect to the store's own")
+        self._joined.add(connection)  # pyright: ignore[reportUnknownArgumentType]
+        return PostgresTransaction(self._server, session, self._clock_us)
+
+    def _id_through(self, session: Session) -> str | None:
+        """The id of the store that is where a session leads, whose transaction stays as it was."""
+        session.script("SAVEPOINT killick")
+        try:
+            found = {key: value for key, value, _ in session.rows(self._q.meta)}
+        except Failed as failed:
+            if failed.lost:
+                raise
+            found = {}
+        session.script("ROLLBACK TO SAVEPOINT killick; RELEASE SAVEPOINT killick")
+        return bytes(found.get("id", b"")).decode()
+
+    # values -----------------------------------------------------------------------------------
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        return {row[0]: Blob(*row) for row in self._rows(self._q.pieces, list(hashes))}
+
+    def references(self, run: str) -> References:
+        rows = self._rows(self._q.uses, run)
+        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (0, 1)))
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        def write(session: Session) -> bool:
+            found = session.rows(self._q.head_for_update, run)
+            if not found or found[0][9] or found[0][2] != at:
+                return False
+            number = found[0][0]
+            if session.rows(self._q.last_message, number)[0][0] != delivered:
+                return False
+            session.run(self._q.drop_log_uses, number)
+            session.run(self._q.use_anew, number, list(hashes))
+            return True
+
+        return self._server.transact(write)
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        def write(session: Session) -> int:
+            marks.forget(session, self._q, [number for (number,) in session.rows(self._q.dead_marked)])
+            unused = [piece for (piece,) in session.rows(self._q.unused, limit)]
+            return int(session.rows(self._q.sweep, unused)[0][0])
+
+        return self._server.transact(write)
+
+    # snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        found = self._rows(self._q.snapshot, run, fold, at)
+        return snapshot_of(found[0]) if found else None
+
+    def snapshots(self, run: str) -> list[Snapshot]:
+        return [snapshot_of(row) for row in self._rows(self._q.snapshots, run)]
+
+    def forget_snapshots(self, run: str) -> None:
+        def write(session: Session) -> None:
+            number = self._known(session, run)[0]
+            session.run(self._q.drop_snapshots, number)
+            session.run(self._q.drop_snapshot_uses, number)
+
+        self._server.transact(write)
+
+    # marks ------------------------------------------------------------------------------------
+
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        return self._server.run(lambda session: marks.unmarked(session, self._q, after, limit))
+
+    def mark(self, items: Sequence[TermBatch]) -> None:
+        self._server.transact(lambda session: marks.mark(session, self._q, items))
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: TermPosition | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[TermPosition]:
+        within = (since_us, until_us, before, limit)
+        return self._server.run(lambda session: marks.marked(session, self._q, all_of, *within))
+
+    # leases -----------------------------------------------------------------------------------
+
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+        def write(session: Session) -> Head:
+            found = session.rows(self._q.lease, run, holder, self._clock_us(), _seconds(seconds), handed)
+            if not found:
+                raise RunBusy(run, holder=str(self._known(session, run)[7]))
+            return head_of(found[0])
+
+        return self._server.transact(write, self._is_held)
+
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        wanted = None if agents is None else list(agents)
+        rooms = (list(room), list(room.values())) if room else (None, None)
+
+        def write(session: Session) -> list[Claimed]:
+            given = (holder, now_us, self._clock_us(), _seconds(seconds), limit, wanted, *rooms)
+            return [claimed_of(row) for row in session.rows(self._q.claim, *given)]
+
+        def happened(session: Session, claimed: list[Claimed]) -> bool:
+            return not claimed or self._is_held(session, claimed[0].head)
+
+        return self._server.transact(write, happened)
+
+    def _is_held(self, session: Session, head: Head) -> bool:
+        """Whether a lease that was being taken when the session was lost is there."""
+        found = session.rows(self._q.head, head.run)
+        return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
+
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        return dict(self._rows(self._q.keep, holder, self._clock_us(), _seconds(seconds), list(runs)))
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        self._rows(self._q.release, run, epoch, holder, left)
+
+    def lives(self, holder: str) -> bool:
+        return True
+
+    def _clock_us(self) -> int | None:
+        """The time that is given to statements; None: they take the database's."""
+        return None if self._clock is None else self._clock.now_us()
+
+    # the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        tries = 0
+
+        def write(session: Session) -> list[Delivered | LogError]:
+            nonlocal tries
+            tries += 1
+            return deliver(session, self._q, deliveries, again=tries > 1)
+
+        if not deliveries:
+            self._server.refuse_closed()
+            return []
+        return self._server.run(write)
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        return [message_of(run, row) for row in self._rows(self._q.inbox, run, after, name, limit)]
+
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        found = self._rows(self._q.message, run, id)
+        return message_of(run, found[0]) if found else None
+
+    def messages(self, run: str) -> list[Message]:
+        return [message_of(run, row) for row in self._rows(self._q.messages, run)]
+
+    # finding ----------------------------------------------------------------------------------
+
+    def owner(self, claim: UniqueRight) -> Owner | None:
+        found = self._rows(self._q.owner, claim.space, claim.key)
+        return Owner(*found[0]) if found else None
+
+    def claimed(self, run: str) -> dict[UniqueRight, int]:
+        return {UniqueRight(space, key): seq for space, key, seq in self._rows(self._q.claims_of, run)}
+
+    def index(self, run: str) -> RunRow | None:
+        found = self._rows(self._q.run_row, run)
+        return run_row_of(found[0]) if found else None
+
+    def tags(self, run: str) -> set[str]:
+        return {tag for (tag,) in self._rows(self._q.tags_of, run)}
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        def write(session: Session) -> bool:
+            found = session.rows(self._q.head_for_update, run)
+            if not found or found[0][9] or found[0][2] != at:
+                return False
+            number = found[0][0]
+            session.run(self._q.count_inbox, number, session.rows(self._q.last_message, number)[0][0])
+            session.run(self._q.write_index, number, msgspec.json.encode(index_told(index)))
+            session.run(self._q.drop_tags, number)
+            session.run(self._q.put_tags, number, index.tags)
+            return True
+
+        return self._server.transact(write)
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        name, sql, values = runs_wanted(query)
+        statement = self._q.of(name, lambda: sql)
+        return [run_row_of(row) for row in self._rows(statement, _LAST if before is None else before, limit, *values)]
+
+    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+        return {row[1]: RunStanding(head_of(row[:10]), *row[10:]) for row in self._rows(self._q.standings, list(runs))}
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        name, sql, values = counts_wanted(query)
+        return dict(self._rows(self._q.of(name, lambda: sql), *values))
+
+    def agents(self) -> list[str]:
+        return [agent for (agent,) in self._rows(self._q.agents) if not agent.startswith(OWN_AGENTS)]
+
+    def holders(self) -> list[Holder]:
+        rows = self._rows(self._q.holders, self._clock_us())
+        return [Holder(holder=holder, runs=runs, until_us=until, lives=lives) for holder, runs, until, lives in rows]
+
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+        wanted = None if agents is None else list(agents)
+        return [run_row_of(row) for row in self._rows(self._q.due, now_us, self._clock_us(), wanted, limit)]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        found: int | None = self._rows(self._q.soonest, None if agents is None else list(agents))[0][0]
+        return found
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        return self._bell.watch(ring)
+
+    # the feed ---------------------------------------------------------------------------------
+
+    def feed(
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
+    ) -> list[OutboxItem]:
+        self._rows(self._q.place_feed)
+        wanted = None if kinds is None else list(kinds)
+        rows = self._rows(self._q.feed, after, wanted, min(limit, READ_LIMIT))
+        return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+
+    def feed_end(self) -> int:
+        return int(self._rows(self._q.place_feed)[0][0])
+
+    def trim_feed(self, up_to: int) -> int:
+        return int(self._rows(self._q.trim_feed, up_to)[0][0])
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def quarantine(self, run: str, reason: str | None) -> None:
+        if not self._rows(self._q.quarantine, run, reason):
+            raise RunUnknown(run)
+
+    def quarantined(self, run: str) -> str | None:
+        found = self._rows(self._q.quarantined, run)
+        return found[0][0] if found else None
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        def write(session: Session) -> None:
+            found = session.rows(self._q.head_for_update, head.run)
+            if found and min([head.seq, *(row.seq for row in rows)]) <= found[0][2]:
+                raise StoreError(f"{head.run}: a repair moves the head forward, {found[0][2]} to {head.seq} does not")
+            at, lease = (head.run, head.seq, head.hash, head.epoch), (head.holder, head.lease_until_us)
+            number = session.rows(self._q.repair_head, *at, head.base, head.parent, *lease)[0][0]
+            session.run(self._q.seal_head, number)
+            session.run(self._q.set_aside, number, keep)
+            session.run(self._q.drop_events, number, keep)
+            columns = zip(*((row.seq, row.body, row.hash, row.data) for row in rows), strict=True)
+            session.run(self._q.put_events, number, *([list(column) for column in columns] or [[]] * 4))
+            marks.forget(session, self._q, [number])
+
+        def happened(session: Session, _: None) -> bool:
+            found = session.rows(self._q.head, head.run)
+            return bool(found) and (found[0][2], found[0][3]) == (head.seq, head.hash)
+
+        self._server.transact(write, happened)
+
+    def aside(self, run: str) -> list[Row]:
+        return [Row(*row) for row in self._rows(self._q.asides, run)]
+
+    def remove(self, run: str) -> None:
+        def write(session: Session) -> None:
+            number = self._known(session, run)[0]
+            if session.rows(self._q.has_fork, run):
+                raise StoreError(f"{run}: a fork stands on it; remove the fork first")
+            session.run(self._q.drop_events, number, -1)
+            for drop in (
+                self._q.drop_tags,
+                self._q.drop_uses,
+                self._q.drop_snapshots,
+                self._q.drop_messages,
+                self._q.drop_told,
+                self._q.bury,
+            ):
+                session.run(drop, number)
+
+        def happened(session: Session, _: None) -> bool:
+            return not session.rows(self._q.number, run)
+
+        self._server.transact(write, happened)
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        found = self._server.run(lambda session: list(problems(session, self._q, heal=heal)))
+        damaged = self._server.run(lambda session: damaged_pieces(session, self._q))
+        for hashes, healed in zip(damaged, (False, heal), strict=True):
+            what = "value {} does not match its hash"
+            found += [Problem(where="pieces", what=what.format(hash_.hex()[:12]), healed=healed) for hash_ in hashes]
+        if any(problem.healed for problem in found):
+            self._server.transact(lambda session: self._heal(session, damaged[1]))
+        return found
+
+    def _heal(self, session: Session, pieces: list[bytes]) -> None:
+        q = self._q
+        names: dict[int, str] = dict(session.rows(q.names))
+        marks.forget(session, q, list(damaged_marks(session, q, names)))
+        session.run(q.drop_pieces, pieces)
+        for clear in (q.clear_uses, q.clear_tags, q.clear_snapshots, q.clear_feed):
+            session.run(clear)
+
+    def conditions(self) -> list[Condition]:
+        return self._server.run(lambda session: list(conditions(session, self._server, SystemClock())))
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _rows(self, statement: Statement, *values: Any) -> Rows:
+        return self._server.run(lambda session: session.rows(statement, *values))
+
+    def _known(self, session: Session, run: str) -> tuple[Any, ...]:
+        """A head, locked, of a run that must be there."""
+        found = session.rows(self._q.head_for_update, run)
+        if not found or found[0][9]:
+            raise RunUnknown(run)
+        return found[0]
+
+
+def _seconds(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds

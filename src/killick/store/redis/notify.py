@@ -1,0 +1,117 @@
+"""Hears what other processes ring for, in a thread of its own, and tells whoever watches. Knows nothing of runs.
+
+A connection that is lost is made again, and since nobody knows what was rung for meanwhile, it then rings for nothing
+in particular.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from killick.errors import StoreError
+from killick.store.redis.server import RedisServer
+
+Ring = Callable[[str], None]
+_AGAIN_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.5
+"""How often the thread looks whether anybody still watches."""
+
+_ANSWER_SECONDS: Final = 10.0
+
+
+class Bell:
+    """Listens while anybody watches."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._watchers: list[Ring] = []
+        self._stopped: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def watch(self, ring: Ring) -> Callable[[], None]:
+        watcher: Ring = lambda run: ring(run)  # noqa: E731  one ring may watch twice, and each is stopped by itself
+        with self._lock:
+            self._server.refuse_closed()
+            if self._thread is None:
+                self._start()
+            self._watchers.append(watcher)
+
+        def stop() -> None:
+            with self._lock:
+                if watcher in self._watchers:
+                    self._watchers.remove(watcher)
+                if not self._watchers:
+                    self._end()
+
+        return stop
+
+    def close(self) -> None:
+        with self._lock:
+            self._watchers.clear()
+            self._end()
+
+    def _start(self) -> None:
+        listening = None
+        with contextlib.suppress(RedisError):  # it is made as soon as it can be, as one that is lost later
+            listening = self._listening()
+        stopped = self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._listen, args=(listening, stopped), name="killick-bell", daemon=True
+        )
+        self._thread.start()
+
+    def _end(self) -> None:
+        """Nobody hears anything more; the thread closes its connection when it looks next."""
+        self._thread = None
+        if self._stopped is not None:
+            self._stopped.set()
+
+    def _listening(self) -> Any:
+        listening = self._server.listener().pubsub()
+        try:
+            listening.subscribe(self._server.bell)
+            # From the answer on, nothing is missed.
+            listening.get_message(timeout=_ANSWER_SECONDS)
+        except BaseException:
+            _close(listening)
+            raise
+        return listening
+
+    def _listen(self, listening: Any, stopped: threading.Event) -> None:
+        while not stopped.is_set():
+            if listening is None:
+                try:
+                    listening = self._listening()
+                except (RedisError, StoreError):
+                    stopped.wait(_AGAIN_SECONDS)
+                    continue
+                self._ring("", stopped)
+            try:
+                heard = listening.get_message(timeout=_LOOK_SECONDS)
+                if heard is not None and heard["type"] == "message":
+                    self._ring(heard["data"].decode(), stopped)
+            except (RedisError, OSError):
+                _close(listening)
+                listening = None
+        if listening is not None:
+            _close(listening)
+
+    def _ring(self, run: str, stopped: threading.Event) -> None:
+        with self._lock:
+            watchers = [] if stopped.is_set() else list(self._watchers)
+        for watcher in watchers:
+            # One that fails, say because its loop was closed, must not keep the others from hearing.
+            with contextlib.suppress(Exception):
+                watcher(run)
+
+
+def _close(listening: Any) -> None:
+    with contextlib.suppress(RedisError, OSError):
+        listening.close()
+        listening.connection_pool.disconnect()

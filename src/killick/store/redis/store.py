@@ -1,0 +1,559 @@
+"""The store on a Redis or Valkey server: what each operation asks for, and what the answers mean.
+
+Knows no event types. What has to be decided together with what is written is decided on the server, in one script. A
+commit is as durable as the server's own settings make it; `conditions` says how durable that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from killick.clock import Clock, SystemClock
+from killick.errors import (
+    HeadMoved,
+    LogError,
+    RunBusy,
+    RunUnknown,
+    StoreBroken,
+    StoreError,
+    StoreFormat,
+    StoreUnavailable,
+)
+from killick.ids import Ids, RandomIds
+from killick.model.chunks import Blob
+from killick.store.protocol import (
+    READ_LIMIT,
+    Append,
+    Behind,
+    Claimed,
+    Condition,
+    Delivered,
+    Delivery,
+    Durability,
+    Head,
+    Holder,
+    Message,
+    Opening,
+    OutboxItem,
+    Owner,
+    Problem,
+    References,
+    Row,
+    RunIndex,
+    RunQuery,
+    RunRow,
+    RunStanding,
+    Snapshot,
+    TermBatch,
+    TermPosition,
+    Transaction,
+    UniqueRight,
+)
+from killick.store.redis.inspect import conditions, inspect, should_wait
+from killick.store.redis.notify import Bell
+from killick.store.redis.rows import (
+    appends_told,
+    blob_of,
+    check,
+    head_of,
+    index_told,
+    lease_us,
+    letter_told,
+    message_of,
+    refusal_of,
+    row_of,
+    rows_told,
+    run_row_of,
+    snapshot_of,
+    text_of,
+    unpacked,
+)
+from killick.store.redis.server import Given, RedisServer
+
+FORMAT: Final = 1
+"""The layout of a Redis store that this build reads and writes."""
+
+CONNECTIONS: Final = 8
+_KEPT: Final = (
+    "log", "data", "aside", "mail", "mail_ids", "untaken", "shots", "claimed", "tags", "marks", "telling", "run",
+)  # fmt: skip
+"""All that is kept under a run's id, but for what needs more than to be deleted."""
+
+_BEYOND: Final = 10**16
+"""More than any number of a run."""
+
+
+class RedisStore:
+    """A store under one prefix of a database. Any number of processes may open it at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durability: Durability = "power",
+        busy_seconds: float = 60.0,
+        create: bool = True,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        # Leases end by the server's clock, which is one for all machines, unless somebody moves time by hand.
+        self._clock = None if isinstance(clock, SystemClock) else clock
+        self._ids = ids or RandomIds()
+        self._server = RedisServer(url, busy_seconds=busy_seconds, connections=connections)
+        self.place: Final = self._server.place
+        self.proves_life: Final = False
+        try:
+            self.id, self.secret_key = self._opened(create=create)
+            self._server.waits = durability == "power" and should_wait(self._server)
+        except BaseException:
+            self._server.close()
+            raise
+        self._server.store_id = self.id
+        self._server.patience_seconds = busy_seconds
+        self._bell = Bell(self._server)
+
+    def _opened(self, *, create: bool) -> tuple[str, bytes]:
+        given, id_ = Given(), self._ids.new("store")
+        new = {"own_id": id_.encode(), "secret_key": self._ids.key(), "format": str(FORMAT).encode()}
+        meta = [(name, given.put(value)) for name, value in new.items()]
+        found = self._server.ask("open", {"create": create, "id": id_, "meta": meta}, given.blobs)
+        if not found:
+            raise StoreUnavailable(self.place, "no store is under this prefix; a run, or create=True, makes one")
+        kept = {found[at]: found[at + 1] for at in range(0, len(found), 2)}
+        sound = {name: unpacked(text[8:])[0] for name, text in kept.items() if check(name + text[8:]) == text[:8]}
+        format_, key, own = (sound.get(name) for name in (b"format", b"secret_key", b"own_id"))
+        if format_ is None or key is None or own is None or own != kept.get(b"id"):
+            raise StoreBroken(self.place, "its own id, key or format is damaged")
+        if int(format_) > FORMAT:
+            raise StoreFormat(self.place, found=int(format_), known=FORMAT)
+        return own.decode(), key
+
+    def now_us(self) -> int:
+        return int(self._ask("now_us", {})) if self._clock is None else self._clock.now_us()
+
+    def close(self) -> None:
+        self._bell.close()
+        self._server.close()
+
+    # the log ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        for one in (one for item in items if not item.is_bare for one in item.group):
+            if [row.seq for row in one.rows] != list(range(one.after + 1, one.after + 1 + len(one.rows))):
+                raise ValueError(f"{one.run}: rows must be numbered one by one after {one.after}")
+        if not items:
+            self._server.refuse_closed()
+            return []
+        given = Given()
+        told = appends_told(items, given)
+
+        def write(tries: int) -> list[Head | LogError]:
+            found = self._server.once("append", told, given.blobs, clock_us=self._clock_us())
+            results = [head_of(rest[0]) if done else refusal_of(*rest) for done, *rest in found]
+            return self._acknowledged(items, results) if tries else results
+
+        return self._server.run(write)
+
+    def _acknowledged(self, items: Sequence[Append], results: list[Head | LogError]) -> list[Head | LogError]:
+        """Of a batch that was sent again: what is in the log, with others of the same batch behind it, was accepted."""
+        for at, (item, result) in enumerate(zip(items, results, strict=True)):
+            if isinstance(result, HeadMoved) and item.birth is None and item.rows:
+                given, (seq, hash_) = Given(), item.last
+                told = {"run": item.run, "epoch": item.epoch, "seq": seq, "hash": given.put(hash_)}
+                if there := self._server.once("acknowledged", told, given.blobs):
+                    results[at] = head_of(there)
+        return results
+
+    def head(self, run: str) -> Head | None:
+        found = self._ask("head", {"run": run})
+        return None if found is None else head_of(found)
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        found = self._ask("heads", {"after": str(after), "limit": limit})
+        return [(int(each[0]), head_of(each)) for each in found]
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        told = {"run": run, "after": after, "limit": min(limit, READ_LIMIT), "data": data}
+        return [row_of(each) for each in self._ask("read", told)]
+
+    def row(self, run: str, seq: int) -> Row | None:
+        found = self._ask("row", {"run": run, "seq": seq})
+        return None if found is None else row_of(found)
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        found = self._ask("opening", {"run": run, "fold": fold})
+        if found is None:
+            return None
+        head, reason, shot, rows = found
+        return Opening(
+            head=head_of(head),
+            quarantined=text_of(reason),
+            snapshot=None if shot is None else snapshot_of(*shot),
+            rows=[row_of(each) for each in rows],
+        )
+
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        raise self._without_transactions()
+
+    def joining(self, connection: Any) -> Transaction:
+        raise self._without_transactions()
+
+    def _without_transactions(self) -> StoreError:
+        return StoreError(f"{self.place}: Redis has no transactions of others; use a SQLite file or PostgreSQL")
+
+    # values -----------------------------------------------------------------------------------
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        wanted = list(hashes)
+        if not wanted:
+            self._server.refuse_closed()
+            return {}
+        found = self._command("HMGET", self._key("pieces"), *wanted)
+        return {hash_: blob_of(hash_, text) for hash_, text in zip(wanted, found, strict=True) if text is not None}
+
+    def references(self, run: str) -> References:
+        return References(*(set(self._command("SMEMBERS", self._key(kind, run))) for kind in ("uses", "shot_uses")))
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        given = Given()
+        places = [given.put(hash_) for hash_ in hashes]
+        told = {"run": run, "at": at, "delivered": delivered, "hashes": places}
+        return bool(self._ask("refer", told, given.blobs))
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        return int(self._ask("sweep", {"limit": limit}))
+
+    # snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        fitting = [one for one in self.snapshots(run) if one.fold == fold and one.seq <= at]
+        return max(fitting, key=lambda one: one.seq, default=None)
+
+    def snapshots(self, run: str) -> list[Snapshot]:
+        found = self._command("HGETALL", self._key("shots", run))
+        return sorted((snapshot_of(*each) for each in found.items()), key=lambda one: (one.seq, one.fold))
+
+    def forget_snapshots(self, run: str) -> None:
+        if not self._ask("forget_snapshots", {"run": run}):
+            raise RunUnknown(run)
+
+    # marks ------------------------------------------------------------------------------------
+
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        found = self._ask("unmarked", {"after": str(after), "limit": limit})
+        return [
+            Behind(number=int(number), run=run.decode(), base=int(base), marked=int(marked))
+            for number, run, base, marked in found
+        ]
+
+    def mark(self, items: Sequence[TermBatch]) -> None:
+        told = [
+            {
+                "run": item.run,
+                "after": item.after,
+                "up_to": item.up_to,
+                "anew": item.anew,
+                # Terms and times as texts: in a script, numbers are doubles.
+                "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.marks],
+            }
+            for item in items
+        ]
+        self._ask("mark", told)
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: TermPosition | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[TermPosition]:
+        at_us, name = ("+inf", "~") if until_us is None else (str(until_us), "")
+        if before is not None and (until_us is None or before.at_us < until_us):
+            at_us, name = str(before.at_us), f"{before.number:016}{before.seq:012}"
+        groups = [[str(term) for term in group] for group in all_of]
+        since = None if since_us is None else str(since_us)
+        places: list[TermPosition] = []
+        while True:
+            told = {"all_of": groups, "at_us": at_us, "name": name, "since_us": since, "limit": limit - len(places)}
+            found, on = self._ask("marked", told)
+            places += [TermPosition(int(at), int(number), int(seq), run.decode()) for at, number, seq, run in found]
+            if on is None:
+                return places
+            at_us, name = on[0].decode(), on[1].decode() + ("" if int(on[2]) else "~")
+
+    # leases -----------------------------------------------------------------------------------
+
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+        nonce = self._ids.new("asking")
+        told = {"run": run, "holder": holder, "lease_us": lease_us(seconds), "nonce": nonce, "handed": handed}
+        what, *rest = self._ask("lease", told)
+        if what == b"unknown":
+            raise RunUnknown(run)
+        if what == b"busy":
+            raise RunBusy(run, holder=rest[0].decode())
+        return head_of(rest[0])
+
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        told = {
+            "holder": holder,
+            "now_us": str(now_us),
+            "lease_us": lease_us(seconds),
+            "limit": limit,
+            "agents": None if agents is None else list(agents),
+            "room": dict(room or {}),
+            "nonce": self._ids.new("asking"),
+        }
+
+        def take(tries: int) -> Any:
+            return self._server.once("claim", {**told, "again": tries > 0}, clock_us=self._clock_us())
+
+        taken = list[Claimed]()
+        for head, row, left, left_until in self._server.run(take):
+            line = run_row_of((head[1], row))
+            if line is not None:
+                until = None if left_until is None else int(left_until)
+                taken.append(Claimed(head=head_of(head), row=line, left=text_of(left), left_until_us=until))
+        return taken
+
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        told = {"holder": holder, "runs": list(runs), "lease_us": lease_us(seconds)}
+        return {run.decode(): int(epoch) for run, epoch in self._ask("keep", told)}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        self._ask("release", {"run": run, "epoch": epoch, "holder": holder, "left": left})
+
+    def lives(self, holder: str) -> bool:
+        return True
+
+    # the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        if not deliveries:
+            self._server.refuse_closed()
+            return []
+        given = Given()
+        told = [letter_told(sent, given) for sent in deliveries]
+
+        def write(tries: int) -> list[Delivered | LogError]:
+            found = self._server.once("deliver", told, given.blobs)
+            return [
+                _delivered(sent, each, again=tries > 0) if each else RunUnknown(sent.run)
+                for sent, each in zip(deliveries, found, strict=True)
+            ]
+
+        return self._server.run(write)
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        told = {"run": run, "name": name, "after": str(after), "limit": limit}
+        return [message_of(run, *each) for each in self._ask("inbox", told)]
+
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        found = self._ask("message", {"run": run, "id": id})
+        return None if found is None else message_of(run, *found)
+
+    def messages(self, run: str) -> list[Message]:
+        return [message_of(run, *each) for each in self._ask("inbox", {"run": run, "all": True})]
+
+    # finding ----------------------------------------------------------------------------------
+
+    def owner(self, claim: UniqueRight) -> Owner | None:
+        found = self._ask("owner", {"space": claim.space, "key": 1}, [claim.key])
+        return None if found is None else Owner(found[0].decode(), int(found[1]))
+
+    def claimed(self, run: str) -> dict[UniqueRight, int]:
+        found = self._ask("claimed", {"run": run})
+        return {UniqueRight(space.decode(), key): int(seq) for space, key, seq in found}
+
+    def index(self, run: str) -> RunRow | None:
+        found = self._ask("index", {"run": run})
+        return None if found is None else run_row_of(found)
+
+    def tags(self, run: str) -> set[str]:
+        return {tag.decode() for tag in self._command("SMEMBERS", self._key("tags", run))}
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        return bool(self._ask("reindex", {"run": run, "at": at, "index": index_told(index)}))
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        below, rows = str(_BEYOND if before is None else before), list[RunRow]()
+        while True:
+            told = {**_query_told(query), "below": below, "limit": limit - len(rows)}
+            found, on = self._ask("listed", told)
+            rows += [row for each in found if (row := run_row_of(each)) is not None]
+            if on is None:
+                return rows
+            below = on.decode()
+
+    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+        found = self._ask("standings", {"runs": list(runs)})
+        return {
+            head[1].decode(): RunStanding(head_of(head), text_of(status), text_of(why)) for head, status, why in found
+        }
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        below, counts = str(_BEYOND), Counter[str]()
+        while True:
+            found, on = self._ask("counted", {**_query_told(query), "below": below})
+            counts.update({status.decode(): count for status, count in found})
+            if on is None:
+                return dict(counts)
+            below = on.decode()
+
+    def agents(self) -> list[str]:
+        return sorted({agent.decode() for agent in self._ask("agents", {})})
+
+    def holders(self) -> list[Holder]:
+        now, found = self._ask("holders", {})
+        held: defaultdict[str, list[int | None]] = defaultdict(list)
+        for holder, until in found:
+            held[holder.decode()].append(None if until is None else int(until))
+        return [
+            Holder(
+                holder=holder,
+                runs=len(ends),
+                until_us=min((end for end in ends if end is not None), default=None),
+                lives=any(end is None or end > int(now) for end in ends),
+            )
+            for holder, ends in sorted(held.items())
+        ]
+
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+        told = {"now_us": str(now_us), "limit": limit, "agents": None if agents is None else list(agents)}
+        return [row for each in self._ask("due", told) if (row := run_row_of(each)) is not None]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        found = self._ask("soonest", {"agents": None if agents is None else list(agents)})
+        return None if found is None else int(found)
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        return self._bell.watch(ring)
+
+    # the feed ---------------------------------------------------------------------------------
+
+    def feed(
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
+    ) -> list[OutboxItem]:
+        wanted, told, position = min(limit, READ_LIMIT), list[OutboxItem](), str(after)
+        while True:
+            asked = {"after": position, "kinds": None if kinds is None else list(kinds), "limit": wanted}
+            found, on = self._ask("feed", asked)
+            told += [
+                OutboxItem(position=int(at), run=run.decode(), seq=int(seq), kind=kind.decode())
+                for at, run, seq, kind in found
+            ]
+            if on is None or len(told) >= wanted:
+                return told[:wanted]
+            position = on.decode()
+
+    def feed_end(self) -> int:
+        return int(self._command("GET", self._key("told")) or 0)
+
+    def trim_feed(self, up_to: int) -> int:
+        return int(self._ask("trim_feed", {"up_to": str(up_to)}))
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def quarantine(self, run: str, reason: str | None) -> None:
+        if not self._ask("quarantine", {"run": run, "reason": reason}):
+            raise RunUnknown(run)
+
+    def quarantined(self, run: str) -> str | None:
+        return text_of(self._command("HGET", self._key("run", run), "quarantined"))
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        given = Given()
+        until = None if head.lease_until_us is None else str(head.lease_until_us)
+        told = {
+            "run": head.run,
+            "seq": head.seq,
+            "hash": given.put(head.hash),
+            "epoch": head.epoch,
+            "base": head.base,
+            "parent": head.parent,
+            "holder": head.holder,
+            "till": until,
+            "keep": keep,
+            "least": min([head.seq, *(row.seq for row in rows)]),
+            "rows": rows_told(rows, given),
+        }
+
+        def write(tries: int) -> None:
+            what, *rest = self._server.once("repair", told, given.blobs)
+            if what == b"behind" or (what == b"there" and not tries):
+                at = int(rest[0])
+                raise StoreError(f"{head.run}: a repair moves the head forward, {at} to {head.seq} does not")
+
+        self._server.run(write)
+
+    def aside(self, run: str) -> list[Row]:
+        found = self._command("LRANGE", self._key("aside", run), 0, -1)
+        return [row_of(unpacked(text[8:])) for text in found]
+
+    def remove(self, run: str) -> None:
+        def write(tries: int) -> None:
+            what, *rest = self._server.once("remove", {"run": run, "kinds": _KEPT})
+            if what == b"fork":
+                raise StoreError(f"{run}: {rest[0].decode()} is a fork of it; remove that run first")
+            if what == b"unknown" and not tries:
+                raise RunUnknown(run)
+
+        self._server.run(write)
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        return inspect(self._server, heal=heal)
+
+    def conditions(self) -> list[Condition]:
+        return list(conditions(self._server, SystemClock()))
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _ask(self, script: str, told: dict[str, Any] | list[Any], blobs: Sequence[bytes] = ()) -> Any:
+        return self._server.ask(script, told, blobs, clock_us=self._clock_us())
+
+    def _command(self, *words: Any) -> Any:
+        return self._server.run(lambda _: self._server.client.execute_command(*words))
+
+    def _key(self, kind: str, run: str | None = None) -> str:
+        return self._server.prefix + (kind if run is None else f"{kind}:{run}")
+
+    def _clock_us(self) -> int | None:
+        """The time that is given to scripts; None: they take the server's."""
+        return None if self._clock is None else self._clock.now_us()
+
+
+def _delivered(sent: Delivery, found: Sequence[Any], *, again: bool) -> Delivered:
+    """What became of a delivery. Of one that is sent again, what is there is its own if it says the very same."""
+    fresh, number, text = found
+    message = message_of(sent.run, number, text)
+    same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)
+    return Delivered(message, fresh=bool(fresh) or (again and same))
+
+
+def _query_told(query: RunQuery) -> dict[str, Any]:
+    part = None if query.contains is None else query.contains.encode().lower()  # of bytes only ASCII has cases
+    return {
+        "status": query.status,
+        "agent": query.agent,
+        "tag": query.tag,
+        "since_us": None if query.since_us is None else str(query.since_us),
+        "until_us": None if query.until_us is None else str(query.until_us),
+        "part": None if part is None else part.decode(),
+        "holders": query.holders,
+    }

@@ -1,0 +1,104 @@
+"""Which runs of a SQLite store are due: those whose time to wake has come, and those that were left in the middle.
+
+Only reads. However many runs are parked, it looks at those alone that are due, and at those that somebody holds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+
+from killick.store.protocol import RunRow
+from killick.store.sqlite.rows import HeadRow, Q, run_row_of
+
+_NEVER_US: Final = (1 << 63) - 1
+
+Order = tuple[int, int, int]
+"""Priority (negated), since when it is due, number: the order in which runs are due."""
+
+
+class Due(msgspec.Struct, frozen=True):
+    """A run that is due, and its head as it stands: it names who left it, if somebody did."""
+
+    order: Order
+    row: RunRow
+    head: HeadRow
+
+
+class DueQuery(msgspec.Struct, frozen=True):
+    """Which runs are asked for: due by `now_us`, free by `clock_us`, of these agents (None: all) and not of those."""
+
+    now_us: int
+    clock_us: int
+    lives: Callable[[str], bool]
+    agents: Collection[str] | None = None
+    barred: Collection[str] = ()
+
+    def has(self, agent: str) -> bool:
+        return agent not in self.barred and (self.agents is None or agent in self.agents)
+
+    @property
+    def condition(self) -> tuple[str, list[str]]:
+        """The same as SQL, and the names it compares with."""
+        sql, names = "", list[str]()
+        for given, word in ((self.agents, "IN"), (self.barred or None, "NOT IN")):
+            if given is not None:
+                sql += f" AND agent {word} ({', '.join('?' * len(given))})"
+                names += given
+        return sql, names
+
+
+def due(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> list[Due]:
+    """The first runs that are due, in order."""
+    if limit <= 0 or (wanted.agents is not None and not set(wanted.agents) - set(wanted.barred)):
+        return []
+    return sorted([*_left(db, wanted, limit), *_waking(db, wanted, limit)], key=lambda one: one.order)[:limit]
+
+
+def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None:
+    """When the next run of some agents that names no holder is to wake."""
+    soonest: int | None = None
+    lines = [line for line in db.execute(Q.lines).fetchall() if agents is None or line[0] in agents]
+    for agent, priority, wake in sorted(lines, key=lambda line: line[2]):
+        # The first of a line may be held, or over; but none of them wakes sooner.
+        if soonest is not None and wake >= soonest:
+            break
+        found = db.execute(Q.waking, (agent, priority, _NEVER_US, 1)).fetchone()
+        if found is not None and (soonest is None or found[5] < soonest):
+            soonest = found[5]
+    return soonest
+
+
+def _waking(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
+    """The first runs that name no holder and whose time to wake has come, from the highest priority on."""
+    lines = [
+        (priority, agent)
+        for agent, priority, wake in db.execute(Q.lines).fetchall()
+        if wake <= wanted.now_us and wanted.has(agent)
+    ]
+    for priority, level in groupby(sorted(lines, reverse=True), key=lambda line: line[0]):
+        if limit <= 0:
+            return
+        rows = [db.execute(Q.waking, (agent, priority, wanted.now_us, limit)).fetchall() for _, agent in level]
+        yield from (_due(row, since=row[5]) for line in rows for row in line)
+        limit -= sum(map(len, rows))
+
+
+def _left(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
+    """Runs whose holder is dead, or whose holder's time is up, by the holders there are."""
+    agents, names = wanted.condition
+    for (holder,) in db.execute(Q.holders).fetchall():
+        ended_us = wanted.clock_us if wanted.lives(holder) else None
+        values = (holder, ended_us, wanted.now_us, *names, limit)
+        for row in db.execute(Q.left.format(agents=agents), values).fetchall():
+            yield _due(row, since=row[19])
+
+
+def _due(row: tuple[Any, ...], *, since: int) -> Due:
+    found = run_row_of(row[:11])
+    head: HeadRow = (row[0], row[1], *row[11:19])
+    return Due((-found.priority, since, found.number), found, head)

@@ -1,0 +1,479 @@
+"""One SQLite file: its connections, its transactions, its format, and what its errors mean.
+
+Knows how to begin, commit and fail; what is read and written is the store's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from killick.errors import (
+    KillickError,
+    StoreBroken,
+    StoreBusy,
+    StoreClosed,
+    StoreFormat,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    ValueRefused,
+)
+from killick.fork_safety import hears_of_forks, keep_inherited
+from killick.permissions import reserve
+from killick.store.protocol import STORE_FORMAT, Durability, row_check
+from killick.store.sql import migration, queries, schema
+from killick.text import LONE_SURROGATE, printable
+
+APPLICATION_ID: Final = 0x6B656467
+"""`kedg` in the file's header, so that no other SQLite file is taken for a store."""
+
+SQLITE_NEEDED: Final = (3, 37, 0)
+PAGE_BYTES: Final = 2_048
+"""Small pages: values of a few kilobytes leave little room empty, and a commit writes little more than its rows."""
+
+WAL_PAGES_MAX: Final = 2_000
+"""A checkpoint costs two flushes, which do not count every 4 MB; a WAL that still grows makes each commit dearer."""
+
+_READERS_IDLE_MAX: Final = 8
+_BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_FIRST_NAP_SECONDS: Final = 0.0002
+_LONGEST_NAP_SECONDS: Final = 0.005
+_FORK_SECONDS_MAX: Final = 5.0
+"""How long a fork waits for what other threads are reading and writing."""
+
+Setup = Callable[[sqlite3.Cursor], None]
+
+
+class FileKind(NamedTuple):
+    """What a file must be: where its SQL stands, the mark in its header, its newest format, what people call it."""
+
+    dialect: str
+    application_id: int
+    newest: int
+    name: str
+
+
+class SqliteFile:
+    """One writing connection behind a mutex, and reading connections that nothing blocks."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability,
+        busy_seconds: float,
+        create: bool,
+        setup: Setup,
+        kind: FileKind | None = None,
+    ) -> None:
+        if sqlite3.sqlite_version_info < SQLITE_NEEDED:
+            wanted = ".".join(map(str, SQLITE_NEEDED))
+            raise StoreUnavailable(str(path), f"SQLite {sqlite3.sqlite_version} is too old; Killick needs {wanted}")
+        self.path = path
+        self.place = str(path)
+        self._kind = kind or FileKind("sqlite", APPLICATION_ID, STORE_FORMAT, "a Killick store")
+        self._durability = durability
+        self._busy_seconds = busy_seconds
+        self._mutex = threading.Lock()
+        self._writing = Writing(self)
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._lent: set[sqlite3.Connection] = set()
+        self._transacting: set[sqlite3.Connection] = set()
+        self._inherited = False
+        self._resting = False
+        self._closed = False
+        if not create and not path.exists():
+            raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
+        # SQLite gives the write-ahead log and the shared memory the mode of this file.
+        reserve(path)
+        with self.explained():
+            self._writer = self._connect()
+            self._cursor = self._writer.cursor()
+            try:
+                self._patiently(partial(self._prepare, setup))
+            except BaseException:
+                self._writer.close()
+                raise
+        hears_of_forks(self)
+
+    # forks ------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close every connection: SQLite keeps count of its locks by process, and a child would believe that it holds
+        those of its parent. What other threads read and write is waited for, but not for ever."""
+        self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
+        waited = 0.0
+        while self._lent and waited < _FORK_SECONDS_MAX:
+            time.sleep(_LONGEST_NAP_SECONDS)
+            waited += _LONGEST_NAP_SECONDS
+        if self._resting and not self._closed:
+            while self._readers:
+                self._readers.pop().close()
+            self._writer.close()
+
+    def after_fork_in_parent(self) -> None:
+        if self._resting:
+            with contextlib.suppress(KillickError):
+                self._reopen()
+            self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        self._inherited = bool(self._lent or self._transacting) or not self._resting
+        keep_inherited(self._writer, *self._readers, *self._lent, *self._transacting)
+        self._mutex, self._lent, self._transacting, self._readers = threading.Lock(), set(), set(), deque()
+        if not self._inherited:
+            with contextlib.suppress(KillickError):
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """A writing connection once more, after a fork."""
+        if not self._closed:
+            with self.explained():
+                self._writer = self._connect()
+                self._cursor = self._writer.cursor()
+                self._tune(self._writer)
+
+    # transactions -----------------------------------------------------------------------------
+
+    def writing(self) -> Writing:
+        """The write lock and a transaction: committed at the end, rolled back by any exception."""
+        return self._writing
+
+    def reading(self) -> Reading:
+        """A connection that sees what is committed and waits for no writer."""
+        return Reading(self)
+
+    @contextlib.contextmanager
+    def transacting(self) -> Generator[sqlite3.Connection, None, None]:
+        """A transaction on a connection of its own, in which others execute what they like: they may take their time,
+        and leave nothing behind. Committed at the end, rolled back by any exception, which stays as it is."""
+        with self.explained():
+            self._refuse_closed()
+            connection = self._connect()
+            self._transacting.add(connection)
+        try:
+            with self.explained():
+                self._tune(connection)
+                self._patiently(partial(connection.execute, "BEGIN IMMEDIATE"))
+            yield connection
+            with self.explained():
+                connection.execute("COMMIT")
+        finally:
+            # What is not committed by now is rolled back.
+            self._transacting.discard(connection)
+            connection.close()
+
+    def look(self) -> Looking:
+        """An eye on what other connections commit, in this process or another."""
+        with self.explained():
+            self._refuse_closed()
+            return Looking(self._connect)
+
+    def close(self) -> None:
+        """Close every connection; the last process out folds the WAL back into the file."""
+        with self._mutex:
+            self._closed = True
+            while self._readers:
+                self._readers.pop().close()
+            self._writer.close()
+
+    # what a transaction is made of ------------------------------------------------------------
+
+    def write(
+        self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
+    ) -> None:
+        """Two statements for all rows, as one transaction. What they refuse is an IntegrityError, and all of it."""
+        if inner or len(rows) != 1:
+            with self._writing as cursor:
+                if inner:
+                    cursor.executemany(first, inner)
+                cursor.executemany(sql, rows)
+            return
+        with self._mutex:
+            try:
+                # A single statement is a transaction by itself.
+                self._insist(sql, rows[0])
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error as error:
+                raise self.explain(error) from error
+
+    def begin(self) -> sqlite3.Cursor:
+        """Wait for the write lock, in this process and among all, and begin."""
+        self._mutex.acquire()
+        try:
+            self._insist("BEGIN IMMEDIATE")
+        except BaseException as error:
+            self._mutex.release()
+            raise self.explain(error) from error
+        return self._cursor
+
+    def end(self, error: BaseException | None) -> None:
+        """Commit, or roll back because of an error; either way the lock is free again."""
+        try:
+            if error is None:
+                self._cursor.execute("COMMIT")
+        except BaseException as failed:
+            error = failed
+            raise self.explain(failed) from failed
+        finally:
+            # A full disk may have ended the transaction already.
+            if error is not None and self._writer.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+            self._mutex.release()
+
+    def borrow(self) -> sqlite3.Connection:
+        """A connection to read with, for one reader at a time."""
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            self._refuse_closed()
+            with self.explained():
+                reader = self._connect()
+                reader.execute("PRAGMA query_only = ON")
+            # Damaged text must be read to be found.
+            reader.text_factory = _readable
+        self._lent.add(reader)
+        return reader
+
+    def give_back(self, reader: sqlite3.Connection) -> None:
+        self._lent.discard(reader)
+        if self._closed or len(self._readers) >= _READERS_IDLE_MAX:
+            reader.close()
+        else:
+            self._readers.append(reader)
+
+    def dismiss(self, reader: sqlite3.Connection) -> None:
+        """Close a connection that failed."""
+        self._lent.discard(reader)
+        reader.close()
+
+    # inside -----------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._inherited:
+            told = "it was in use when this process was forked; fork when no run is active, or start processes by spawn"
+            raise StoreUnavailable(self.place, told)
+        # autocommit, so that transactions are exactly those written here; waiting is our own.
+        return sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            timeout=self._busy_seconds,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
+
+    def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
+        """Execute what needs the write lock. SQLite's own waiting sleeps far longer than a commit takes."""
+        self._patiently(partial(self._cursor.execute, sql, columns))
+
+    def _patiently(self, do: Callable[[], object]) -> None:
+        """Do something again and again while others hold the lock that it needs."""
+        waited, nap = 0.0, _FIRST_NAP_SECONDS
+        while True:
+            try:
+                do()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _BUSY:
+                    raise
+                if waited >= self._busy_seconds:
+                    raise StoreBusy(self.place, self._busy_seconds) from error
+            time.sleep(nap)
+            waited += nap
+            nap = min(nap * 2, _LONGEST_NAP_SECONDS)
+
+    def _prepare(self, setup: Setup) -> None:
+        writer = self._writer
+        writer.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        if writer.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise StoreUnavailable(self.place, "this file system does not support SQLite's WAL mode; use a local disk")
+        self._tune(writer)
+        application, found = self._format()
+        if found == 0 and application in (0, self._kind.application_id):
+            self._create(setup)
+        elif application != self._kind.application_id:
+            raise self._not_ours()
+        elif found > self._kind.newest:
+            raise StoreFormat(self.place, found=found, known=self._kind.newest)
+        elif found < self._kind.newest:
+            self._migrate()
+
+    def _tune(self, writer: sqlite3.Connection) -> None:
+        """What a connection needs that writes: durability, and waiting that is our own."""
+        writer.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+        writer.execute("PRAGMA fullfsync = ON")
+        writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
+        writer.execute("PRAGMA busy_timeout = 0")
+        # What is erased must be gone from the file, not only from view.
+        writer.execute("PRAGMA secure_delete = ON")
+
+    def _format(self) -> tuple[int, int]:
+        application: int = self._writer.execute("PRAGMA application_id").fetchone()[0]
+        found: int = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        return application, found
+
+    def _create(self, setup: Setup) -> None:
+        with self.writing() as writer:
+            if self._format()[1]:
+                return  # another process was first
+            if writer.execute(queries(self._kind.dialect).count_tables).fetchone()[0]:
+                raise self._not_ours()
+            _execute_script(writer, schema(self._kind.dialect))
+            writer.execute(f"PRAGMA application_id = {self._kind.application_id}")
+            writer.execute(f"PRAGMA user_version = {self._kind.newest}")
+            setup(writer)
+
+    def _not_ours(self) -> StoreUnavailable:
+        return StoreUnavailable(self.place, f"this SQLite file is not {self._kind.name}; choose another name")
+
+    def _migrate(self) -> None:
+        with self.writing() as writer:
+            self._writer.create_function("row_check", -1, row_check, deterministic=True)
+            for step in range(self._format()[1] + 1, self._kind.newest + 1):
+                _execute_script(writer, migration(self._kind.dialect, step))
+                writer.execute(f"PRAGMA user_version = {step}")
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """Turns SQLite's errors into ours; `database is locked` never reaches a caller."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeError) as error:
+            raise self.explain(error) from error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """What an error means in our words; one that is not SQLite's stays as it is."""
+        if isinstance(error, UnicodeEncodeError):
+            return ValueRefused(printable(error.object), LONE_SURROGATE)
+        if isinstance(error, UnicodeDecodeError):
+            return StoreBroken(self.place, "holds text that is none")
+        if not isinstance(error, sqlite3.Error):
+            return error
+        if isinstance(error, sqlite3.IntegrityError):
+            return error
+        if isinstance(error, sqlite3.ProgrammingError):
+            return StoreClosed(self.place) if self._closed else error
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                return StoreFull(self.place)
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+                return StoreReadOnly(self.place)
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return StoreBusy(self.place, self._busy_seconds)
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return StoreBroken(self.place, str(error))
+            case sqlite3.SQLITE_CANTOPEN:
+                return StoreUnavailable(self.place, "cannot be opened; check that its folder exists and can be written")
+            case _:
+                return StoreUnavailable(self.place, f"SQLite says: {error}")
+
+
+class Writing:
+    """A transaction as a `with` block. One serves all, for only one can be open."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> sqlite3.Cursor:
+        return self._file.begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._file.end(error)
+        if error is not None:
+            explained = self._file.explain(error)
+            if explained is not error:
+                raise explained from error
+
+
+class Reading:
+    """A connection to read with, as a `with` block; one that failed is not used again."""
+
+    __slots__ = ("_file", "_reader")
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> sqlite3.Cursor:
+        self._reader = self._file.borrow()
+        return self._reader.cursor()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._file.give_back(self._reader)
+            return
+        self._file.dismiss(self._reader)
+        explained = self._file.explain(error)
+        if explained is not error:
+            raise explained from error
+
+
+class Looking:
+    """A connection that only asks whether others committed anything."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._db: sqlite3.Connection | None = connect()
+        self._mutex = threading.Lock()
+        self._version = self._ask()
+        hears_of_forks(self)
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def after_fork_in_parent(self) -> None:
+        self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        self._mutex = threading.Lock()  # who looked is a thread of the parent's
+
+    def changed(self) -> bool:
+        before, self._version = self._version, self._ask()
+        return before != self._version
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._db is not None:
+                self._db.close()
+
+    def _ask(self) -> int | None:
+        """What SQLite counts the commits of others by. A new connection counts from elsewhere, which looks like one."""
+        try:
+            with self._mutex:
+                self._db = self._db or self._connect()
+                version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        except (sqlite3.Error, KillickError):
+            return None
+        return version
+
+
+def _readable(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def _execute_script(connection: sqlite3.Cursor, script: str) -> None:
+    """Run a script inside the open transaction; `executescript` would commit it first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""

@@ -1,0 +1,70 @@
+"""Re-reads a SQLite store row by row and says what is not as it was written. Changes nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Final
+
+from killick.model.hashing import value_hash
+from killick.store.protocol import Problem, row_check
+from killick.store.sql import queries
+from killick.store.sqlite.search_terms import damaged
+
+Q: Final = queries("sqlite")
+_CHECKED: Final = (
+    ("meta", Q.meta),
+    ("heads", Q.all_heads),
+    ("inbox", Q.all_messages),
+    ("claims", Q.all_claims),
+    ("aside", Q.all_asides),
+)
+_DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine", "feed")
+
+
+def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
+    """Every row that does not fit its checksum, that belongs to nobody, or that is gone."""
+    for (line,) in db.execute("PRAGMA integrity_check(20)"):
+        if line != "ok":
+            yield Problem(where="file", what=str(line))
+    names: dict[int, str] = {row[0]: row[1] for row in db.execute(Q.all_heads)}
+    yield from _checksums(db, names)
+    for table, number, rows in db.execute(Q.strays):
+        run = names.get(number) or f"run number {number}"
+        healed = heal and table in _DERIVED
+        yield Problem(where=table, what=f"{rows} rows belong to nothing that exists", run=run, healed=healed)
+    for number, what in damaged(db, names).items():
+        yield Problem(where="marks", what=what, run=names.get(number) or f"run number {number}", healed=heal)
+    counted, highest = db.execute(Q.count_heads).fetchone()
+    if counted != highest:
+        yield Problem(where="heads", what=f"{highest} runs were created, {counted} have a head")
+
+
+def _checksums(db: sqlite3.Cursor, names: dict[int, str]) -> Iterator[Problem]:
+    for table, query in _CHECKED:
+        for *columns, checksum in db.execute(query):
+            if row_check(*columns) != checksum:
+                number = columns[0] if isinstance(columns[0], int) else columns[2] if table == "claims" else None
+                number = number >> 32 if table == "aside" and number is not None else number
+                what = f"row {_label(columns)} is not as it was written"
+                yield Problem(where=table, what=what, run=names.get(number) if number is not None else None)
+
+
+def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:
+    """The hashes of pieces that are not what was written: those that logs use, and those that only snapshots do."""
+    used = {piece for (piece,) in db.execute(Q.log_pieces)}
+    truth: list[bytes] = []
+    derived: list[bytes] = []
+    for piece, hash_, codec, body in db.execute(Q.all_pieces):
+        if body is not None and value_hash(codec, body) != hash_:
+            (truth if piece in used else derived).append(hash_)
+    return truth, derived
+
+
+def short(hash_: object) -> str:
+    """A hash as it is named in a line; a damaged one may be no bytes at all."""
+    return hash_.hex()[:12] if isinstance(hash_, bytes) else repr(hash_)[:12]
+
+
+def _label(columns: list[object]) -> str:
+    return ", ".join(str(column) for column in columns[:2] if not isinstance(column, bytes))

@@ -1,0 +1,110 @@
+"""Which runs of a SQLite store a query wants, how many they are, and whose. Only reads.
+
+Whatever is asked for, an index leads to it in the order in which it is listed, so that a page costs what it shows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from killick.store.protocol import OWN_AGENTS, Holder, RunQuery, RunRow, RunStanding
+from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
+
+_AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
+"""What comes behind all of Killick's own agents, by name."""
+
+_SINCE: Final = "changed_at_us >= ?"
+_UNTIL: Final = "changed_at_us < ?"
+_LITERALLY: Final = str.maketrans({sign: f"\\{sign}" for sign in "\\%_"})
+
+
+def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) -> list[RunRow]:
+    """Runs that match, newest first. Of several statuses each is read by itself, and the newest of all are taken."""
+    apart = len(query.status) > 1 and query.tag is None and query.contains is None and not query.holders
+    queries = [replace(query, status=(status,)) for status in dict.fromkeys(query.status)] if apart else [query]
+    found = list[RunRow]()
+    db.execute("BEGIN")
+    for one in queries:
+        source, conditions, values = _wanted(one)
+        sql = Q.runs.format(source=source, conditions=conditions)
+        found += map(run_row_of, db.execute(sql, (SEQ_MAX if before is None else before, *values, limit)))
+    db.execute("COMMIT")
+    return sorted(found, key=lambda row: -row.number)[:limit] if apart else found
+
+
+def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
+    """How many runs there are of each status, of those that match in all else."""
+    if query.tag is not None or query.contains is not None or query.holders:
+        source, conditions, values = _wanted(replace(query, status=()))
+        return dict(db.execute(Q.counts.format(source=source, conditions=conditions), values).fetchall())
+    counts = Counter[str]()
+    conditions, times = _demanded((query.since_us, _SINCE), (query.until_us, _UNTIL))
+    sql = Q.count_standing.format(conditions=conditions)
+    for agent in agents(db) if query.agent is None else [query.agent]:
+        for status in _steps(db, Q.next_status, agent):
+            counts[status] += db.execute(sql, (agent, status, *times)).fetchone()[0]
+    return {status: count for status, count in counts.items() if count}
+
+
+def standings(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStanding]:
+    """How some runs stand, all at one time."""
+    db.execute("BEGIN")
+    found = [row for run in runs for row in db.execute(Q.standing, (run,)).fetchall()]
+    db.execute("COMMIT")
+    return {row[1]: RunStanding(head_of(row[:10]), *row[10:]) for row in found}
+
+
+def agents(db: sqlite3.Cursor) -> list[str]:
+    """The agents that have runs, one step in the index each."""
+    first = list(_steps(db, Q.next_agent, until=OWN_AGENTS))
+    return first + list(_steps(db, Q.next_agent, start=_AFTER_OWN))
+
+
+def holders(db: sqlite3.Cursor, clock_us: int, lives: Callable[[str], bool]) -> list[Holder]:
+    """Who names itself on heads."""
+    return [
+        Holder(holder=holder, runs=runs, until_us=until, lives=bool(in_time) and lives(holder))
+        for holder, runs, until, in_time in db.execute(Q.holdings, (clock_us,)).fetchall()
+    ]
+
+
+def _steps(db: sqlite3.Cursor, sql: str, *given: str, start: str = "", until: str | None = None) -> Iterator[str]:
+    """Values of an index, each found behind the one before."""
+    last: str | None = db.execute(sql, (*given, start)).fetchone()[0]
+    while last is not None and (until is None or last < until):
+        yield last
+        last = db.execute(sql, (*given, last)).fetchone()[0]
+
+
+def _wanted(query: RunQuery) -> tuple[str, str, list[str | int]]:
+    """Where a query looks, what it demands, and the values that it compares with."""
+    part = None if query.contains is None else f"%{query.contains.translate(_LITERALLY)}%"
+    conditions, values = _demanded(
+        (query.agent, "agent = ?"),
+        (query.tag, "tag = ?"),
+        (query.since_us, _SINCE),
+        (query.until_us, _UNTIL),
+        (part, "run LIKE ? ESCAPE '\\'"),
+    )
+    for column, given in (("status", query.status), ("holder", query.holders)):
+        if given:
+            conditions += f" AND {column} IN ({', '.join('?' * len(given))})"
+    if query.agent is None and query.tag is None:
+        conditions += f" AND agent NOT GLOB '{OWN_AGENTS}*'"
+    source = Q.from_held if query.holders else Q.from_runs
+    if query.tag is not None:
+        source = Q.from_tags
+    elif part is not None and not query.holders:
+        source = Q.from_heads
+    return source, conditions, [*values, *query.status, *query.holders]
+
+
+def _demanded(*demands: tuple[str | int | None, str]) -> tuple[str, list[str | int]]:
+    """Conditions, and what they compare with, where there is something."""
+    given = [(value, condition) for value, condition in demands if value is not None]
+    return "".join(f" AND {condition}" for _, condition in given), [value for value, _ in given]

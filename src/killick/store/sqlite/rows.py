@@ -1,0 +1,153 @@
+"""What SQLite's rows mean: from rows to records, and the small reads and writes that every transaction is made of."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from killick.errors import RunUnknown
+from killick.model.chunks import Blob
+from killick.store.protocol import Append, Head, Message, Row, RunRow, Snapshot, row_check
+from killick.store.sql import queries
+
+Q: Final = queries("sqlite")
+SEQ_BITS: Final = 32
+SEQ_MAX: Final = (1 << SEQ_BITS) - 1
+_TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
+LOG, SNAPSHOT = 0, 1
+"""By what a run keeps a piece alive: its log and inbox, or its snapshots."""
+
+HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
+"""number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
+
+
+def head_of(found: HeadRow) -> Head:
+    _, run, seq, hash_, epoch, base, parent, holder, until, _ = found
+    return Head(
+        run=run,
+        seq=seq,
+        hash=hash_,
+        epoch=epoch,
+        base=base,
+        parent=parent,
+        holder=holder,
+        lease_until_us=until,
+    )
+
+
+def is_there(item: Append, found: HeadRow) -> bool:
+    """Whether this very append was committed before, and its acknowledgement lost.
+
+    Two creators may write the same first event in the same instant; only the one that holds the run made it.
+    """
+    made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
+    return made and (found[2], found[3]) == item.last
+
+
+def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
+    """The head after these events, and what the statement needs: the head as seen, the last event, the checksum."""
+    number, run, after, before, epoch, base, parent, holder, until, removed = head
+    row = rows[-1]
+    seq, hash_ = row.seq, row.hash
+    moved = (number, run, seq, hash_, epoch, base, parent, holder, until, removed)
+    checksum = row_check(*moved)
+    return moved, (number, after, before, epoch, holder, until, seq, row.body, row.data, hash_, checksum)
+
+
+def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """The events before the last one, which moves the head past all of them."""
+    first = head[0] << SEQ_BITS
+    return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-1]]
+
+
+def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
+    """A head as somebody else's, or nobody's."""
+    number, run, seq, hash_, before, base, parent, _, _, removed = head
+    return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
+
+
+def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
+    """Write who holds a run; where its log ends stays as it is."""
+    number, _, _, _, epoch, _, _, holder, until, removed = row
+    db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
+
+
+def head_found(db: sqlite3.Cursor, run: str) -> HeadRow:
+    found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+    if found is None or found[9]:
+        raise RunUnknown(run)
+    return found
+
+
+def number_of(db: sqlite3.Cursor, run: str) -> int | None:
+    found = db.execute(Q.head, (run,)).fetchone()
+    return None if found is None or found[9] else int(found[0])
+
+
+def number_known(db: sqlite3.Cursor, run: str) -> int:
+    return head_found(db, run)[0]
+
+
+def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
+    """The chain's hash at a seq, looked for through the lineage of forks."""
+    if seq > head[2]:
+        return None
+    while seq <= head[5] and head[6] is not None:
+        head = head_found(db, head[6])
+    found = db.execute(Q.event, ((head[0] << SEQ_BITS) + seq,)).fetchone()
+    return None if found is None else bytes(found[3])
+
+
+def put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob]) -> None:
+    if pieces:
+        db.executemany(Q.put_piece, [(piece.hash, piece.codec, piece.body) for piece in pieces])
+        db.executemany(Q.use_piece, [(number, kind, piece.hash) for piece in pieces])
+
+
+def erase(db: sqlite3.Cursor, id_: int) -> None:
+    """Empty an event's data, also where a repair set the event aside."""
+    db.execute(Q.erase_event, (id_,))
+    for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
+        columns = (id_, body, None, hash_)
+        db.execute(Q.put_aside, (*columns, row_check(*columns)))
+
+
+def mark(db: sqlite3.Cursor, number: int, message: int, taken: int | None) -> None:
+    found = db.execute(Q.message, (number, message)).fetchone()
+    if found is not None:
+        db.execute(Q.mark_message, (taken, row_check(number, *found[:6], taken), number, message))
+
+
+def message_of(run: str, row: tuple[Any, ...]) -> Message:
+    number, id_, name, body, by, at_us, taken = row
+    return Message(run=run, number=number, id=id_, name=name, body=body, by=by, at_us=at_us, taken=taken)
+
+
+def snapshot_of(row: tuple[int, int, bytes, bytes]) -> Snapshot:
+    seq, fold, hash_, root = row
+    return Snapshot(seq=seq, fold=fold, hash=hash_, root=root)
+
+
+def run_row(db: sqlite3.Cursor, number: int) -> RunRow | None:
+    found = db.execute(Q.run_row, (number,)).fetchone()
+    return None if found is None else run_row_of(found)
+
+
+def run_row_of(row: tuple[Any, ...]) -> RunRow:
+    number, run, agent, status, priority, wake, started, changed, tags, delivered, checksum = row
+    if row_check(number, delivered) != checksum:
+        delivered = -1
+    return RunRow(
+        number=number, run=run, agent=agent, status=status, priority=priority, wake_at_us=wake,
+        started_at_us=started, changed_at_us=changed, tags=tags_of(tags), delivered=delivered,
+    )  # fmt: skip
+
+
+def tags_of(text: str) -> tuple[str, ...]:
+    try:
+        return _TAGS.decode(text)
+    except msgspec.DecodeError:
+        return (text,)  # a damaged copy of what the log says: verification finds the difference and writes it anew

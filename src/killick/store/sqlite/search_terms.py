@@ -1,0 +1,128 @@
+"""Marks in SQLite: which runs are behind, writing theirs, and finding events by several terms at once.
+
+Knows terms as numbers only. Marks are derived: a damaged one costs its run all of its marks, and they are made again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Final
+
+from killick.store.protocol import Behind, TermBatch, TermPosition, row_check
+from killick.store.sqlite.rows import SEQ_MAX, Q
+
+_LAST: Final = (1 << 63) - 1
+"""Later than any time, and more than any number."""
+
+_TOGETHER: Final = 500
+"""Runs whose marks one statement drops."""
+
+_Row = tuple[int, int, int, int]
+Key = tuple[int, int, int]
+"""at_us, number, seq: the order of time, and the same for every term of an event."""
+
+
+def unmarked(db: sqlite3.Cursor, after: int, limit: int) -> list[Behind]:
+    rows = db.execute(Q.unmarked, (after, limit)).fetchall()
+    return [Behind(number=number, run=run, base=base, marked=seq) for number, run, base, seq in rows]
+
+
+def mark(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
+    """Write the marks of some runs, but of none where somebody else was first."""
+    fresh: set[_Row] = set()
+    for item in items:
+        found = db.execute(Q.marked_to, (item.run,)).fetchone()
+        if found is None:
+            continue
+        number, base, seq, total = found
+        if item.anew:
+            forget(db, [number])
+            seq, total = base, 0
+        if seq != item.after:
+            continue
+        rows = {(each.term, each.at_us, number, each.seq) for each in item.marks}
+        if seq == base:
+            fresh |= rows
+        else:
+            # A mark may be there already; it counts once.
+            rows = {row for row in rows if db.execute(Q.put_mark, row).rowcount}
+        _put_marked(db, number, item.up_to, total + sum(row_check(*row) for row in rows))
+    # In their own order, for then those that lie side by side are written together.
+    db.executemany(Q.put_mark, sorted(fresh))
+
+
+def _put_marked(db: sqlite3.Cursor, number: int, seq: int, total: int) -> None:
+    db.execute(Q.put_marked, (number, seq, total, row_check(number, seq, total)))
+
+
+def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
+    """Drop all marks of some runs, which reads every mark there is: only removal, erasure and repair need it."""
+    for first in range(0, len(numbers), _TOGETHER):
+        some = numbers[first : first + _TOGETHER]
+        places = ", ".join("?" * len(some))
+        for drop in (Q.drop_marks, Q.drop_marked):
+            db.execute(drop.format(numbers=places), some)
+
+
+def sweep(db: sqlite3.Cursor) -> None:
+    """Drop what removed runs left."""
+    forget(db, [number for (number,) in db.execute(Q.dead_marked).fetchall()])
+
+
+# finding ------------------------------------------------------------------------------------------
+
+
+def marked(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int, start: Key) -> Iterator[TermPosition]:
+    """The newest event at or before `start` that bears a term of every group, then the one before it, and so on.
+
+    Each group names its newest candidate in turn and the others jump to it, so what is passed over costs no more
+    than the rarest group has marks.
+    """
+    runs: dict[int, str | None] = {}
+    key, agreed = start, 0
+    for terms in cycle(all_of):
+        found = _newest(db, terms, key)
+        if found is None or found[0] < since_us:
+            return
+        agreed = agreed + 1 if found == key else 1
+        key = found
+        if agreed < len(all_of):
+            continue
+        at_us, number, seq = key
+        if number not in runs:
+            named = db.execute(Q.marked_run, (number,)).fetchone()
+            runs[number] = None if named is None else str(named[0])
+        run = runs[number]
+        if run is not None:
+            yield TermPosition(at_us, number, seq, run)
+        key, agreed = (at_us, number, seq - 1), 0
+
+
+def _newest(db: sqlite3.Cursor, terms: Collection[int], key: Key) -> Key | None:
+    found = (db.execute(Q.newest_mark, (term, *key)).fetchone() for term in terms)
+    return max((each for each in found if each is not None), default=None)
+
+
+def start_of(until_us: int | None, before: TermPosition | None) -> Key:
+    """Where a question begins: before a time and below a cursor."""
+    first = (_LAST, _LAST, SEQ_MAX) if until_us is None else (until_us, 0, -1)
+    return first if before is None else min(first, (before.at_us, before.number, before.seq - 1))
+
+
+# checking -----------------------------------------------------------------------------------------
+
+
+def damaged(db: sqlite3.Cursor, names: Mapping[int, str]) -> dict[int, str]:
+    """Runs, by number, whose marks are not as they were written, and how one says so."""
+    totals: Counter[int] = Counter()
+    for number, term, at_us, seq in db.execute(Q.all_marks):
+        totals[number] += row_check(term, at_us, number, seq)
+    wrong: dict[int, str] = {}
+    for number, seq, total, checksum in db.execute(Q.all_marked):
+        if row_check(number, seq, total) != checksum or totals[number] != total or number not in names:
+            wrong[number] = "the marks are not as they were written"
+        totals.pop(number, None)
+    return wrong | dict.fromkeys(totals, "has marks that nobody wrote")

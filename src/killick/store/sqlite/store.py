@@ -1,0 +1,550 @@
+"""The embedded default: one SQLite file in WAL mode, shared by threads and processes.
+
+Owns the transactions: what is read and written in each. Knows no event types.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from killick.clock import Clock, SystemClock
+from killick.errors import LogError, RunBusy, StoreBroken, StoreError
+from killick.ids import Ids, RandomIds
+from killick.model.chunks import Blob
+from killick.store.liveness import Holders
+from killick.store.notify import Bells
+from killick.store.protocol import (
+    ENDED,
+    READ_LIMIT,
+    Append,
+    Behind,
+    Claimed,
+    Condition,
+    Delivered,
+    Delivery,
+    Durability,
+    Head,
+    Holder,
+    Message,
+    Opening,
+    OutboxItem,
+    Owner,
+    Problem,
+    References,
+    Row,
+    RunIndex,
+    RunQuery,
+    RunRow,
+    RunStanding,
+    Snapshot,
+    TermBatch,
+    TermPosition,
+    UniqueRight,
+    lease_clock_us,
+    row_check,
+)
+from killick.store.sqlite import listing
+from killick.store.sqlite import search_terms as marks
+from killick.store.sqlite.conditions import conditions
+from killick.store.sqlite.due import DueQuery, due, soonest_us
+from killick.store.sqlite.file import SqliteFile
+from killick.store.sqlite.inspect import damaged_pieces, inspect, short
+from killick.store.sqlite.rows import (
+    LOG,
+    SEQ_BITS,
+    SEQ_MAX,
+    SNAPSHOT,
+    HeadRow,
+    Q,
+    head_found,
+    head_of,
+    hold,
+    leased,
+    message_of,
+    number_known,
+    number_of,
+    run_row,
+    snapshot_of,
+)
+from killick.store.sqlite.transaction import SqliteTransaction, joining, transaction
+from killick.store.sqlite.writes import Rung, Writes, bare
+
+
+class SqliteStore:
+    """A store in one file. Several processes may open the same file at once."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: Durability = "power",
+        busy_seconds: float = 60.0,
+        create: bool = True,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        ids = ids or RandomIds()
+
+        def setup(writer: sqlite3.Cursor) -> None:
+            for key, value in (("id", ids.new("store").encode()), ("secret_key", ids.key())):
+                writer.execute(Q.put_meta, (key, value, row_check(key, value)))
+
+        path = Path(path)
+        self._file = SqliteFile(path, durability=durability, busy_seconds=busy_seconds, create=create, setup=setup)
+        try:
+            with self._file.reading() as db:
+                meta = {key: value for key, value, checksum in db.execute(Q.meta) if row_check(key, value) == checksum}
+            if meta.keys() != {"id", "secret_key"}:
+                raise StoreBroken(self.place, "its own id or key is damaged")
+        except BaseException:
+            self._file.close()
+            raise
+        self.id: str = meta["id"].decode()
+        self.secret_key: bytes = meta["secret_key"]
+        self._holders = Holders(path)
+        self._bells = Bells(path, look=self._file.look)
+        self._writes = Writes(self.place, holders=self._holders, clock=self._clock)
+
+    @property
+    def place(self) -> str:
+        return self._file.place
+
+    @property
+    def proves_life(self) -> bool:
+        return True
+
+    def now_us(self) -> int:
+        return lease_clock_us(self._clock)
+
+    def close(self) -> None:
+        self._bells.close()
+        self._holders.close()
+        self._file.close()
+
+    # the log ----------------------------------------------------------------------------------
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        made = bare(self._writes.seen, items)
+        if made is not None:
+            try:
+                self._file.write(Q.put_event, made.inner, Q.lengthen, made.last)
+            except sqlite3.IntegrityError:
+                pass  # some head is not as it was seen any more: nothing is written, and each is looked at
+            else:
+                self._writes.seen.update(made.moves)
+                return [head_of(moved) for moved in made.moves.values()]
+        rung = Rung()
+        with self._file.writing() as db:
+            heads = [self._writes.append(db, item, rung) for item in items]
+        self._bells.ring(rung)
+        return heads
+
+    def head(self, run: str) -> Head | None:
+        with self._file.reading() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+        return None if found is None or found[9] else head_of(found)
+
+    def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
+        with self._file.reading() as db:
+            return [(found[0], head_of(found)) for found in db.execute(Q.heads, (after, limit))]
+
+    def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            if number is None:
+                return []
+            first = number << SEQ_BITS
+            span = (first + after, first + SEQ_MAX, min(limit, READ_LIMIT))
+            rows = db.execute(Q.events if data else Q.bodies, span)
+            return [Row(*row) for row in rows.fetchall()]
+
+    def row(self, run: str, seq: int) -> Row | None:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            found = None if number is None else db.execute(Q.event, ((number << SEQ_BITS) + seq,)).fetchone()
+        return None if found is None else Row(*found)
+
+    def opening(self, run: str, *, fold: int) -> Opening | None:
+        with self._file.reading() as db:
+            # Both statements see the same moment.
+            db.execute("BEGIN")
+            found = db.execute(Q.opening, (fold, run)).fetchone()
+            rows = list[Row]()
+            if found is not None and not found[9]:
+                first = found[0] << SEQ_BITS
+                rows = [Row(*row) for row in db.execute(Q.events, (first + (found[11] or 0), first + SEQ_MAX, -1))]
+            db.execute("COMMIT")
+        if found is None or found[9]:
+            return None
+        snapshot = None if found[11] is None else snapshot_of(found[11:])
+        return Opening(head=head_of(found[:10]), quarantined=found[10], snapshot=snapshot, rows=rows)
+
+    # transactions of others -------------------------------------------------------------------
+
+    def transaction(self) -> AbstractContextManager[SqliteTransaction]:
+        return transaction(self._file, self._writes, self._bells.ring)
+
+    def joining(self, connection: Any) -> SqliteTransaction:
+        return joining(connection, self._file, self._writes)
+
+    # values -----------------------------------------------------------------------------------
+
+    def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
+        with self._file.reading() as db:
+            found = (db.execute(Q.piece, (hash_,)).fetchone() for hash_ in hashes)
+            return {row[0]: Blob(*row) for row in found if row is not None}
+
+    def references(self, run: str) -> References:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            rows = [] if number is None else db.execute(Q.uses, (number,)).fetchall()
+        return References(*({hash_ for kind, hash_ in rows if kind == wanted} for wanted in (LOG, SNAPSHOT)))
+
+    def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[2] != at:
+                return False
+            if db.execute(Q.last_message, (found[0],)).fetchone()[0] != delivered:
+                return False
+            db.execute(Q.drop_log_uses, (found[0],))
+            db.executemany(Q.use_piece, [(found[0], LOG, hash_) for hash_ in hashes])
+            return True
+
+    def sweep(self, *, limit: int = READ_LIMIT) -> int:
+        with self._file.writing() as db:
+            marks.sweep(db)
+            return db.execute(Q.sweep, (limit,)).rowcount
+
+    # snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            found = None if number is None else db.execute(Q.snapshot, (number, fold, at)).fetchone()
+        return None if found is None else snapshot_of(found)
+
+    def snapshots(self, run: str) -> list[Snapshot]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            return [] if number is None else [snapshot_of(row) for row in db.execute(Q.snapshots, (number,))]
+
+    def forget_snapshots(self, run: str) -> None:
+        with self._file.writing() as db:
+            number = number_known(db, run)
+            db.execute(Q.drop_snapshots, (number,))
+            db.execute(Q.drop_snapshot_uses, (number,))
+
+    # marks ------------------------------------------------------------------------------------
+
+    def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
+        with self._file.reading() as db:
+            return marks.unmarked(db, after, limit)
+
+    def mark(self, items: Sequence[TermBatch]) -> None:
+        with self._file.writing() as db:
+            marks.mark(db, items)
+
+    def marked(
+        self,
+        all_of: Sequence[Collection[int]],
+        *,
+        since_us: int | None = None,
+        until_us: int | None = None,
+        before: TermPosition | None = None,
+        limit: int = READ_LIMIT,
+    ) -> list[TermPosition]:
+        start = marks.start_of(until_us, before)
+        with self._file.reading() as db:
+            return list(islice(marks.marked(db, all_of, 0 if since_us is None else since_us, start), limit))
+
+    # leases -----------------------------------------------------------------------------------
+
+    def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
+        with self._file.writing() as db:
+            found = head_found(db, run)
+            self._holders.hold(holder)
+            if found[4] != handed and self._held(found[7], found[8]):
+                raise RunBusy(run, holder=str(found[7]))
+            return head_of(self._take(db, found, holder, seconds))
+
+    def claim(
+        self,
+        holder: str,
+        *,
+        now_us: int,
+        seconds: float,
+        limit: int,
+        agents: Collection[str] | None = None,
+        room: Mapping[str, int] | None = None,
+    ) -> list[Claimed]:
+        wanted, room = self._wanted(now_us, agents, room or {}), dict(room or {})
+        with self._file.reading() as db:
+            if not due(db, wanted, min(limit, 1)):
+                return []
+        taken = list[Claimed]()
+        with self._file.writing() as db:
+            self._holders.hold(holder)
+            while some := due(db, wanted, limit - len(taken)):
+                for one in some:
+                    agent, left = one.row.agent, one.head[7:9]
+                    if room.get(agent, 1) > 0:
+                        head = head_of(self._take(db, one.head, holder, seconds))
+                        taken.append(Claimed(head=head, row=one.row, left=left[0], left_until_us=left[1]))
+                    if agent in room:
+                        room[agent] -= 1
+                # Where an agent's room was not enough, others may be due behind its runs.
+                wanted = self._wanted(now_us, agents, room)
+        return taken
+
+    def _take(self, db: sqlite3.Cursor, found: HeadRow, holder: str, seconds: float) -> HeadRow:
+        moved = leased(found, holder, self._writes.until_us(seconds), epoch=found[4] + 1)
+        hold(db, moved)
+        self._writes.see(moved)
+        return moved
+
+    def _wanted(self, now_us: int, agents: Collection[str] | None, room: Mapping[str, int]) -> DueQuery:
+        barred = frozenset(agent for agent, free in room.items() if free <= 0)
+        wanted = None if agents is None else frozenset(agents)
+        return DueQuery(now_us, self.now_us(), cache(self._holders.lives), wanted, barred)
+
+    def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
+        with self._file.writing() as db:
+            until = self._writes.until_us(seconds)
+            held: list[HeadRow] = db.execute(Q.held, (holder, self.now_us())).fetchall()
+            kept = [leased(head, holder, until) for head in held if head[1] in runs]
+            for head in kept:
+                hold(db, head)
+                self._writes.see(head)
+            return {head[1]: head[4] for head in kept}
+
+    def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[4] != epoch or found[7] is None or holder not in (None, found[7]):
+                return
+            hold(db, leased(found, found[7], 0) if left else leased(found, None, None))
+            row = run_row(db, found[0])
+        if left or (row is not None and row.wake_at_us is not None and row.status not in ENDED):
+            self._bells.ring([run])
+
+    def lives(self, holder: str) -> bool:
+        return self._holders.lives(holder)
+
+    def _held(self, holder: str | None, until_us: int | None) -> bool:
+        """A lease ends with its time or with its holder's life, whichever is first."""
+        if holder is None or (until_us is not None and until_us <= self.now_us()):
+            return False
+        return self._holders.lives(holder)
+
+    # the inbox --------------------------------------------------------------------------------
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        rung = Rung()
+        with self._file.writing() as db:
+            delivered = [self._writes.deliver(db, delivery, rung) for delivery in deliveries]
+        self._bells.ring(rung)
+        return delivered
+
+    def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            return (
+                []
+                if number is None
+                else [message_of(run, m) for m in db.execute(Q.inbox, (number, after, name, limit))]
+            )
+
+    def message(self, run: str, id: str) -> Message | None:  # noqa: A002
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            found = None if number is None else db.execute(Q.message_by_id, (number, id)).fetchone()
+        return None if found is None else message_of(run, found)
+
+    def messages(self, run: str) -> list[Message]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            return [] if number is None else [message_of(run, m) for m in db.execute(Q.messages, (number,))]
+
+    # finding ----------------------------------------------------------------------------------
+
+    def owner(self, claim: UniqueRight) -> Owner | None:
+        with self._file.reading() as db:
+            found = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
+        return None if found is None else Owner(*found)
+
+    def claimed(self, run: str) -> dict[UniqueRight, int]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            rows = [] if number is None else db.execute(Q.claims_of, (number,)).fetchall()
+        return {UniqueRight(space, key): seq for space, key, seq in rows}
+
+    def index(self, run: str) -> RunRow | None:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            return None if number is None else run_row(db, number)
+
+    def tags(self, run: str) -> set[str]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            return set() if number is None else {row[0] for row in db.execute(Q.tags_of, (number,))}
+
+    def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (run,)).fetchone()
+            if found is None or found[9] or found[2] != at:
+                return False
+            number = found[0]
+            counted: int = db.execute(Q.last_message, (number,)).fetchone()[0]
+            db.execute(Q.drop_tags, (number,))
+            db.execute(Q.drop_run, (number,))
+            self._writes.put_index(db, number, index, delivered=counted)
+        self._bells.ring([run])
+        return True
+
+    def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
+        with self._file.reading() as db:
+            return listing.listed(db, query, before, limit)
+
+    def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
+        with self._file.reading() as db:
+            return listing.standings(db, runs)
+
+    def counts(self, query: RunQuery) -> dict[str, int]:
+        with self._file.reading() as db:
+            return listing.counted(db, query)
+
+    def agents(self) -> list[str]:
+        with self._file.reading() as db:
+            return listing.agents(db)
+
+    def holders(self) -> list[Holder]:
+        with self._file.reading() as db:
+            return listing.holders(db, self.now_us(), self._holders.lives)
+
+    def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
+        with self._file.reading() as db:
+            return [one.row for one in due(db, self._wanted(now_us, agents, {}), limit)]
+
+    def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
+        with self._file.reading() as db:
+            return soonest_us(db, agents)
+
+    def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
+        return self._bells.watch(ring)
+
+    # the feed ---------------------------------------------------------------------------------
+
+    def feed(
+        self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
+    ) -> list[OutboxItem]:
+        wanted = "" if kinds is None else f"AND kind IN ({', '.join('?' * len(kinds))})"
+        with self._file.reading() as db:
+            rows = db.execute(Q.feed.format(kinds=wanted), (after, *(kinds or ()), min(limit, READ_LIMIT))).fetchall()
+        return [OutboxItem(position=position, run=run, seq=seq, kind=kind) for position, run, seq, kind in rows]
+
+    def feed_end(self) -> int:
+        with self._file.reading() as db:
+            return int(db.execute(Q.feed_end).fetchone()[0])
+
+    def trim_feed(self, up_to: int) -> int:
+        with self._file.writing() as db:
+            return db.execute(Q.trim_feed, (up_to,)).rowcount
+
+    # keeping ----------------------------------------------------------------------------------
+
+    def quarantine(self, run: str, reason: str | None) -> None:
+        with self._file.writing() as db:
+            number = number_known(db, run)
+            if reason is None:
+                db.execute(Q.drop_quarantine, (number,))
+            else:
+                db.execute(Q.put_quarantine, (number, reason))
+        if reason is None:
+            self._bells.ring([run])
+
+    def quarantined(self, run: str) -> str | None:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            found = None if number is None else db.execute(Q.quarantined, (number,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
+        with self._file.writing() as db:
+            found: HeadRow | None = db.execute(Q.head, (head.run,)).fetchone()
+            if found is not None and min([head.seq, *(row.seq for row in rows)]) <= found[2]:
+                raise StoreError(f"{head.run}: a repair moves the head forward, {found[2]} to {head.seq} does not")
+            number = db.execute(Q.next_number).fetchone()[0] if found is None else found[0]
+            first = number << SEQ_BITS
+            for seq, body, data, hash_ in db.execute(Q.events, (first + keep, first + SEQ_MAX, -1)).fetchall():
+                columns = (first + seq, body, data, hash_)
+                db.execute(Q.put_aside, (*columns, row_check(*columns)))
+            db.execute(Q.drop_events, (first + keep, first + SEQ_MAX))
+            for row in rows:
+                db.execute(Q.put_event, (first + row.seq, row.body, row.data, row.hash))
+            lease = (head.holder, head.lease_until_us, 0)
+            moved = (number, head.run, head.seq, head.hash, head.epoch, head.base, head.parent, *lease)
+            db.execute(Q.drop_head, (number,))
+            db.execute(Q.put_head, (*moved, row_check(*moved)))
+            marks.forget(db, [number])
+
+    def aside(self, run: str) -> list[Row]:
+        with self._file.reading() as db:
+            number = number_of(db, run)
+            if number is None:
+                return []
+            first = number << SEQ_BITS
+            return [Row(*row) for row in db.execute(Q.asides, (first, first + SEQ_MAX))]
+
+    def remove(self, run: str) -> None:
+        with self._file.writing() as db:
+            found = head_found(db, run)
+            if db.execute(Q.has_fork, (run,)).fetchone():
+                raise StoreError(f"{run}: a fork stands on it; remove the fork first")
+            number = found[0]
+            first = number << SEQ_BITS
+            db.execute(Q.drop_events, (first, first + SEQ_MAX))
+            for drop in (
+                Q.drop_tags,
+                Q.drop_uses,
+                Q.drop_snapshots,
+                Q.drop_messages,
+                Q.drop_run,
+                Q.drop_quarantine,
+                Q.drop_told,
+            ):
+                db.execute(drop, (number,))
+            hold(db, (*found[:7], None, None, 1))
+
+    def inspect(self, *, heal: bool = False) -> list[Problem]:
+        with self._file.reading() as db:
+            found = list(inspect(db, heal=heal))
+            damaged = damaged_pieces(db)
+        for hashes, healed in zip(damaged, (False, heal), strict=True):
+            what = "value {} does not match its hash"
+            found += [Problem(where="pieces", what=what.format(short(h)), healed=healed) for h in hashes]
+        if any(problem.healed for problem in found):
+            with self._file.writing() as db:
+                names = {row[0]: row[1] for row in db.execute(Q.all_heads)}
+                marks.forget(db, list(marks.damaged(db, names)))
+                db.executemany(Q.drop_piece, [(hash_,) for hash_ in damaged[1]])
+                for clear in (
+                    Q.clear_uses,
+                    Q.clear_runs,
+                    Q.clear_tags,
+                    Q.clear_snapshots,
+                    Q.clear_quarantine,
+                    Q.clear_feed,
+                ):
+                    db.execute(clear)
+        return found
+
+    def conditions(self) -> list[Condition]:
+        return conditions(self._file)

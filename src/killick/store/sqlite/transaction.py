@@ -1,0 +1,107 @@
+"""Transactions on a SQLite store in which others write as well: on a connection of ours, or on their own.
+
+Owns who may end one, and which connection may be joined. What is written of the store is in `sqlite_writes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from killick.errors import LogError, StoreError
+from killick.store.protocol import Append, Delivered, Delivery, Head
+from killick.store.sqlite.file import SqliteFile
+from killick.store.sqlite.writes import Rung, Writes
+
+NOT_YOURS: Final = (
+    "this transaction is committed when the tool returns and rolled back when it raises; "
+    "take out its own BEGIN, COMMIT, commit(), rollback(), or `with connection`"
+)
+
+
+class SqliteTransaction:
+    """A transaction that is open on a connection."""
+
+    def __init__(self, connection: sqlite3.Connection, file: SqliteFile, writes: Writes) -> None:
+        self.connection = connection
+        self.rung: Rung = []
+        self.was_denied = False
+        self._file = file
+        self._writes = writes
+
+    @property
+    def is_open(self) -> bool:
+        try:
+            return self.connection.in_transaction
+        except sqlite3.ProgrammingError:
+            return False
+
+    @property
+    def path(self) -> str:
+        """The file that the connection is to; empty for none."""
+        with self._cursor() as db:
+            return next(str(path) for _, name, path in db.execute("PRAGMA database_list") if name == "main")
+
+    def append(self, items: Sequence[Append]) -> list[Head | LogError]:
+        with self._cursor() as db:
+            return [self._writes.append(db, item, self.rung) for item in items]
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
+        with self._cursor() as db:
+            return [self._writes.deliver(db, delivery, self.rung) for delivery in deliveries]
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Generator[sqlite3.Cursor, None, None]:
+        """Rows and texts as we read them, however the connection's owner reads theirs."""
+        texts, self.connection.text_factory = self.connection.text_factory, str
+        try:
+            with self._file.explained():
+                cursor = self.connection.cursor()
+                cursor.row_factory = None
+                yield cursor
+        finally:
+            self.connection.text_factory = texts
+
+    def authorize(self, action: int, *_: str | None) -> int:
+        """Asked by SQLite before each statement: what would end the transaction is refused."""
+        if action != sqlite3.SQLITE_TRANSACTION:
+            return sqlite3.SQLITE_OK
+        self.was_denied = True
+        return sqlite3.SQLITE_DENY
+
+
+@contextlib.contextmanager
+def transaction(
+    file: SqliteFile, writes: Writes, ring: Callable[[Rung], None]
+) -> Generator[SqliteTransaction, None, None]:
+    """A transaction on a connection of our own, which only the end of the block ends."""
+    with file.transacting() as connection:
+        opened = SqliteTransaction(connection, file, writes)
+        connection.set_authorizer(opened.authorize)
+        try:
+            yield opened
+        except sqlite3.DatabaseError as error:
+            if opened.was_denied:
+                raise StoreError(NOT_YOURS) from error
+            raise
+        finally:
+            with contextlib.suppress(sqlite3.ProgrammingError):  # somebody closed it
+                connection.set_authorizer(None)
+    ring(opened.rung)
+
+
+def joining(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
+    """Take part in a transaction on somebody's own connection, if it is one to the very same file."""
+    if not isinstance(connection, sqlite3.Connection):
+        kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        raise StoreError(f"{file.place}: tx= takes a sqlite3.Connection to this file, not a {kind}")
+    joined = SqliteTransaction(connection, file, writes)
+    path = joined.path
+    if not path or not file.path.exists() or not Path(path).samefile(file.path):
+        raise StoreError(f"{file.place}: tx= is a connection to {path or 'memory'}; open one to this file")
+    if not connection.in_transaction:
+        raise StoreError(f"{file.place}: no transaction is open on tx=; execute BEGIN IMMEDIATE on it first")
+    return joined

@@ -1,0 +1,296 @@
+"""What a transaction writes into a SQLite store: appends and messages, on whatever cursor it is open.
+
+Checks before it writes. Begins and commits nothing; tells its caller for which runs to ring once that is done.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from killick.clock import Clock
+from killick.errors import (
+    AlreadyClaimed,
+    EpochStale,
+    HeadMoved,
+    LogError,
+    MessageGone,
+    RunExists,
+    RunUnknown,
+    StoreBroken,
+)
+from killick.store.liveness import Holders
+from killick.store.protocol import (
+    ENDED,
+    FEED_RANG,
+    Append,
+    Delivered,
+    Delivery,
+    Head,
+    Owner,
+    RunIndex,
+    UniqueRight,
+    lease_clock_us,
+    row_check,
+)
+from killick.store.sqlite.rows import (
+    LOG,
+    SEQ_BITS,
+    SNAPSHOT,
+    HeadRow,
+    Q,
+    erase,
+    hash_at,
+    head_of,
+    hold,
+    inner_rows,
+    is_there,
+    leased,
+    lengthened,
+    mark,
+    message_of,
+    number_of,
+    put_pieces,
+    run_row,
+)
+
+SEEN_MAX: Final = 10_000
+
+Rung = list[str]
+"""Runs to ring for after the commit; "" where something was told."""
+
+
+class Writes:
+    """The appends and deliveries of a store. `seen` are heads as they were last seen: a guess, checked by the file."""
+
+    def __init__(self, place: str, *, holders: Holders, clock: Clock) -> None:
+        self.seen: dict[str, HeadRow] = {}
+        self._place, self._holders, self._clock = place, holders, clock
+
+    def see(self, head: HeadRow) -> None:
+        if len(self.seen) >= SEEN_MAX:
+            self.seen.clear()
+        self.seen[head[1]] = head
+
+    def until_us(self, seconds: float) -> int | None:
+        """When a lease that is taken now ends."""
+        return None if math.isinf(seconds) else lease_clock_us(self._clock) + round(seconds * 1_000_000)
+
+    # appends ----------------------------------------------------------------------------------
+
+    def append(self, db: sqlite3.Cursor, item: Append, rung: Rung) -> Head | LogError:
+        """Check everything, then write everything: a refused item has written nothing."""
+        group = item.group
+        for one in group:
+            _check_numbers(one)
+        found: HeadRow | None = db.execute(Q.head, (item.run,)).fetchone()
+        if found is not None and not found[9] and item.rows and is_there(item, found):
+            return head_of(found)
+        wanted: dict[UniqueRight, Owner] = {}
+        refused = self._refuse(db, item, found, wanted)
+        if refused is not None:
+            return refused
+        others: list[tuple[Append, HeadRow | None]] = []
+        for one in item.also:
+            others.append((one, db.execute(Q.head, (one.run,)).fetchone()))
+            refused = self._refuse(db, *others[-1], wanted)
+            if refused is not None:
+                return refused
+        head = self._put(db, item, found, rung)
+        for one, there in others:
+            self._put(db, one, there, rung)
+        for one in group:
+            for sent in one.sends:
+                self.deliver(db, sent, rung)
+        return head
+
+    def _refuse(
+        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, wanted: dict[UniqueRight, Owner]
+    ) -> LogError | None:
+        if item.birth is not None:
+            refused = RunExists(item.run) if found is not None else self._refuse_birth(db, item)
+        elif found is None or found[9]:
+            refused = RunUnknown(item.run)
+        elif found[4] != item.epoch:
+            refused = EpochStale(item.run, held=item.epoch, actual=found[4])
+        elif found[2] != item.after or found[3] != item.before:
+            refused = HeadMoved(item.run, expected=item.after, actual=found[2])
+        else:
+            refused = None
+        return refused or self._refuse_rights(db, item, found, wanted)
+
+    def _refuse_birth(self, db: sqlite3.Cursor, item: Append) -> LogError | None:
+        assert item.birth is not None
+        parent = item.birth.parent
+        if parent is None:
+            return HeadMoved(item.run, expected=item.after, actual=0) if item.after else None
+        standing: HeadRow | None = db.execute(Q.head, (parent,)).fetchone()
+        if standing is None or standing[9]:
+            return RunUnknown(parent)
+        if hash_at(db, standing, item.after) != item.before:
+            return HeadMoved(parent, expected=item.after, actual=standing[2])
+        return None
+
+    def _refuse_rights(
+        self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, wanted: dict[UniqueRight, Owner]
+    ) -> LogError | None:
+        for claim in item.claims:
+            owned = db.execute(Q.owner, (claim.space, claim.key)).fetchone()
+            owner = wanted.get(claim) or (None if owned is None else Owner(*owned))
+            if owner is not None and not (claim in item.releases and owner.run == item.run):
+                return AlreadyClaimed(item.run, space=claim.space, owner=owner.run, seq=owner.seq)
+        wanted |= {claim: Owner(item.run, item.last[0]) for claim in item.claims}
+        for number in item.takes:
+            message = found and db.execute(Q.message, (found[0], number)).fetchone()
+            if message is None or (message[6] is not None and number not in item.returns):
+                return MessageGone(item.run, number)
+        return None
+
+    def _put(self, db: sqlite3.Cursor, item: Append, found: HeadRow | None, rung: Rung) -> Head:
+        try:
+            return self._write(db, found or self._give_birth(db, item), item, rung)
+        except sqlite3.IntegrityError as error:
+            reason = f"{item.run}: something stands where the next event belongs ({error})"
+            raise StoreBroken(self._place, reason) from error
+
+    def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
+        """A head that stands before the first event."""
+        birth = item.birth
+        assert birth is not None
+        if birth.holder is not None:
+            self._holders.hold(birth.holder)
+        number: int = db.execute(Q.next_number).fetchone()[0]
+        until = self.until_us(birth.lease_seconds) if birth.holder is not None else None
+        epoch = 1 if birth.holder is not None else 0
+        at, lease = (item.after, item.before), (birth.holder, until)
+        row: HeadRow = (number, item.run, *at, epoch, item.after, birth.parent, *lease, 0)
+        db.execute(Q.put_head, (*row, row_check(*row)))
+        return row
+
+    def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append, rung: Rung) -> Head:
+        """Everything that an accepted append brings; most bring rows alone."""
+        number = head[0]
+        if item.rows:
+            db.executemany(Q.put_event, inner_rows(head, item.rows))
+            head, columns = lengthened(head, item.rows)
+            db.execute(Q.lengthen, columns)
+        if item.pieces:
+            put_pieces(db, number, LOG, item.pieces)
+        if not item.is_plain:
+            self._write_rights(db, number, item)
+        if item.tells:
+            db.executemany(Q.put_told, [(number, each.seq, each.kind) for each in item.tells])
+            rung.append(FEED_RANG)
+        if item.index is not None:
+            if item.index.status in ENDED and head[7] is not None:
+                head = leased(head, None, None)
+                hold(db, head)
+            if self.put_index(db, number, item.index, delivered=None) and head[7] is None:
+                rung.append(item.run)
+        if item.snapshot is not None:
+            shot = item.snapshot
+            put_pieces(db, number, SNAPSHOT, shot.pieces)
+            db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
+        # A birth may be rolled back, and a head without events of its own does not tell a fork from its twin.
+        if item.rows or item.birth is None:
+            self.see(head)
+        return head_of(head)
+
+    def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
+        """Giving back comes before taking, so that one append can do both."""
+        seq = item.last[0]
+        for claim in item.releases:
+            db.execute(Q.drop_claim, (claim.space, claim.key, number))
+        for claim in item.claims:
+            columns = (claim.space, claim.key, number, seq)
+            db.execute(Q.put_claim, (*columns, row_check(*columns)))
+        for taken, messages in ((None, item.returns), (seq, item.takes)):
+            for message in messages:
+                mark(db, number, message, taken)
+        for erased in item.erases_rows:
+            erase(db, (number << SEQ_BITS) + erased)
+        for piece in item.erases_pieces:
+            db.execute(Q.erase_piece, (piece,))
+
+    def put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> bool:
+        """Write how a run is found. Returns whether it is to wake, and sooner than it was."""
+        before = run_row(db, number)
+        if delivered is None:
+            last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
+            delivered = last
+        wake = index.wake_at_us
+        unseen = db.execute(Q.unseen, (number, index.seen)).fetchone()[0] if delivered > index.seen else None
+        if unseen is not None and index.status not in ENDED:
+            wake = unseen if wake is None else min(wake, unseen)
+        tags = msgspec.json.encode(index.tags).decode()
+        times = (index.started_at_us, index.changed_at_us)
+        counted = (delivered, row_check(number, delivered))
+        db.execute(Q.put_run, (number, index.agent, index.status, index.priority, wake, *times, tags, *counted))
+        had = set[str](before.tags if before else ())
+        for tag in had - set(index.tags):
+            db.execute(Q.drop_tag, (tag, number))
+        for tag in set(index.tags) - had:
+            db.execute(Q.put_tag, (tag, number))
+        if wake is None or index.status in ENDED:
+            return False
+        return before is None or before.wake_at_us is None or wake < before.wake_at_us
+
+    # messages ---------------------------------------------------------------------------------
+
+    def deliver(self, db: sqlite3.Cursor, delivery: Delivery, rung: Rung) -> Delivered | LogError:
+        number = number_of(db, delivery.run)
+        if number is None:
+            return RunUnknown(delivery.run)
+        before = db.execute(Q.message_by_id, (number, delivery.id)).fetchone()
+        if before is not None:
+            return Delivered(message_of(delivery.run, before), fresh=False)
+        row = run_row(db, number)
+        message = 1 + max(row.delivered if row else 0, db.execute(Q.last_message, (number,)).fetchone()[0])
+        columns = (message, delivery.id, delivery.name, delivery.body, delivery.by, delivery.at_us, None)
+        db.execute(Q.put_message, (number, *columns, row_check(number, *columns)))
+        put_pieces(db, number, LOG, delivery.pieces)
+        if row is not None:
+            wake = row.wake_at_us
+            if row.status not in ENDED:
+                wake = delivery.at_us if wake is None else min(wake, delivery.at_us)
+            db.execute(Q.run_delivered, (message, row_check(number, message), wake, number))
+        rung.append(delivery.run)
+        return Delivered(message_of(delivery.run, columns), fresh=True)
+
+
+def _check_numbers(item: Append) -> None:
+    for seq, row in enumerate(item.rows, item.after + 1):
+        if row.seq != seq:
+            raise ValueError(f"{item.run}: row {row.seq} where {seq} belongs")
+
+
+def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
+    """Events of some runs, after heads as they were last seen, ready to be written without looking at each.
+
+    None: something else hangs on one of them, or its head was not seen there.
+    """
+    moves: dict[str, HeadRow] = {}
+    inner: list[tuple[object, ...]] = []
+    last: list[tuple[object, ...]] = []
+    for item in items:
+        head = seen.get(item.run)
+        if head is None or item.run in moves or not item.is_bare:
+            return None
+        if (item.after, item.before, item.epoch) != head[2:5]:
+            return None
+        moves[item.run], columns = lengthened(head, item.rows)
+        inner += inner_rows(head, item.rows)
+        last.append(columns)
+    return Bare(moves, inner, last)
+
+
+class Bare(NamedTuple):
+    """What bare appends write, and the heads they lead to."""
+
+    moves: dict[str, HeadRow]
+    inner: list[tuple[object, ...]]
+    last: list[tuple[object, ...]]

@@ -1,0 +1,68 @@
+"""What the contract hands to a store: genuine chains, appends that fit, and whatever else they may carry."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from killick.model.chunks import Blob
+from killick.model.hashing import genesis, link, value_hash
+from killick.store.protocol import Append, CreateRun, Delivery, Head, Row, RunIndex, Snapshot, Store, UniqueRight
+
+SECOND_US: Final = 1_000_000
+TOKEN: Final = UniqueRight("token", b"17")
+
+
+def blob(text: str) -> Blob:
+    body = text.encode()
+    return Blob(hash=value_hash("json", body), codec="json", body=body)
+
+
+def chain(after: int, before: bytes, *texts: str) -> tuple[Row, ...]:
+    """Rows that follow (after, before), linked as a log links them."""
+    rows: list[Row] = []
+    for seq, text in enumerate(texts, after + 1):
+        body = f'{{"event":"{text}"}}'.encode()
+        before = link(before, body)
+        rows.append(Row(seq, body, f"data of {text}".encode(), before))
+    return tuple(rows)
+
+
+def birth(store: Store, run: str, *texts: str, holder: str | None = None, **fields: Any) -> Append:
+    """An append that creates a run."""
+    before = genesis(store.id, run)
+    rows, born = chain(0, before, *texts), CreateRun(holder=holder)
+    return replace(Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=born), **fields)
+
+
+def following(head: Head, *texts: str, **fields: Any) -> Append:
+    """An append that fits a head."""
+    rows = chain(head.seq, head.hash, *texts)
+    item = Append(run=head.run, after=head.seq, before=head.hash, epoch=head.epoch, rows=rows)
+    return replace(item, **fields)
+
+
+def fork(parent: str, run: str, at: Row, *texts: str) -> Append:
+    """An append that creates a run which leaves its parent at an event."""
+    rows, born = chain(at.seq, at.hash, *texts), CreateRun(parent=parent)
+    return Append(run=run, after=at.seq, before=at.hash, epoch=0, rows=rows, birth=born)
+
+
+def moved(item: Append) -> Head:
+    """The head that an append leads to, for what follows it in the same batch."""
+    seq, last = item.last
+    return Head(run=item.run, seq=seq, hash=last, epoch=item.epoch)
+
+
+def indexed(status: str = "running", **fields: Any) -> RunIndex:
+    return replace(RunIndex(agent="clerk", status=status), **fields)
+
+
+def letter(run: str, id: str, name: str = "note", **fields: Any) -> Delivery:  # noqa: A002
+    return replace(Delivery(run=run, id=id, name=name, body=id.encode(), by="ann", at_us=1), **fields)
+
+
+def cached(seq: int, fold: int = 1, mark: bytes = b"h") -> Snapshot:
+    """A snapshot with one piece, `blob("{seq}/{fold}")`."""
+    return Snapshot(seq=seq, fold=fold, hash=mark * 32, root=b"r" * 32, pieces=(blob(f"{seq}/{fold}"),))

@@ -1,0 +1,149 @@
+"""Hints: whoever watches a store hears of what may be due, whoever made it so, and after it is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, Queue
+
+import pytest
+
+from killick.store.protocol import FEED_RANG, OutboxRow, Store
+from killick.testing.contract.builders import birth, following, indexed, letter
+from killick.testing.contract.probes import Again, born, commit, deliver
+
+HEARD_SECONDS = 10.0
+"""How long a ring may be on its way before a test gives up on it."""
+
+
+class Heard:
+    """What was rung while a store was watched."""
+
+    def __init__(self, store: Store) -> None:
+        self._rung: Queue[str] = Queue()
+        self.stop = store.watch(self._rung.put)
+
+    def expect(self, run: str) -> None:
+        """Wait for a ring that names this run, or none."""
+        try:
+            while self._rung.get(timeout=HEARD_SECONDS) not in (run, ""):
+                pass
+        except Empty:
+            raise AssertionError(f"nobody rang for {run}") from None
+
+    def forget(self) -> None:
+        while not self._rung.empty():
+            self._rung.get()
+
+    @property
+    def nothing(self) -> bool:
+        return self._rung.empty()
+
+
+def sent(store: Store) -> None:
+    deliver(store, letter("a", "m"))
+
+
+def started(store: Store) -> None:
+    born(store, "new", index=indexed("queued", wake_at_us=1))
+
+
+def started_with_another(store: Store) -> None:
+    head = store.head("free")
+    assert head is not None
+    commit(store, following(head, "two", also=(birth(store, "new", "born", index=indexed("queued", wake_at_us=1)),)))
+
+
+def sent_with_another(store: Store) -> None:
+    head = store.head("free")
+    assert head is not None
+    commit(store, following(head, "two", sends=(letter("a", "m"),)))
+
+
+def left(store: Store) -> None:
+    store.release("held", epoch=1, left=True)
+
+
+def parked(store: Store) -> None:
+    head = store.head("held")
+    assert head is not None
+    commit(store, following(head, "parked", index=indexed("waiting", wake_at_us=5)))
+    store.release("held", epoch=1)
+
+
+def sooner(store: Store) -> None:
+    head = store.head("free")
+    assert head is not None
+    commit(store, following(head, "sooner", index=indexed("waiting", wake_at_us=5)))
+
+
+def told(store: Store) -> None:
+    head = store.head("free")
+    assert head is not None
+    commit(store, following(head, "two", tells=(OutboxRow(2, "x"),)))
+
+
+CAUSES: tuple[tuple[Callable[[Store], None], str], ...] = (
+    (sent, "a"),
+    (started, "new"),
+    (started_with_another, "new"),
+    (sent_with_another, "a"),
+    (left, "held"),
+    (parked, "held"),
+    (sooner, "free"),
+    (told, FEED_RANG),
+)
+
+
+def prepared(store: Store) -> None:
+    born(store, "a", index=indexed("waiting"))
+    born(store, "free", index=indexed("waiting", wake_at_us=900))
+    born(store, "held", holder="w1", index=indexed())
+
+
+class Watching:
+    @pytest.mark.parametrize("opened", [1, 2])
+    @pytest.mark.parametrize(("cause", "run"), CAUSES, ids=[cause.__name__ for cause, _ in CAUSES])
+    def test_whoever_watches_hears_of_what_may_be_due(
+        self, store: Store, again: Again, cause: Callable[[Store], None], run: str, opened: int
+    ) -> None:
+        other = store if opened == 1 else again()
+        prepared(store)
+        heard = [Heard(store), Heard(store)]
+        cause(other)
+        for one in heard:
+            one.expect(run)
+            one.stop()
+
+    def test_a_ring_comes_after_what_it_rings_for(self, store: Store) -> None:
+        prepared(store)
+        seen: Queue[tuple[str, int]] = Queue()
+        stop = store.watch(lambda run: seen.put((run, len(store.inbox("a")))))
+        sent(store)
+        while (rung := seen.get(timeout=HEARD_SECONDS)) != ("a", 1):
+            # One that names no run may be of something before.
+            assert rung[0] != "a"
+            if rung == ("", 1):
+                break
+        stop()
+
+    def test_who_stopped_watching_hears_nothing_more(self, store: Store) -> None:
+        prepared(store)
+        first, second = Heard(store), Heard(store)
+        first.stop()
+        first.stop()
+        first.forget()
+        sent(store)
+        second.expect("a")
+        assert first.nothing
+        second.stop()
+
+    def test_a_watched_store_can_be_closed_and_then_rings_no_more(self, store: Store, again: Again) -> None:
+        other = again()
+        prepared(store)
+        heard, rest = Heard(store), Heard(other)
+        store.close()
+        heard.forget()
+        sent(other)
+        rest.expect("a")
+        assert heard.nothing
+        heard.stop()

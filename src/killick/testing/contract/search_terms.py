@@ -1,0 +1,128 @@
+"""Marks: terms at events, by which questions across runs are answered. What is written is found, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from killick.store.protocol import Store, TermBatch, TermPosition, TermRow
+from killick.testing.contract.builders import following, fork
+from killick.testing.contract.probes import Again, born, commit, repaired
+
+RED, BLUE, ROUND = 7, -(1 << 63), (1 << 63) - 1
+
+
+def marking(run: str, after: int, up_to: int, *marks: tuple[int, int, int], anew: bool = False) -> TermBatch:
+    return TermBatch(run=run, after=after, up_to=up_to, marks=tuple(TermRow(*each) for each in marks), anew=anew)
+
+
+def places(store: Store, *groups: Collection[int] | int, **within: Any) -> list[tuple[str, int]]:
+    """Where the groups meet; a single term is a group of its own."""
+    all_of = [[group] if isinstance(group, int) else group for group in groups]
+    return [(place.run, place.seq) for place in store.marked(all_of, **within)]
+
+
+def behind(store: Store, **within: Any) -> list[tuple[str, int]]:
+    return [(each.run, each.marked) for each in store.unmarked(**within)]
+
+
+class Marks:
+    def test_a_run_is_behind_until_it_is_marked_up_to_its_head(self, store: Store) -> None:
+        head = born(store, "a", "one", "two", "three")
+        born(store, "b")
+        assert behind(store) == [("a", 0), ("b", 0)]
+        store.mark([marking("a", 0, 2, (RED, 10, 1))])
+        assert behind(store) == [("a", 2), ("b", 0)]
+        store.mark([marking("a", 2, 3), marking("b", 0, 1)])
+        assert behind(store) == []
+        commit(store, following(head, "four"))
+        assert behind(store) == [("a", 3)]
+
+    def test_runs_behind_come_in_order_of_creation_above_a_cursor(self, store: Store) -> None:
+        for run in "abc":
+            born(store, run)
+        first, *rest = store.unmarked()
+        assert store.unmarked(limit=1) == [first]
+        assert store.unmarked(after=first.number) == rest
+        assert [(number, head.run) for number, head in store.heads()] == [(e.number, e.run) for e in (first, *rest)]
+
+    def test_a_fork_is_marked_from_its_cut_on(self, store: Store) -> None:
+        born(store, "a", "one", "two")
+        commit(store, fork("a", "b", store.read("a")[0], "other"))
+        assert [(each.run, each.base, each.marked) for each in store.unmarked()] == [("a", 0, 0), ("b", 1, 1)]
+        store.mark([marking("b", 1, 2, (RED, 10, 2))])
+        assert (behind(store), places(store, RED)) == ([("a", 0)], [("b", 2)])
+
+    def test_places_come_newest_first_and_by_number_and_seq_in_the_same_instant(self, store: Store) -> None:
+        for run in "ab":
+            born(store, run, "one", "two")
+        store.mark([marking("b", 0, 2, (RED, 5, 1), (RED, 5, 2)), marking("a", 0, 2, (RED, 5, 1), (RED, 9, 2))])
+        assert places(store, RED) == [("a", 2), ("b", 2), ("b", 1), ("a", 1)]
+        assert store.marked([[RED]]) == sorted(store.marked([[RED]]), reverse=True)
+
+    def test_every_group_must_meet_and_one_term_of_each_is_enough(self, store: Store) -> None:
+        born(store, "a", "one", "two", "three", "four")
+        marks = [(RED, 1, 1), (ROUND, 1, 1), (BLUE, 2, 2), (ROUND, 2, 2), (RED, 3, 3), (BLUE, 3, 3), (ROUND, 4, 4)]
+        store.mark([marking("a", 0, 4, *marks)])
+        assert places(store, RED, ROUND) == [("a", 1)]
+        assert places(store, [RED, BLUE], ROUND) == [("a", 2), ("a", 1)]
+        assert places(store, ROUND, [BLUE, RED], [RED, 1234]) == [("a", 1)]
+        assert places(store, [RED, BLUE]) == [("a", 3), ("a", 2), ("a", 1)]
+        assert places(store, RED, BLUE, ROUND) == places(store, 1234) == places(store, []) == []
+
+    def test_a_question_may_name_a_span_of_time_a_cursor_and_a_limit(self, store: Store) -> None:
+        born(store, "a", *"12345")
+        store.mark([marking("a", 0, 5, *((RED, at, at) for at in (1, 2, 3, 4, 5)))])
+        assert places(store, RED, since_us=2, until_us=4) == [("a", 3), ("a", 2)]
+        assert places(store, RED, since_us=6) == places(store, RED, until_us=1) == []
+        first = store.marked([[RED]], limit=2)
+        assert [place.seq for place in first] == [5, 4]
+        assert places(store, RED, before=first[-1], limit=2) == [("a", 3), ("a", 2)]
+        assert places(store, RED, before=first[-1], until_us=3) == [("a", 2), ("a", 1)]
+        assert places(store, RED, before=TermPosition(1, 1, 1)) == []
+
+    def test_of_two_who_mark_the_same_run_the_second_is_passed_over(self, store: Store) -> None:
+        born(store, "a", "one", "two")
+        store.mark([marking("a", 0, 1, (RED, 1, 1))])
+        store.mark([marking("a", 0, 2, (BLUE, 1, 1), (BLUE, 2, 2))])
+        assert (behind(store), places(store, RED), places(store, BLUE)) == ([("a", 1)], [("a", 1)], [])
+        store.mark([marking("a", 1, 2, (BLUE, 2, 2)), marking("nobody", 0, 1, (RED, 1, 1))])
+        assert (behind(store), places(store, BLUE), places(store, RED)) == ([], [("a", 2)], [("a", 1)])
+
+    def test_a_mark_that_is_made_twice_is_there_once(self, store: Store) -> None:
+        born(store, "a", "one", "two")
+        store.mark([marking("a", 0, 1, (RED, 1, 1), (RED, 1, 1))])
+        store.mark([marking("a", 1, 2, (RED, 1, 1))])
+        assert places(store, RED) == [("a", 1)]
+        assert store.inspect() == []
+
+    def test_marking_anew_drops_what_was_there_of_that_run_alone(self, store: Store) -> None:
+        for run in "ab":
+            born(store, run, "one", "two")
+        store.mark([marking(run, 0, 2, (RED, 1, 1), (BLUE, 2, 2)) for run in "ab"])
+        store.mark([marking("a", 0, 1, (ROUND, 1, 1), anew=True)])
+        assert places(store, RED) == [("b", 1)]
+        assert (places(store, ROUND), behind(store)) == ([("a", 1)], [("a", 1)])
+        assert store.inspect() == []
+
+    def test_a_repaired_run_is_to_be_marked_anew(self, store: Store) -> None:
+        born(store, "a", "one", "two")
+        store.mark([marking("a", 0, 2, (RED, 1, 1), (RED, 2, 2))])
+        repaired(store, keep=1, seq=3)
+        assert (places(store, RED), behind(store)) == ([], [("a", 0)])
+
+    def test_a_removed_run_is_found_no_more_and_never_behind(self, store: Store) -> None:
+        for run in "ab":
+            born(store, run)
+            store.mark([marking(run, 0, 1, (RED, 1, 1))])
+        store.remove("a")
+        assert (places(store, RED), behind(store), store.inspect()) == ([("b", 1)], [], [])
+        store.sweep()
+        store.mark([marking("a", 0, 1, (RED, 1, 1))])
+        assert (places(store, RED), behind(store), store.inspect()) == ([("b", 1)], [], [])
+
+    def test_marks_outlive_the_process(self, store: Store, again: Again) -> None:
+        born(store, "a")
+        store.mark([marking("a", 0, 1, (RED, 1, 1))])
+        other = again()
+        assert (places(other, RED), behind(other)) == ([("a", 1)], [])

@@ -1,0 +1,445 @@
+"""Plays a run in a test: on a store in memory, by a clock that only the test moves, with fakes for the world.
+
+Owns where a run under test stops: when it waits, at a step, or dead. The runtime is the real one; nothing of it is
+replaced but the clock, the store and what stands between a step and the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import math
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
+
+from killick.check.fakes import Fakes, called_for, name_of
+from killick.check.samples import shown
+from killick.client.client import Client
+from killick.definitions.current import refuse_io
+from killick.definitions.registry import Agent, AnyAgent, Duration, ToolStep
+from killick.engine.outcome import RunOutcome, ended
+from killick.engine.steps.attempt import Applied
+from killick.engine.steps.intention import Intent
+from killick.engine.steps.waits import Verb
+from killick.engine.views import RunInfo, Wait
+from killick.errors import KillickError, RunElsewhere, RunError
+from killick.ids import Ids, SeededIds
+from killick.log import Log, Recorded
+from killick.model.retry import seconds
+from killick.model.state import State
+from killick.store.memory import MemoryStore
+from killick.store.protocol import ENDED, Store
+from killick.testing.simulated_process import Halt, Named, PlayClock, Process
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
+
+WaitsFor: TypeAlias = Literal["person", "event", "time"]
+_KINDS: Final[Mapping[str, WaitsFor]] = {
+    "answer": "person", "settlement": "person", "event": "event", "time": "time",
+}  # fmt: skip
+
+LEAPS_MAX: Final = 5_000
+"""Sleeps that are leapt over, before a run counts as one that never ends."""
+
+
+@overload
+def play(
+    agent: Agent[None, O], *, fakes: Mapping[Any, Any] | None = None, id: str = "run", now: datetime | None = None
+) -> Playing[O]: ...
+@overload
+def play(
+    agent: Agent[I, O], input: I, *, fakes: Mapping[Any, Any] | None = None, id: str = "run",
+    now: datetime | None = None,
+) -> Playing[O]: ...  # fmt: skip
+def play(
+    agent: AnyAgent, input: Any = None, *, fakes: Mapping[Any, Any] | None = None, id: str = "run",  # noqa: A002
+    now: datetime | None = None,
+) -> Playing[Any]:  # fmt: skip
+    """A run of an agent for a test: `async with play(…) as t`, or `with play(…) as t` where nothing is awaited.
+
+    fakes  by tool, model function or name: a value, a list of values in order, a function of the arguments, or an
+           exception; tools that are not faked run for real. I/O of agent code outside of a step is refused
+    id     the run's id, which is in the keys that its tools see
+    now    when it begins; the clock stands still but for `t.advance` and for what `t.result` leaps over
+    """
+    return Playing(agent, input, Fakes(fakes), id, now)
+
+
+class Playing(Generic[O]):
+    """A run that is about to be played: enter it with `async with`, or with `with`."""
+
+    def __init__(self, agent: AnyAgent, input: Any, fakes: Fakes, run: str, now: datetime | None) -> None:  # noqa: A002
+        self._given = agent, input, fakes, run, now
+        self._play: _Played[O] | None = None
+
+    async def __aenter__(self) -> Play[O]:
+        self._play = Play(*self._given)
+        return self._play
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._play is not None
+        await self._play.end()
+
+    def __enter__(self) -> BlockingPlay[O]:
+        self._play = BlockingPlay(*self._given)
+        return self._play
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert isinstance(self._play, BlockingPlay)
+        self._play.close()
+
+
+# the run --------------------------------------------------------------------------------------------
+
+
+class _Played(Generic[O]):
+    """What both kinds of play know and do without driving the run."""
+
+    def __init__(self, agent: AnyAgent, input: Any, fakes: Fakes, run: str, now: datetime | None) -> None:  # noqa: A002
+        self.agent = agent
+        self.fakes = fakes
+        self.clock = PlayClock(None if now is None else round(now.timestamp() * 1_000_000))
+        self.clock.on_nap = self._stir
+        self.ids: Ids = SeededIds(7)
+        self.store: Store = MemoryStore(clock=self.clock, ids=self.ids)
+        self._unwatch = refuse_io()
+        self._process = Process(self)
+        self._dead: list[Process] = []
+        self._called: list[tuple[Intent, dict[str, Any]]] = []
+        self._halt: Halt | None = None
+        self._held: asyncio.Future[None] | None = None
+        self._stirred: asyncio.Future[None] | None = None
+        self._fault: BaseException | None = None
+        self.run = self._process.client.start(agent, input, id=run).id
+        """The run's id."""
+
+    # looking ----------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> Client:
+        """The client of the process that plays the run; another one after a crash."""
+        return self._process.client
+
+    @property
+    def log(self) -> Log:
+        return self.client.log
+
+    @property
+    def info(self) -> RunInfo:
+        """Where the run is."""
+        return self.client.info(self.run)
+
+    @property
+    def state(self) -> State:
+        """What the run knows."""
+        return self.client.state(self.run)
+
+    @property
+    def events(self) -> Sequence[Recorded]:
+        """All of its events so far."""
+        found: list[Recorded] = []
+        while more := self.client.events(self.run, after=found[-1].seq if found else 0):
+            found += more
+        return found
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """What the run waits for; for children, what they wait for."""
+        return [*self._waits_of(self.run)]
+
+    def _waits_of(self, run: str) -> Iterator[Wait]:
+        for wait in self.client.info(run).waits:
+            below = [*self._waits_of(wait.name)] if wait.waits_for == "child" else []
+            yield from below or [wait]
+
+    @property
+    def wait(self) -> Wait:
+        """The question or the message that the run waits for, where there is only one."""
+        found = [wait for wait in self.waits if _KINDS.get(wait.waits_for) in ("person", "event")] or self.waits
+        if len(found) != 1:
+            told = "; ".join(map(str, found))
+            standing = f"has {len(found)}: {told}" if found else self._standing()
+            raise RunElsewhere(self.run, expected="one wait is to be open", found=standing)
+        return found[0]
+
+    @property
+    def waits_for(self) -> frozenset[WaitsFor]:
+        """Who or what can wake the run: a person, an event, time. Empty when it does not wait.
+
+        Time is a sleep, a backoff or a rate limit; the deadline of a question is `t.wait.deadline_us`.
+        """
+        found: set[WaitsFor] = {_KINDS[wait.waits_for] for wait in self.waits if wait.waits_for in _KINDS}
+        if any(self._is_delayed(listed.run) for listed in self.client.list(status="waiting")):
+            found.add("time")
+        return frozenset(found)
+
+    def _is_delayed(self, run: str) -> bool:
+        fold = self.client.state(run).fold
+        steps = (fold.steps[index] for index in fold.facts.pending.values())
+        return any((step.delayed_until or 0) > self.clock.now_us() for step in steps)
+
+    def calls(self, of: Named) -> list[dict[str, Any]]:
+        """The arguments of every call of a tool or a model, in order, tries that failed included."""
+        return [arguments for intent, arguments in self._called if called_for(of, intent)]
+
+    @property
+    def called(self) -> list[str]:
+        """The names of all tools and models that were called, in order."""
+        return [name_of(intent.fn) if intent.sort == "undo" else intent.name for intent, _ in self._called]
+
+    def _standing(self) -> str:
+        """Where the run is, in words."""
+        info = self.info
+        match info.status:
+            case "completed":
+                return f"has completed with {shown(self.state.result)}"
+            case "waiting":
+                told = "; ".join(map(str, self.waits))
+                return f"waits for {told or ' and '.join(sorted(self.waits_for)) or 'nobody'}"
+            case status:
+                return f"is {status}, at step {info.step}" if info.step else f"is {status}"
+
+    # acting -----------------------------------------------------------------------------------
+
+    def advance(self, duration: Duration) -> None:
+        """Let time pass. What is due then happens when the run is driven next."""
+        self.clock.advance(seconds(duration))
+
+    def answer(
+        self, verb: Verb, value: Any = None, *, by: str | None = None, comment: str | None = None,
+        wait: Wait | str | None = None,
+    ) -> None:  # fmt: skip
+        """Answer what the run, or a child of it, waits for; name the wait where there are several."""
+        asked = [each for each in self.waits if each.verbs]
+        target = asked[0].id if wait is None and len(asked) == 1 else self.run if wait is None else wait
+        self.client.answer(target if isinstance(target, str) else target.id, verb, value=value, by=by, comment=comment)
+
+    def send(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
+        """Send the run a message."""
+        self.client.send(self.run, name, body, id=id, by=by)
+
+    def say(self, text: str, *, by: str | None = None) -> None:
+        """Say something to the run; its loop hears it before it asks its model again."""
+        self.client.say(self.run, text, by=by)
+
+    def pause(self, *, by: str | None = None) -> None:
+        """Stop the run at its next step."""
+        self.client.pause(self.run, by=by)
+
+    def resume(self, *, by: str | None = None) -> str:
+        """Let a paused or failed run go on; says what it did."""
+        return self.client.resume(self.run, by=by)
+
+    def cancel(self, *, compensate: bool = False, by: str | None = None) -> None:
+        """End the run, when it is driven next; with `compensate`, undo what it did."""
+        self.client.cancel(self.run, compensate=compensate, by=by)
+
+    def set(self, *, by: str | None = None, **changes: Any) -> None:
+        """Change entries of the run's context, as a person would."""
+        self.client.set(self.run, by=by, **changes)
+
+    def crash(self) -> None:
+        """The process dies, now: what is in memory is gone, and the run goes on from the store when it is driven."""
+        dying = self._process
+        dying.die()
+        self._dead.append(dying)
+        for _, head in self.store.heads():
+            self.store.release(head.run, epoch=head.epoch)
+        self._held = None
+        self._process = Process(self)
+        self._stir()
+
+    # what the process tells -------------------------------------------------------------------
+
+    def note(self, intent: Intent) -> None:
+        """A tool or a model is called."""
+        try:
+            arguments = copy.deepcopy(dict(intent.arguments))
+        except Exception:
+            arguments = dict(intent.arguments)  # a live object among the arguments; it is shown as it is
+        self._called.append((intent, arguments))
+
+    async def held(self, intent: Intent, place: ToolStep, *, returned: bool) -> None:
+        """Stop here, if this is where the test wants the run to stop."""
+        if self._halt is not None and self._halt.is_at(intent, place, returned):
+            self._halt = None
+            self._held = asyncio.get_running_loop().create_future()
+            self._stir()
+            await self._held
+
+    async def fail(self, fault: BaseException) -> Applied:
+        """Something is wrong with the test itself: the run stops where it is, and the test is told."""
+        self._fault = self._fault or fault
+        self.crash()
+        never: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def _stir(self) -> None:
+        if self._stirred is not None and not self._stirred.done():
+            self._stirred.set_result(None)
+
+    # driving ----------------------------------------------------------------------------------
+
+    async def _drive(self, *, leaps: bool, halt: Halt | None = None) -> RunOutcome | None:
+        """Until the run has ended or waits. None: it stopped where it was to, or sleeps and may not leap."""
+        self.clock.leaps, self._halt, slept = leaps, halt, 0
+        held, self._held = self._held, None
+        if held is not None and not held.done():
+            held.set_result(None)
+        try:
+            while True:
+                process = self._process
+                if (done := await self._turn(process, leaps)) is not None:
+                    return done
+                if process is not self._process:
+                    self._halt = halt  # whatever was held there died with it
+                    continue
+                if halt is not None and self._halt is None:
+                    return None
+                if process.is_asleep:
+                    if not leaps:
+                        return None
+                    slept += 1
+                    self._refuse_endless(slept)
+                    self.clock.leap()
+        finally:
+            self._halt = None
+            self._stirred = None
+
+    async def _turn(self, process: Process, leaps: bool) -> RunOutcome | None:
+        """Go on until something happens; what became of the run, if that is known now."""
+        await self._bury()
+        if process.task is None and self.info.status in ENDED:
+            return ended(self.client.engine, self.run)
+        if process.task is None:
+            executor = process.client.executor()
+            process.sits = leaps
+            process.task = asyncio.get_running_loop().create_task(
+                executor.advance(self.run, agent=self.agent, sit_out=leaps)
+            )
+        self.clock.wake_us = math.inf
+        stirred = self._stirred = asyncio.get_running_loop().create_future()
+        await asyncio.wait({process.task, stirred}, return_when=asyncio.FIRST_COMPLETED)
+        if process is not self._process:
+            await self._bury()
+            if self._fault is not None:
+                fault, self._fault = self._fault, None
+                raise fault
+            return None
+        if not process.task.done():
+            return None
+        task, process.task = process.task, None
+        advanced = task.result()
+        return None if leaps and not process.sits and advanced.status == "waiting" else advanced
+
+    def _refuse_endless(self, slept: int) -> None:
+        if slept > LEAPS_MAX:
+            found = f"slept {LEAPS_MAX} times and sleeps again"
+            raise RunElsewhere(self.run, expected="is to come to an end", found=found)
+
+    async def _bury(self) -> None:
+        while self._dead:
+            await self._dead.pop().bury()
+
+    async def end(self) -> None:
+        """Let everything go."""
+        self._held = None
+        self._unwatch()
+        await self._bury()
+        await self._process.bury()
+        self.store.close()
+
+    async def _to_waiting(self, leaps: bool) -> None:
+        advanced = await self._drive(leaps=leaps)
+        if advanced is None or (advanced.status == "waiting" and advanced.diverged is None):
+            return
+        if advanced.status == "completed":
+            raise RunElsewhere(self.run, expected="is to wait", found=self._standing())
+        self.client.outcome(self.agent, advanced)
+
+    async def _to_step(self, halt: Halt) -> None:
+        advanced = await self._drive(leaps=True, halt=halt)
+        if advanced is None:
+            return
+        try:
+            self.client.outcome(self.agent, advanced)
+        except RunError as why:
+            raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing()) from why
+        raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing())
+
+    async def _to_result(self) -> O:
+        advanced = await self._drive(leaps=True)
+        assert advanced is not None
+        result: O = self.client.outcome(self.agent, advanced)
+        return result
+
+
+class Play(_Played[O]):
+    """A run under test, driven by what is awaited."""
+
+    async def until_waiting(self, *, leap: bool = False) -> None:
+        """Drive the run until only a person, an event or time can wake it; `waits_for` says which.
+
+        With `leap`, sleeps and backoffs are leapt over, and only a person or an event stops it. RunElsewhere when it
+        completed; what `kd.run` would raise when it ended otherwise.
+        """
+        await self._to_waiting(leap)
+
+    async def until(self, step: Named, *, returned: bool = False) -> None:
+        """Drive the run until it is about to call a tool or model: by itself, its name, or the number of its step.
+
+        The attempt is on record, and nothing was called. With `returned`, it was called, and nobody knows of its
+        outcome yet. A crash there leaves the step in doubt. Sleeps and backoffs on the way are leapt over.
+        """
+        await self._to_step(Halt(step, returned))
+
+    async def result(self) -> O:
+        """Drive the run to its end and return its result, or raise what `kd.run` would.
+
+        Sleeps, backoffs and rate limits are leapt over. What waits for a person or an event is not: RunWaiting.
+        """
+        return await self._to_result()
+
+
+class BlockingPlay(_Played[O]):
+    """A run under test, for tests that await nothing: the same as Play, on a loop of its own that runs meanwhile."""
+
+    def __init__(self, *given: Any) -> None:
+        _refuse_running()
+        self._runner = asyncio.Runner()
+        super().__init__(*given)
+
+    def until_waiting(self, *, leap: bool = False) -> None:
+        """As `Play.until_waiting`."""
+        self._wait_for(self._to_waiting(leap))
+
+    def until(self, step: Named, *, returned: bool = False) -> None:
+        """As `Play.until`."""
+        self._wait_for(self._to_step(Halt(step, returned)))
+
+    def result(self) -> O:
+        """As `Play.result`."""
+        return self._wait_for(self._to_result())
+
+    def close(self) -> None:
+        """Let everything go."""
+        with self._runner:
+            self._wait_for(self.end())
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+
+def _refuse_running() -> None:
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise KillickError("a loop is running here; write `async with play(…)`, and await what drives the run")

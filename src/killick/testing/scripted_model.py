@@ -1,0 +1,334 @@
+"""A model that says what a test tells it to, in the form of any provider, and remembers what it was sent.
+
+Sends nothing anywhere. Steps that are replayed do not ask it, so a crash costs no turn.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final, TypeAlias, cast
+
+import msgspec
+
+from killick.check.fakes import inmost
+from killick.check.samples import shown
+from killick.engine.steps.model_reply import Provider, provider_of, rebuild
+from killick.errors import FakeRefused
+
+_REPLIES: Final[Mapping[Provider, str]] = {
+    "openai": "openai.chat", "openai-responses": "openai.response", "anthropic": "anthropic.message",
+}  # fmt: skip
+_MODEL: Final = "scripted"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A tool that the model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One reply: texts and calls in their order, and what it used."""
+
+    parts: tuple[str | Call, ...]
+    reasoning: str | None = None
+    usage: tuple[int, int] | None = None
+    stop: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return all(isinstance(part, str) for part in self.parts)
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """What the provider says in place of a reply."""
+
+    status: int
+    message: str
+    retry_after: float | None = None
+
+
+Said: TypeAlias = str | Call | Turn | Refusal | BaseException | type[BaseException]
+Scripted: TypeAlias = Said | Callable[..., Said]
+"""What a turn can be: a function is given what it names of the request, such as `messages`."""
+
+
+def call(name: str, /, **arguments: Any) -> Call:
+    """A tool that the model wants called, with these arguments."""
+    return Call(name, arguments)
+
+
+def turn(
+    *parts: str | Call, reasoning: str | None = None, usage: tuple[int, int] | None = None, stop: str | None = None
+) -> Turn:
+    """One reply of several parts: what the model says, and the tools that it wants called side by side.
+
+    usage  the tokens that it read and wrote
+    stop   why it stopped, in the provider's words, where that is not plain
+    """
+    return Turn(parts=parts, reasoning=reasoning, usage=usage, stop=stop)
+
+
+def refusal(status: int, message: str = "refused by its script", *, retry_after: float | None = None) -> Refusal:
+    """An error of the provider in place of a reply: 429 is a rate limit, 529 overload, 401 a wrong key."""
+    return Refusal(status=status, message=message, retry_after=retry_after)
+
+
+class ModelRefused(Exception):
+    """What a scripted model raises for a refusal where it stands for no official client."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.status}: {refusal.message}")
+        self.status_code = refusal.status
+        self.headers = {} if refusal.retry_after is None else {"retry-after": f"{refusal.retry_after:g}"}
+
+
+class ScriptedModel:
+    """A model that gives the next turn of its script each time it is asked; `scripted` makes one."""
+
+    def __init__(
+        self,
+        turns: tuple[Scripted, ...],
+        *,
+        provider: Provider | None,
+        objects: bool | None,
+        usage: tuple[int, int],
+        forever: bool,
+    ) -> None:
+        self.requests: list[dict[str, Any]] = []
+        """What it was sent, one for each time it was asked."""
+        self.__name__ = self.__qualname__ = _MODEL
+        self._turns = turns
+        self._options: dict[str, Any] = {
+            "provider": provider, "objects": objects, "usage": usage, "forever": forever,
+        }  # fmt: skip
+        self._asked = 0
+        self._calls = 0
+
+    def __call__(self, *args: Any, **request: Any) -> Any:
+        """The next turn. What it was sent is in `requests`."""
+        whole = {**({"args": args} if args else {}), **request}
+        self.requests.append(_copied(whole))
+        self._asked += 1
+        return self._given(self._next(), whole)
+
+    async def soon(self, *args: Any, **request: Any) -> Any:
+        """The same, to be awaited."""
+        return self(*args, **request)
+
+    def fresh(self, fn: Any) -> ScriptedModel:
+        """The same script from its beginning, standing for a function; what it is sent is remembered here too."""
+        options = dict(self._options)
+        if _is_clients(fn):
+            options["provider"] = options["provider"] or provider_of(fn)
+            options["objects"] = True if options["objects"] is None else options["objects"]
+        made = ScriptedModel(self._turns, **options)
+        made.requests = self.requests
+        return made
+
+    @property
+    def left(self) -> int:
+        """How many turns nobody has asked for yet."""
+        return max(len(self._turns) - len(self.requests), 0)
+
+    def _next(self) -> Scripted:
+        if self._asked <= len(self._turns):
+            return self._turns[self._asked - 1]
+        if self._options["forever"] and self._turns:
+            return self._turns[-1]
+        turns = f"{len(self._turns)} turn{'s' * (len(self._turns) != 1)}"
+        told = f"its script has {turns}, and it was asked {self._asked} times; the last request ends with"
+        raise FakeRefused(_MODEL, f"{told} {_last(self.requests[-1])}")
+
+    def _given(self, said: Scripted, request: Mapping[str, Any]) -> Any:
+        if isinstance(said, type):
+            raise cast("type[BaseException]", said)
+        if isinstance(said, BaseException):
+            raise said
+        provider: Provider = self._options["provider"] or _asked_by(request)
+        if isinstance(said, Refusal):
+            raise self._refused(said, provider)
+        if not isinstance(said, str | Call | Turn):
+            chosen: Any = said
+            return self._given(chosen(**_wanted(chosen, request)), request)
+        if request.get("stream"):
+            raise FakeRefused(_MODEL, "a scripted model does not stream; give a function that yields chunks")
+        reply = self._reply(said if isinstance(said, Turn) else Turn(parts=(said,)), provider, request)
+        return rebuild(_REPLIES[provider], reply, request) if self._options["objects"] else reply
+
+    def _refused(self, refusal: Refusal, provider: Provider) -> Exception:
+        """The error that the provider's client raises for a status."""
+        plain = ModelRefused(refusal)
+        if not self._options["objects"]:
+            return plain
+        package, httpx = import_module(provider.partition("-")[0]), import_module("httpx")
+        request = httpx.Request("POST", "https://example.org/")
+        response = httpx.Response(refusal.status, headers=plain.headers, request=request)
+        name = {429: "RateLimitError", 401: "AuthenticationError", 400: "BadRequestError"}.get(refusal.status)
+        name = name or ("InternalServerError" if refusal.status >= 500 else "APIStatusError")
+        error: Exception = getattr(package, name)(refusal.message, response=response, body=None)
+        return error
+
+    # replies ----------------------------------------------------------------------------------
+
+    def _reply(self, said: Turn, provider: Provider, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A turn as the provider would send it."""
+        read, wrote = said.usage or self._options["usage"]
+        model, number = str(request.get("model") or _MODEL), self._asked
+        match provider:
+            case "openai":
+                finish = said.stop or ("stop" if said.is_text else "tool_calls")
+                message = self._chat_message(said)
+                return {
+                    "id": f"chatcmpl-{number}", "object": "chat.completion", "created": 0, "model": model,
+                    "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
+                    "usage": {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote},
+                }  # fmt: skip
+            case "openai-responses":
+                return {
+                    "id": f"resp_{number}", "object": "response", "created_at": 0, "status": said.stop or "completed",
+                    "error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "model": model,
+                    "output": self._items(said), "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+                    "usage": {
+                        "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": wrote,
+                        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + wrote,
+                    },
+                }  # fmt: skip
+            case "anthropic":
+                stop = said.stop or ("end_turn" if said.is_text else "tool_use")
+                return {
+                    "id": f"msg_{number}", "type": "message", "role": "assistant", "model": model,
+                    "content": self._blocks(said), "stop_reason": stop, "stop_sequence": None,
+                    "usage": {"input_tokens": read, "output_tokens": wrote},
+                }  # fmt: skip
+
+    def _chat_message(self, said: Turn) -> dict[str, Any]:
+        text = "".join(part for part in said.parts if isinstance(part, str))
+        calls = [
+            {
+                "id": self._call_id(), "type": "function",
+                "function": {"name": part.name, "arguments": json.dumps(part.arguments)},
+            }
+            for part in said.parts if isinstance(part, Call)
+        ]  # fmt: skip
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        message |= {"tool_calls": calls} if calls else {}
+        return message | ({"reasoning_content": said.reasoning} if said.reasoning else {})
+
+    def _items(self, said: Turn) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        if said.reasoning:
+            summary = [{"type": "summary_text", "text": said.reasoning}]
+            items.append({"id": f"rs_{self._asked}", "type": "reasoning", "summary": summary})
+        for part in said.parts:
+            if isinstance(part, str):
+                content: list[dict[str, Any]] = [{"type": "output_text", "text": part, "annotations": []}]
+                items.append(
+                    {"id": f"msg_{self._asked}", "type": "message", "role": "assistant", "status": "completed",
+                     "content": content}
+                )  # fmt: skip
+            else:
+                known_as = self._call_id()
+                items.append(
+                    {"id": f"fc_{known_as}", "type": "function_call", "call_id": known_as, "name": part.name,
+                     "arguments": json.dumps(part.arguments), "status": "completed"}
+                )  # fmt: skip
+        return items
+
+    def _blocks(self, said: Turn) -> list[dict[str, Any]]:
+        blocks: list[dict[str, Any]] = []
+        if said.reasoning:
+            blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": _MODEL})
+        for part in said.parts:
+            if isinstance(part, str):
+                blocks.append({"type": "text", "text": part})
+            else:
+                blocks.append(
+                    {"type": "tool_use", "id": self._call_id(), "name": part.name, "input": dict(part.arguments)}
+                )
+        return blocks
+
+    def _call_id(self) -> str:
+        self._calls += 1
+        return f"call_{self._calls}"
+
+
+def scripted(
+    *turns: Scripted,
+    provider: Provider | None = None,
+    objects: bool | None = None,
+    usage: tuple[int, int] = (10, 5),
+    forever: bool = False,
+) -> ScriptedModel:
+    """A model that gives the next turn of its script each time it is asked.
+
+        model = scripted("Let me look.", call("search", q="x"), "Done.")
+
+    A text before a call is said with it: these are two turns. `turn(…)` keeps texts apart, or calls together. A
+    function is a turn that looks at the request first; an exception, or `refusal(429)`, is raised.
+
+    provider  whose form replies have; without it that of the client whose method it stands for, else what the request
+              looks like
+    objects   whether replies are the classes of the official client; without it where it stands for such a client
+    usage     the tokens read and written that a turn tells where it does not say
+    forever   whether the last turn is given again and again
+    """
+    return ScriptedModel(_joined(turns), provider=provider, objects=objects, usage=usage, forever=forever)
+
+
+def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
+    """The script in turns: a text right before a call is said in the same turn."""
+    joined: list[Scripted] = []
+    for said in turns:
+        if isinstance(said, Call) and joined and isinstance(joined[-1], str):
+            joined[-1] = Turn(parts=(joined[-1], said))
+        else:
+            joined.append(said)
+    return tuple(joined)
+
+
+def _is_clients(fn: Any) -> bool:
+    """Whether a function is a method of an official client."""
+    owner: Any = getattr(inmost(fn), "__self__", None)
+    return type(owner).__module__.partition(".")[0] in ("openai", "anthropic")
+
+
+def _asked_by(request: Mapping[str, Any]) -> Provider:
+    """Whose form a request has; OpenAI's chat where nothing tells."""
+    if "input" in request or "instructions" in request:
+        return "openai-responses"
+    tools = cast("Sequence[Any]", request.get("tools") or ())
+    shaped = any(isinstance(tool, Mapping) and "input_schema" in tool for tool in tools)
+    return "anthropic" if shaped or "system" in request else "openai"
+
+
+def _messages(request: Mapping[str, Any]) -> Any:
+    return request.get("messages", request.get("input", request.get("args")))
+
+
+def _wanted(act: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function names of a request."""
+    told = {"messages": _messages(request), **request}
+    parameters = inspect.signature(act).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return told
+    return {each.name: told.get(each.name) for each in parameters}
+
+
+def _last(request: Mapping[str, Any]) -> str:
+    messages: Any = _messages(request)
+    if isinstance(messages, list | tuple) and messages:
+        messages = cast("Sequence[Any]", messages)[-1]
+    return shown(messages)
+
+
+def _copied(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(request)
+    except Exception:
+        return dict(request)  # a live object among the arguments; it is kept as it is

@@ -1,0 +1,183 @@
+"""One simulated process of a run under test: its client, its memory, and what stands between its steps and the world.
+
+When it is dead, nothing that is left of it reaches the store any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+
+from killick.check.fakes import Fakes, called_for, name_of
+from killick.client.client import Client
+from killick.clock import ManualClock
+from killick.definitions.registry import Effect, Tool, ToolStep
+from killick.engine.outcome import RunOutcome
+from killick.engine.steps.attempt import Applied
+from killick.engine.steps.intention import Intent
+from killick.errors import FakeRefused, KillickError, StoreUnavailable
+from killick.ids import Ids, SeededIds
+from killick.model.events import Build
+from killick.store.protocol import Store
+
+Named: TypeAlias = str | Tool[..., Any] | Callable[..., Any]
+"""A tool, a model's function, or the name of one."""
+
+_FAULTS: Final = (FakeRefused, AssertionError)
+"""What is wrong with the test, not with the tool: it ends the test, and is not put on record."""
+
+
+class Played(Protocol):
+    """The run that a process plays, as far as the process must know it."""
+
+    clock: PlayClock
+    fakes: Fakes
+    ids: Ids
+    store: Store
+
+    def note(self, intent: Intent) -> None:
+        """A tool or a model is called."""
+        ...
+
+    async def held(self, intent: Intent, place: ToolStep, *, returned: bool) -> None:
+        """Stops here, if this is where the test wants the run to stop."""
+        ...
+
+    async def fail(self, fault: BaseException) -> Applied:
+        """Something is wrong with the test itself."""
+        ...
+
+
+class Halt(NamedTuple):
+    """A place to stop at: before a tool or model is called, or when it returned and nobody knows yet."""
+
+    step: Named
+    returned: bool
+
+    def is_at(self, intent: Intent, place: ToolStep, returned: bool) -> bool:
+        return self.returned == returned and (self.step == place.id or called_for(self.step, intent))
+
+    def __str__(self) -> str:
+        return self.step if isinstance(self.step, str) else name_of(self.step)
+
+
+class PlayClock(ManualClock):
+    """Stands still. It knows until when the runs that sleep want to, and tells when one of them goes to sleep."""
+
+    def __init__(self, now_us: int | None = None) -> None:
+        super().__init__(*(() if now_us is None else (now_us,)))
+        self.wake_us = math.inf
+        self.leaps = False
+        self.on_nap: Callable[[], None] = lambda: None
+
+    def nap_seconds(self, seconds: float) -> float:
+        if seconds > 0:
+            self.wake_us = min(self.wake_us, self.now_us() + round(seconds * 1_000_000))
+            self.on_nap()
+        return 0.0 if self.leaps else 0.001
+
+    def leap(self) -> None:
+        """Go to when the first one wants to wake."""
+        if self.wake_us > self.now_us():
+            self.advance((self.wake_us - self.now_us()) / 1_000_000)
+        self.wake_us = math.inf
+
+
+class _Mortal:
+    """A store as one process reaches it: when the process is dead, no more."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.dead:
+            raise StoreUnavailable(self._store.place, "the process was crashed by its test")
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        """The store outlives the process."""
+
+
+class Process:
+    """A client with what it has in memory, and what stands between its steps and the world."""
+
+    def __init__(self, play: Played) -> None:
+        self._play = play
+        self._store = _Mortal(play.store)
+        self.task: asyncio.Task[RunOutcome] | None = None
+        self.sits = False
+        self.client = Client(
+            cast("Store", self._store),
+            clock=play.clock,
+            ids=SeededIds(int.from_bytes(play.ids.key())),
+            build=lambda agent: Build(version="played"),
+            behind=False,
+            stand_in=self,
+        )
+
+    @property
+    def dead(self) -> bool:
+        return self._store.dead
+
+    def die(self) -> None:
+        self._store.dead = True
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether all that is live here waits, and something of it for time."""
+        live = self.client.executor()._live.values()  # pyright: ignore[reportPrivateUsage]
+        quiet = all(ex is not None and ex.busy == 0 and not ex.stirred.is_set() for ex in live)
+        return quiet and self._play.clock.now_us() < self._play.clock.wake_us < math.inf
+
+    async def bury(self) -> None:
+        """Let what is left in memory come to its end; of a dead process nothing of it counts."""
+        executor = self.client.executor()
+        if self.task is not None:
+            self.task.cancel()
+        await executor.close()
+        if self.task is not None:
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+        if self.dead:
+            self.client.engine.threads.close()
+            with contextlib.suppress(KillickError):
+                self.client.log.close()
+        else:
+            await self.client.engine.resources.close()
+            self.client.close()
+
+    # what stands between steps and the world ----------------------------------------------------
+
+    async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
+        play = self._play
+        try:
+            await play.held(intent, place, returned=False)
+            if self.dead:
+                raise asyncio.CancelledError
+            play.note(intent)
+            applied = await play.fakes.apply(intent, place) or await real()
+            if isinstance(applied.error, FakeRefused):
+                raise applied.error
+            await play.held(intent, place, returned=True)
+        except asyncio.CancelledError as cancelled:
+            return Applied(error=cancelled)
+        except GeneratorExit:
+            raise
+        except BaseException as fault:
+            return Applied(error=asyncio.CancelledError()) if self.dead else await play.fail(fault)
+        return applied
+
+    async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            applied = await self._play.fakes.aside(fn, effect)
+        except _FAULTS as fault:
+            return await self._play.fail(fault)
+        if applied is None:
+            return await real()
+        if applied.error is not None:
+            raise applied.error
+        return applied.value

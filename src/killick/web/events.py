@@ -1,0 +1,49 @@
+"""Named events that somebody publishes: every trigger that listens to one fires."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from killick.web.idempotency import derived
+from killick.web.routes import Call, Nothing, post
+
+
+class Publish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An event, by its name."""
+
+    name: Annotated[
+        str,
+        msgspec.Meta(description="What triggers listen to.", min_length=1, max_length=200, examples=["order.created"]),
+    ]
+    body: Annotated[Any, msgspec.Meta(description="What it says; any JSON.")] = None
+    id: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                description="Makes it count once: the same id again is passed over.", min_length=1, max_length=200
+            ),
+        ]
+        | None
+    ) = None
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an event."""
+
+    name: str
+    heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it.")]
+
+
+def publish(call: Call[Nothing, Publish]) -> Published:
+    """Publish an event: every trigger that listens to it fires.
+
+    One that nobody listens to is not kept. With an id, or an `Idempotency-Key`, it counts once.
+    """
+    event = call.body
+    heard = call.client.publish(event.name, event.body, id=event.id or derived(call, "event"), by=call.person.name)
+    return Published(name=event.name, heard=heard)
+
+
+ROUTES: Final = (post("/events", publish, takes=Publish, gives=Published, natural=True),)

@@ -1,0 +1,1 @@
+"""The handlers of the routes: each returns a document, which is JSON or a page."""

@@ -1,0 +1,355 @@
+"""A run at any boundary of its time: where it stood, what it knew, and what had changed since the boundary before.
+
+A boundary is found by its number or its name, and costs what is shown of it, however long the run is. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from killick.errors import BoundaryUnknown
+from killick.history.diff import Diff, across, between, passed
+from killick.history.state_items import as_written
+from killick.log import boundaries
+from killick.log.boundaries import Numbered, RunMoment
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.fold import Fold, Step
+from killick.model.state import Decision, EffectSeen, Failure, Output, Pending, Retry, State
+from killick.web.routes import Call, Nothing, Route, get, raw
+
+SHOWN_MAX: Final = 12
+"""So many items of each part are told, the latest; the whole is at `/runs/{run}/state`."""
+
+MARKS_MAX: Final = 60
+"""So many boundaries of one sort are marked; of more, as many, evenly."""
+
+LOOKED_MAX: Final = 400
+"""So many steps are looked at for what they are; of more, as many as there are marks of one sort."""
+
+EVENTS_MAX: Final = 4_000
+"""A log of more events is not searched for its rewinds."""
+
+RunId = Annotated[str, msgspec.Meta(min_length=1, description="A run, by its id.")]
+PlaceText = Annotated[
+    str, msgspec.Meta(max_length=200, description="A place: 6:before, 6:after, 4~1:before, @17, start or now.")
+]
+
+
+Written = Annotated[object, msgspec.Meta(extra_json_schema={"description": "Any value, as it is written in the log."})]
+"""A value that is JSON already, tags and all: it is not written once more."""
+
+
+class MomentAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+    n: Annotated[int, msgspec.Meta(ge=0, le=2**53, description="A boundary, from 0, the start; what is more is now.")]
+    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+
+
+class PlaceAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+    place: PlaceText = "now"
+    marks: Annotated[bool, msgspec.Meta(description="Whether to tell which boundaries are worth a look.")] = False
+
+
+class Stands(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the run stood: its step, the stage of its plan, how many steps were done, and which were not."""
+
+    step: str | None
+    stage: str | None
+    plan: tuple[str, ...]
+    committed: int
+    pending: tuple[str, ...]
+
+
+class ContextSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent's own document."""
+
+    version: int
+    document: Any
+
+
+class Knows(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the state: how many there are, and the latest of them, the last first."""
+
+    part: Literal["outputs", "decisions", "retries", "failures", "pending", "effects"]
+    count: int
+    latest: tuple[Written, ...]
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that changed. A line of words, or, where `text` is None, the values before and after."""
+
+    part: str
+    sign: Literal["+", "-", "~"]
+    text: str | None = None
+    step: str | None = None
+    path: str = ""
+    before: Written = None
+    after: Written = None
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A boundary that is worth a look."""
+
+    n: int
+    sort: Literal["wait", "failure", "decision", "rewind", "child"]
+    step: str
+
+
+class MomentSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a run at a boundary. `since` is the boundary before, from which `changes` are told."""
+
+    run: str
+    n: int
+    count: int
+    side: Literal["start", "before", "after", "now", "event"]
+    place: str
+    step: str | None
+    sort: str | None
+    name: str | None
+    seq: int
+    at_us: int
+    status: str
+    generation: int
+    position: Stands
+    context: ContextSeen
+    knows: tuple[Knows, ...]
+    since: str | None
+    changes: tuple[Changed, ...]
+    marks: tuple[Mark, ...] | None = None
+
+
+def moment(call: Call[MomentAsked, Nothing]) -> MomentSeen:
+    """A run at boundary n of its timeline."""
+    now = call.client.log.state(call.asked.run).fold
+    return _seen(call, call.asked.run, now, boundaries.nth(now, call.asked.n), marks=call.asked.marks)
+
+
+def moment_at(call: Call[PlaceAsked, Nothing]) -> MomentSeen:
+    """A run at a place of its time."""
+    asked, log = call.asked, call.client.log
+    now = log.state(asked.run).fold
+    return _seen(call, asked.run, now, numbered(log, asked.run, now, asked.place), marks=asked.marks)
+
+
+def numbered(log: Log, run: str, now: Fold, text: str) -> Numbered:
+    """The boundary that a text names. A place that is no boundary of the current timeline stands by the nearest."""
+    place = boundaries.at(log, run, text)
+    name, _, side = place.label.partition(":")
+    if place.seq >= now.facts.seq:
+        return boundaries.nth(now, boundaries.count(now))
+    n = boundaries.number(now, name, "before" if side == "before" else "after") if side in ("before", "after") else None
+    if n is not None:
+        return boundaries.nth(now, n)
+    if place.seq <= 1:
+        return boundaries.nth(now, 0)
+    low, high = 0, boundaries.count(now) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if boundaries.nth(now, middle).place.seq <= place.seq else (low, middle - 1)
+    return Numbered(low, "event", place)
+
+
+def _seen(call: Call[Any, Nothing], run: str, now: Fold, at: Numbered, *, marks: bool) -> MomentSeen:
+    log, place = call.client.log, at.place
+    veil = veiled(call, run)
+    earlier = at.n if at.side == "event" else at.n - 1
+    before = boundaries.nth(now, earlier).place if earlier >= 0 else None
+    if before is not None and before.seq <= place.seq:
+        diff, stood = passed(log, run, before, place, seen=veil)
+        changes = tuple(changed(diff))
+    else:
+        changes, stood = (), log.state(run, place.seq, keep=place.keep)
+    state = veil(stood)
+    facts = state.fold.facts
+    return MomentSeen(
+        run=run, n=at.n, count=boundaries.count(now), side=at.side, place=place.label,
+        step=at.step.id if at.step is not None else None, sort=at.step.sort if at.step is not None else None,
+        name=at.step.name if at.step is not None else None, seq=place.seq, at_us=log.event(run, facts.seq).at,
+        status=facts.status, generation=facts.generation,
+        position=Stands(
+            step=facts.current, stage=facts.stage, plan=facts.plan, committed=facts.committed,
+            pending=tuple(facts.pending),
+        ),
+        context=ContextSeen(version=facts.context_version, document=state.context.document),
+        knows=tuple(_knows(state)), since=before.label if before is not None else None, changes=changes,
+        marks=tuple(_marks(log, run, now)) if marks else None,
+    )  # fmt: skip
+
+
+def _knows(given: State) -> Iterator[Knows]:
+    """The parts of a state that are lists; of each what is at its end."""
+    state = as_written(given)
+    fold = state.fold
+    done = (step for step in reversed(fold.steps) if step.status == "done" and step.output)
+    outputs = [Output(step.id, step.name, state.output_of(step)) for step in islice(done, SHOWN_MAX)]
+    yield Knows(part="outputs", count=fold.facts.committed, latest=tuple(map(msgspec.to_builtins, outputs)))
+    parts: tuple[tuple[Any, Sequence[Decision | Retry | Failure | Pending | EffectSeen]], ...] = (
+        ("decisions", state.decisions), ("retries", state.retries), ("failures", state.failures),
+        ("pending", state.pending), ("effects", state.effects),
+    )  # fmt: skip
+    for name, part in parts:
+        latest = tuple(
+            msgspec.to_builtins(part[place]) for place in range(len(part) - 1, max(len(part) - 1 - SHOWN_MAX, -1), -1)
+        )
+        yield Knows(part=name, count=len(part), latest=latest)
+
+
+def changed(diff: Diff) -> Iterator[Changed]:
+    """What people want to know of a diff: values as they were and are, and where the run is in words."""
+    told = diff.told()
+    decided = {change.step for change in told if change.part == "decisions"}
+    for change in told:
+        if change.part in ("run", "position", "trace") or (change.part == "outputs" and change.step in decided):
+            continue
+        sign = {"add": "+", "remove": "-", "replace": "~"}[change.op]
+        yield Changed(
+            part=change.part, sign=_sign(sign), step=change.step, path=change.path, before=change.before,
+            after=change.after,
+        )  # fmt: skip
+    words = tuple(change for change in told if change.part in ("run", "position"))
+    for line in msgspec.structs.replace(diff, changes=words).lines(120):
+        yield Changed(part=line.part, sign=_sign(line.sign), text=line.text)
+
+
+def _sign(text: str) -> Literal["+", "-", "~"]:
+    return "+" if text == "+" else "-" if text == "-" else "~"
+
+
+# what is not to be seen ---------------------------------------------------------------------------
+
+
+def veiled(call: Call[Any, Any], run: str) -> Callable[[State], State]:
+    """A state as whoever asks may see it. What is told of it in words is told after that."""
+    veil = call.bridge.veil
+    if veil is None or not veil.fields:
+        return lambda state: state
+    return lambda state: State(state.fold, _Veiled(state, lambda values: veil.over(values, run=run)))
+
+
+class _Veiled:
+    """Reads for a state, less what is not to be seen."""
+
+    def __init__(self, state: State, veil: Callable[[Any], Any]) -> None:
+        self.event = state.event
+        self._state = as_written(state)
+        self._veil = veil
+
+    def data(self, seq: int) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._veil(dict(self._state.data(seq)))
+        return found
+
+
+# marks --------------------------------------------------------------------------------------------
+
+
+def _marks(log: Log, run: str, fold: Fold) -> Iterator[Mark]:
+    """What is worth a look, in the order of time; in a long run a fair choice of it."""
+    found = list(_steps_marked(fold))
+    if fold.facts.generation and fold.facts.seq <= EVENTS_MAX:
+        for seq, event, _ in log.read(run, limit=EVENTS_MAX):
+            if isinstance(event, e.RunRewound) and (index := _following(fold, seq)) is not None:
+                found.append(("rewind", index))
+    marks: set[tuple[int, str, str]] = set()
+    for sort, index in found:
+        step = fold.steps[index]
+        n = boundaries.number(fold, step.id, "before" if sort == "rewind" or step.id in fold.facts.pending else "after")
+        if n is not None:
+            marks.add((n, sort, step.id))
+    for n, sort, step_id in sorted(marks):
+        yield Mark(n=n, sort=sort, step=step_id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def _steps_marked(fold: Fold) -> Iterator[tuple[str, int]]:
+    yield from (("decision", index) for index in _fair(fold.decisions))
+    yield from (("failure", index) for index in _fair(fold.retried))
+    yield from (("wait", index) for index in fold.facts.pending.values() if fold.steps[index].status == "waiting")
+    for index in _fair(range(len(fold.steps)), LOOKED_MAX):
+        step: Step = fold.steps[index]
+        if step.status == "failed":
+            yield "failure", index
+        elif step.sort in ("wait", "child"):
+            yield ("wait" if step.sort == "wait" else "child"), index
+
+
+def _fair(indexes: Sequence[int], most: int = MARKS_MAX) -> Iterator[int]:
+    """All of them, or some, evenly."""
+    count = len(indexes)
+    places = range(count) if count <= most else (count * nth // MARKS_MAX for nth in range(MARKS_MAX))
+    return (indexes[at] for at in places)
+
+
+def _following(fold: Fold, seq: int) -> int | None:
+    """The first step that was intended after an event."""
+    return next((index for index, step in enumerate(fold.steps) if step.intended > seq), None)
+
+
+# whole states and what is between two -------------------------------------------------------------
+
+
+class StateAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+    at: PlaceText = "now"
+
+
+class DiffAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+    from_: PlaceText | None = msgspec.field(name="from", default=None)
+    to: PlaceText = "now"
+    against: Annotated[str, msgspec.Meta(description="Another run, to compare with at the place `to`.")] | None = None
+
+
+class DiffSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different between two states; `patch` is RFC 6902, from the whole of the first to the second."""
+
+    before: PlaceOf
+    after: PlaceOf
+    changes: tuple[Changed, ...]
+    patch: tuple[Written, ...]
+
+
+class PlaceOf(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison."""
+
+    run: str
+    place: str
+    seq: int
+
+
+def state(call: Call[StateAsked, Nothing]) -> Response:
+    """The whole state of a run at a place, as its documented JSON form has it: as long as the run is."""
+    asked, log = call.asked, call.client.log
+    place: RunMoment = boundaries.at(log, asked.run, asked.at)
+    found = veiled(call, asked.run)(log.state(asked.run, place.seq, keep=place.keep))
+    return Response(found.to_json(), media_type="application/json")
+
+
+def difference(call: Call[DiffAsked, Nothing]) -> DiffSeen:
+    """What is different between two places of a run, or between two runs."""
+    asked, log = call.asked, call.client.log
+    veil = veiled(call, asked.run)
+    if asked.against is not None:
+        found = across(log, asked.run, asked.against, asked.to, seen=veil, files=False)
+    elif asked.from_ is None:
+        found = between(log, asked.run, asked.to, seen=veil, files=False)
+    else:
+        found = between(log, asked.run, asked.from_, asked.to, seen=veil, files=False)
+    if found.before.run == found.after.run and found.before.seq > found.after.seq and asked.from_ is not None:
+        told = f"{asked.from_} comes after {asked.to}; name the earlier place first"
+        raise BoundaryUnknown(asked.run, asked.from_, told)
+    one, two = (PlaceOf(run=side.run, place=side.label, seq=side.seq) for side in (found.before, found.after))
+    return DiffSeen(before=one, after=two, changes=tuple(changed(found)), patch=tuple(found.patch()))
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/moments", moment_at, asks=PlaceAsked, gives=MomentSeen, page="_moment.html"),
+    get("/runs/{run}/moments/{n}", moment, asks=MomentAsked, gives=MomentSeen, page="_moment.html"),
+    get("/runs/{run}/diff", difference, asks=DiffAsked, gives=DiffSeen),
+    raw("/runs/{run}/state", state, asks=StateAsked, media="application/json"),
+)

@@ -1,0 +1,370 @@
+"""Two runs side by side, or one then and now: what they share, where they part, and every step from there on.
+
+Reads from where they part, a page at a time, however long the runs are. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from killick.history.compare_runs import Pair, ancestors, conditions_between, paired
+from killick.history.diff import PARTS, last_shared, passed
+from killick.history.diff import values as changed_values
+from killick.history.page import Making
+from killick.history.state_items import as_written
+from killick.history.timeline_parts import Step, walked
+from killick.log import boundaries
+from killick.log.boundaries import RunMoment
+from killick.model.codec import plain
+from killick.model.fold import OUT_OF_BAND
+from killick.model.ledger import Spend
+from killick.model.state import State
+from killick.web.handlers.boundary import Changed, ContextSeen, PlaceText, Written, changed, veiled
+from killick.web.handlers.step_list import through_of
+from killick.web.routes import Call, Nothing, Route, get
+
+PAGE: Final = 40
+"""So many steps of either run are on a page."""
+
+KIN_MAX: Final = 24
+"""So many runs are named that one may be compared with."""
+
+PIECES_MAX: Final = 4_000
+"""Values of more characters are shown whole, without what is other in them marked."""
+
+PASSED_MAX: Final = 3_000
+"""Where more events lie between then and now, only where the run was and its context are compared."""
+
+_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
+
+Other = Annotated[str, msgspec.Meta(max_length=1_000, description="A run, by its id.")]
+
+
+class CompareAsked(msgspec.Struct, frozen=True, kw_only=True):
+    a: Other | None = None
+    b: Other | None = None
+    at: PlaceText | None = None
+    cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$", description="Steps after this one.")] | None = None
+
+
+class RunSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two runs, as it is now. What it used is its own, without what a fork shares."""
+
+    run: str
+    agent: str
+    status: str
+    generation: int
+    forked_from: str | None
+    started_at_us: int
+    ended_at_us: int | None
+    lasted_us: int
+    steps: int
+    input: Any
+    result: Any
+    attempts: int
+    model_calls: int
+    tokens_in: int
+    tokens_out: int
+    cost_micros: int
+    context: ContextSeen
+
+
+class Kin(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that one may want to compare with, and what it is to the first."""
+
+    run: str
+    how: Literal["parent", "fork", "sibling", "same agent"]
+    status: str
+
+
+class SharedSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What both have on the same record: so many steps, up to a place; None where they are strangers."""
+
+    steps: int
+    place: str
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fork was given otherwise."""
+
+    run: str
+    what: str
+    step: str | None
+    value: Any
+    was: Any
+    unset: tuple[str, ...]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of a value's text; `other` where the other run has something else."""
+
+    text: str
+    other: bool
+
+
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as one of the runs has it. Pieces are there where the two are different and not too long for it."""
+
+    sort: str
+    name: str
+    status: str
+    attempts: int
+    lasted_us: int | None
+    arguments: Written
+    output: Written
+    failure: str | None
+    arguments_pieces: tuple[Piece, ...] | None
+    output_pieces: tuple[Piece, ...] | None
+
+
+class PairSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A step number, and what each run has there; `how` they differ, or None."""
+
+    step: str
+    how: Literal["call", "arguments", "outcome", "output", "absent"] | None
+    is_shared: bool
+    one: Half | None
+    two: Half | None
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Two runs, or, where both are the same, a run at a place and now. `changes` is what they know otherwise."""
+
+    a: RunSeen | None
+    b: RunSeen | None
+    at: str | None
+    kin: tuple[Kin, ...]
+    shared: SharedSeen | None
+    conditions: tuple[Given, ...]
+    parts_at: str | None
+    pairs: tuple[PairSeen, ...]
+    changes: tuple[Changed, ...]
+    next: str | None
+
+
+class _Side:
+    """A run as it is now, read where somebody looks."""
+
+    def __init__(self, call: Call[Any, Any], run: str) -> None:
+        self.log, self.run = call.client.log, run
+        self.state = veiled(call, run)(self.log.state(run))
+        self.fold = self.state.fold
+        self._making = Making(self.log, run, self.fold, through=through_of(call, run))
+        self._owners = [(self.log.head(each).base, each) for each in ancestors(self.log, run)]
+
+    def key(self, index: int) -> tuple[Any, ...]:
+        """What tells the record of a step from any other."""
+        step = self.fold.steps[index]
+        intended, ended = (
+            next((run for base, run in self._owners if seq > base), "") for seq in (step.intended, step.ended)
+        )
+        own = ended if step.ended else self.run
+        return intended, step.intended, own, step.ended, step.status if not step.ended else ""
+
+    def steps(self, first: int, end: int) -> dict[str, Step]:
+        """The run's own steps from one place to before another, and those inside them, by number."""
+        if first >= min(end, len(self.fold.tops)):
+            return {}
+        found = self._making.section(first + 1, min(end, len(self.fold.tops)))
+        return {step.number: step for step in walked(found.entries)}
+
+    def seen(self) -> RunSeen:
+        facts, log = self.fold.facts, self.log
+        ledger = log.ledger(self.run)
+        used, before = ledger.spend, ledger.facts.before.spend if ledger.facts.before is not None else Spend()
+        ended = log.event(self.run, facts.ended).at if facts.ended else None
+        return RunSeen(
+            run=self.run, agent=facts.agent, status=facts.status, generation=facts.generation,
+            forked_from=facts.forked_from, started_at_us=facts.started_at, ended_at_us=ended,
+            lasted_us=(ended or log.event(self.run, facts.seq).at) - facts.started_at, steps=facts.committed,
+            input=self.state.input, result=self.state.result if facts.status == "completed" else None,
+            attempts=used.attempts - before.attempts, model_calls=used.model_calls - before.model_calls,
+            tokens_in=used.tokens_in - before.tokens_in, tokens_out=used.tokens_out - before.tokens_out,
+            cost_micros=used.cost_micros - before.cost_micros,
+            context=ContextSeen(version=facts.context_version, document=self.state.context.document),
+        )  # fmt: skip
+
+
+def compare(call: Call[CompareAsked, Nothing]) -> Compared:
+    """Two runs side by side: what they share, where they part, and how they went on."""
+    asked = call.asked
+    one = _Side(call, asked.a) if asked.a else None
+    two = _Side(call, asked.b) if asked.b else None
+    a, b = (side.seen() if side is not None else None for side in (one, two))
+    kin = tuple(_kin(call, one)) if one is not None else ()
+    nothing = Compared(
+        a=a, b=b, at=asked.at, kin=kin, shared=None, conditions=(), parts_at=None, pairs=(), changes=(), next=None
+    )
+    if one is None or two is None:
+        return nothing
+    if one.run == two.run:
+        return msgspec.structs.replace(nothing, at=asked.at or "start", changes=tuple(_then_and_now(call, one)))
+    start, shared = _shared(one, two)
+    first = max(int(asked.cursor or 0), start)
+    pairs = tuple(_pairs(one, two, first))
+    last = max(len(one.fold.tops), len(two.fold.tops))
+    conditions = conditions_between(call.client.log, one.run, two.run) if shared is not None else ()
+    return msgspec.structs.replace(
+        nothing, shared=shared, conditions=tuple(map(_given, conditions)), pairs=pairs,
+        parts_at=next((pair.step for pair in pairs if pair.how is not None), None),
+        changes=tuple(_contexts(_document(call, one), _document(call, two))),
+        next=str(first + PAGE) if first + PAGE < last else None,
+    )  # fmt: skip
+
+
+# where they part ----------------------------------------------------------------------------------
+
+
+def _shared(one: _Side, two: _Side) -> tuple[int, SharedSeen | None]:
+    """How many of their own steps are on the same record: all up to one, so that one is found by halving."""
+    if not last_shared(one.log, one.run, two.run):
+        return 0, None
+    ones, twos = one.fold.tops, two.fold.tops
+    least = range(min(len(ones), len(twos)))
+    count = bisect_left(least, 1, key=lambda at: one.key(ones[at]) != two.key(twos[at]))
+    place = f"{one.fold.steps[ones[count - 1]].id}:after" if count else "start"
+    return count, SharedSeen(steps=count, place=place)
+
+
+def _pairs(one: _Side, two: _Side, first: int) -> Iterator[PairSeen]:
+    ones, twos = one.steps(first, first + PAGE), two.steps(first, first + PAGE)
+    for number in sorted({**ones, **twos}, key=_in_order):
+        mine, other = ones.get(number), twos.get(number)
+        pair = paired(number, mine, other)
+        is_shared = mine is not None and other is not None and _key(one, mine) == _key(two, other)
+        left, right = _pieces(pair)
+        yield PairSeen(
+            step=number, how=pair.how, is_shared=is_shared, one=_half(mine, pair, left, 0),
+            two=_half(other, pair, right, 1),
+        )  # fmt: skip
+
+
+def _in_order(number: str) -> tuple[bool, list[int]]:
+    return number.startswith(OUT_OF_BAND), [int(part) for part in number.split(".")]
+
+
+def _key(side: _Side, step: Step) -> tuple[Any, ...] | None:
+    index = side.fold.find(step.number)
+    return None if index is None else side.key(index)
+
+
+_Marked = tuple[tuple[Piece, ...] | None, tuple[Piece, ...] | None]
+
+
+def _half(step: Step | None, pair: Pair, marked: _Marked, which: Literal[0, 1]) -> Half | None:
+    seen = (pair.one, pair.two)[which]
+    if step is None or seen is None:
+        return None
+    return Half(
+        sort=seen.sort, name=seen.name, status=seen.status, attempts=len(step.attempts),
+        lasted_us=step.ended_at - step.intended_at if step.ended_at is not None else None,
+        arguments=seen.arguments, output=seen.output, failure=seen.failure,
+        arguments_pieces=marked[0], output_pieces=marked[1],
+    )  # fmt: skip
+
+
+def _pieces(pair: Pair) -> tuple[_Marked, _Marked]:
+    """What is other in the arguments and in the outputs of two steps, for the one and for the two."""
+    if pair.one is None or pair.two is None or pair.how is None:
+        return (None, None), (None, None)
+    if pair.how == "call":
+        return (None, None), (None, None)
+    given = apart(_text(pair.one.arguments), _text(pair.two.arguments))
+    came = apart(_text(pair.one.output), _text(pair.two.output))
+    return (given[0], came[0]), (given[1], came[1])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def apart(one: str, two: str) -> tuple[tuple[Piece, ...], tuple[Piece, ...]] | tuple[None, None]:
+    """Two texts with what each has otherwise marked, word by word; nothing where they are the same, or very long."""
+    if one == two or len(one) + len(two) > PIECES_MAX:
+        return None, None
+    ones, twos = _WORD.findall(one), _WORD.findall(two)
+    left: list[Piece] = []
+    right: list[Piece] = []
+    for tag, a, b, c, d in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
+        for pieces, words in ((left, ones[a:b]), (right, twos[c:d])):
+            if words:
+                pieces.append(Piece(text="".join(words), other=tag != "equal"))
+    return tuple(left), tuple(right)
+
+
+def _given(condition: Any) -> Given:
+    return Given(
+        run=condition.run, what=condition.what, step=condition.step, value=condition.value, was=condition.was,
+        unset=condition.unset,
+    )  # fmt: skip
+
+
+# what they know -----------------------------------------------------------------------------------
+
+
+def _document(call: Call[CompareAsked, Nothing], side: _Side) -> Any:
+    """The agent's own document, at the place that is asked for or now."""
+    if call.asked.at is None:
+        return side.state.context.document
+    return _at(call, side, boundaries.at(side.log, side.run, call.asked.at)).context.document
+
+
+def _at(call: Call[CompareAsked, Nothing], side: _Side, place: RunMoment) -> State:
+    return veiled(call, side.run)(side.log.state(side.run, place.seq, keep=place.keep))
+
+
+def _contexts(one: Any, two: Any) -> Iterator[Changed]:
+    was, now = (msgspec.to_builtins(plain({} if each is None else each)) for each in (one, two))
+    for change in changed_values(was, now):
+        sign: Literal["+", "-", "~"] = "+" if change.op == "add" else "-" if change.op == "remove" else "~"
+        yield Changed(part="context", sign=sign, path=change.path, before=change.before, after=change.after)
+
+
+def _then_and_now(call: Call[CompareAsked, Nothing], side: _Side) -> Iterator[Changed]:
+    """What came to a run since a place."""
+    place = boundaries.at(side.log, side.run, call.asked.at or "start")
+    head = side.fold.facts.seq
+    if head - place.seq <= PASSED_MAX and not place.keep:
+        found, _ = passed(side.log, side.run, place, RunMoment(head, "now"), seen=veiled(call, side.run))
+        yield from changed(found)
+        return
+    then = as_written(_at(call, side, place))
+    yield from _contexts(then.context.document, as_written(side.state).context.document)
+    was, now = then.fold, side.fold
+    counts = {part: (len(getattr(was, part)), len(getattr(now, part))) for part in ("decisions", "failures", "effects")}
+    counts["outputs"] = was.facts.committed, now.facts.committed
+    for part in PARTS:
+        before, after = counts.get(part, (0, 0))
+        if before != after:
+            yield Changed(part=part, sign="~", text=f"{before} → {after}")
+
+
+# whom to compare with -----------------------------------------------------------------------------
+
+
+def _kin(call: Call[Any, Any], side: _Side) -> Iterator[Kin]:
+    """The family first, then the latest runs of the same agent."""
+    log, seen = side.log, {side.run}
+    facts = side.fold.facts
+
+    def told(runs: Iterable[str], how: Literal["parent", "fork", "sibling", "same agent"]) -> Iterator[Kin]:
+        for run in runs:
+            if run not in seen and len(seen) <= KIN_MAX and log.store.head(run) is not None:
+                seen.add(run)
+                yield Kin(run=run, how=how, status=log.state(run).status)
+
+    parent = facts.forked_from
+    yield from told([parent] if parent is not None else [], "parent")
+    yield from told(reversed(log.ledger(side.run).facts.forks), "fork")
+    if parent is not None and log.store.head(parent) is not None:
+        yield from told(reversed(log.ledger(parent).facts.forks), "sibling")
+    yield from told((each.run for each in call.client.list(agent=facts.agent, limit=8)), "same agent")
+
+
+ROUTES: Final[tuple[Route, ...]] = (get("/compare", compare, asks=CompareAsked, gives=Compared, page="compare.html"),)

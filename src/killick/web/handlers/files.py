@@ -1,0 +1,120 @@
+"""The files of a run: its snapshots, and what changed from one to the next. Changes nothing.
+
+What is in files is not a value of the record, so no rule can find in it what nobody is to see: where anything is
+hidden, files are told by their names alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from killick.errors import SnapshotBroken, StoreError, WorkspaceRefused
+from killick.history import workspace_files as files
+from killick.history.workspace_files import FileChange, FilesDiff
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.ledger import Capture
+from killick.web.handlers.boundary import PlaceText
+from killick.web.handlers.step_list import Doc, RunId, state_of
+from killick.web.routes import Call, Nothing, Route, get
+
+SNAPSHOTS_MAX: Final = 200
+CHANGES_MAX: Final = 200
+LINES_MAX: Final = 400
+"""How many lines of one file are told."""
+
+
+class FilesAsked(Doc, frozen=True):
+    """`at` is the place whose files are told; the last snapshot, unless it says otherwise."""
+
+    run: RunId
+    at: PlaceText | None = None
+
+
+class SnapshotSeen(Doc, frozen=True):
+    """A snapshot on record: what it is of, and how much of it is other than in the one before."""
+
+    place: str
+    seq: int
+    at_us: int
+    because: str
+    snapshot: str
+    changed: int
+    files: int
+    size_bytes: int
+    processes: int = 0
+
+
+class FilesSeen(Doc, frozen=True):
+    """The snapshots of a run, the last first, and what changed from `since` to `at`; `problem` is why that cannot be
+    told here."""
+
+    run: str
+    folder: str | None = None
+    total: int = 0
+    snapshots: tuple[SnapshotSeen, ...] = ()
+    at: str | None = None
+    since: str | None = None
+    snapshot: str | None = None
+    counts: Mapping[files.How, int] = {}
+    changes: tuple[FileChange, ...] = ()
+    left_out: int = 0
+    problem: str | None = None
+
+
+def seen(call: Call[FilesAsked, Nothing]) -> FilesSeen:
+    """The files of a run at a place: what changed there, line by line, and which snapshots there are."""
+    run, log = call.asked.run, call.client.log
+    state = state_of(call, run)
+    ledger = log.ledger(run)
+    if ledger.facts.workspace is None:
+        return FilesSeen(run=run)
+    taken = list(ledger.captures)
+    ended = {step.ended: step.id for step in state.fold.steps if step.ended}
+    told = FilesSeen(
+        run=run, folder=ledger.facts.workspace, total=len(taken),
+        snapshots=tuple(_snapshot(log, run, ended, each) for each in reversed(taken[-SNAPSHOTS_MAX:])),
+    )  # fmt: skip
+    try:
+        with files.at(log, run, call.asked.at or "now") as found:
+            diff = found.diff()
+            veil = call.bridge.veil
+            told = replace(told, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
+            return told if diff is None else _changed(told, diff, bare=veil is not None and bool(veil.fields))
+    except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:
+        return replace(told, at=call.asked.at, problem=str(refused))
+
+
+def _changed(told: FilesSeen, diff: FilesDiff, *, bare: bool) -> FilesSeen:
+    left_out = diff.left_out + max(len(diff.changes) - CHANGES_MAX, 0)
+    changes = tuple(_short(each, bare=bare) for each in diff.changes[:CHANGES_MAX])
+    return replace(told, counts=diff.counts, changes=changes, left_out=left_out)
+
+
+def _short(change: FileChange, *, bare: bool) -> FileChange:
+    if bare:
+        return replace(change, lines=())
+    return replace(change, lines=change.lines[:LINES_MAX])
+
+
+_WHY: Final[Mapping[type[e.Event], str]] = {e.RunForked: "forked", e.RunRewound: "taken back"}
+
+
+def _snapshot(log: Log, run: str, ended: Mapping[int, str], capture: Capture) -> SnapshotSeen:
+    event = log.event(run, capture.seq)
+    told = event if isinstance(event, e.WorkspaceCaptured) else None
+    step = ended.get(capture.after)
+    return SnapshotSeen(
+        place=f"@{capture.after}" if step is None else f"{step}:after", seq=capture.after, at_us=event.at,
+        because=_WHY.get(type(event), "taken"), snapshot=e.from_text(capture.root).hex(),
+        changed=told.changed if told else 0, files=told.files if told else 0,
+        size_bytes=told.size_bytes if told else 0, processes=told.processes if told else 0,
+    )  # fmt: skip
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/files", seen, asks=FilesAsked, gives=FilesSeen, page="_files.html"),
+)

@@ -1,0 +1,81 @@
+"""The workflow of a run, drawn: its steps, branches, children, forks and rewinds, with where it is. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from killick.history.graph.graph import Graph, Lane, Node, family
+from killick.history.graph.svg import svg
+from killick.history.page import RedactData
+from killick.web.handlers.boundary import RunId
+from killick.web.handlers.step_list import reply_text, through_of
+from killick.web.routes import Call, Nothing, Route, get, raw
+
+RUNS_MAX: Final = 24
+"""So many runs of a family are drawn on a page; the others are counted."""
+
+
+class GraphAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+
+
+class PictureAsked(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunId
+    links: Annotated[
+        bool, msgspec.Meta(description="For a page that has the style: steps and runs are links to their pages.")
+    ] = False
+
+
+class GraphSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The family of a run as lanes, each with its steps; docs/graph.md describes them."""
+
+    version: int
+    run: str
+    root: str
+    lanes: tuple[Any, ...]
+    left_out: int
+
+
+def graph(call: Call[GraphAsked, Nothing]) -> GraphSeen:
+    """The run with its forks, children and what its rewinds left, as lanes of a drawing."""
+    return GraphSeen(**_drawn(call, call.asked.run).document())
+
+
+def picture(call: Call[PictureAsked, Nothing]) -> Response:
+    """The same as a picture."""
+
+    def link_to(lane: Lane, node: Node | None) -> str:
+        if node is None:
+            return call.url("/runs/{run}", run=lane.run)
+        return f"{call.url('/runs/{run}', run=lane.run, step=node.number)}#step-{node.number}"
+
+    found = _drawn(call, call.asked.run)
+    drawn = svg(found, text_of=reply_text, link_to=link_to if call.asked.links else None)
+    # It brings its own style, which no page of ours allows: so it is saved, and opened from there.
+    name = f"attachment; filename*=UTF-8''{quote(call.asked.run, safe='')}.svg"
+    return Response(drawn, headers={"Content-Disposition": name}, media_type="image/svg+xml")
+
+
+def _drawn(call: Call[Any, Nothing], run: str) -> Graph:
+    veil = through_of(call, run)
+    found = family(call.client.log, run, runs_max=RUNS_MAX, through=veil)
+    if veil is None:
+        return found
+    return replace(found, lanes=tuple(_veiled(lane, veil) for lane in found.lanes))
+
+
+def _veiled(lane: Lane, veil: RedactData) -> Lane:
+    """What a fork was given is told as its values may be seen."""
+    given = tuple(replace(each, **veil({"value": each.value, "was": each.was})) for each in lane.conditions)
+    return replace(lane, conditions=given)
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/graph", graph, asks=GraphAsked, gives=GraphSeen),
+    raw("/runs/{run}/graph.svg", picture, asks=PictureAsked, media="image/svg+xml"),
+)

@@ -1,0 +1,375 @@
+"""The inbox: what waits for a person, the most urgent first, and their answers. Decides nothing: the runtime does.
+
+An answer is the caller's own and bound to what they saw: an old screen answers no new question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+
+from killick.client import inbox as asked
+from killick.client.client import Client
+from killick.engine.approval import argument_edits
+from killick.engine.approval.contracts_in_force import APPROVE
+from killick.engine.context import through_codec
+from killick.engine.steps import waits
+from killick.engine.steps.waits import Verb
+from killick.engine.views import Wait
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
+from killick.model import events as e
+from killick.model.codec import Erased, digest
+from killick.model.failure import Failure
+from killick.model.fold import Step
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.store.protocol import is_held
+from killick.web.forms import NOTHING, JsonSchema, unveiled
+from killick.web.problems import Problem
+from killick.web.routes import Call, get, post
+
+ANSWERED_MAX: Final = 8
+_PROGRESS_EVENTS: Final = 200
+"""How far behind the start of an attempt it is looked for how far that got."""
+
+_PEOPLE: Final = ("answer", "settlement")
+
+
+class InboxAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose questions, and from where on."""
+
+    to: Annotated[str, msgspec.Meta(max_length=200, description="Only what is asked of them.")] | None = None
+    mine: Annotated[bool, msgspec.Meta(description="Only what the caller may answer and has not.")] = False
+    cursor: Annotated[str, msgspec.Meta(max_length=200, description="`next` of the page before.")] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="At least so many, where there are.")] = 25
+
+
+class WaitAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait, by its id."""
+
+    wait: Annotated[str, msgspec.Meta(min_length=1, max_length=1000, description="The wait's id, as in `claim_17:3`.")]
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an attempt whose outcome is not: by its key the far side may know it."""
+
+    attempt: int
+    key: str
+    started_at_us: int
+    error: str | None
+    progress: Any
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that somebody is asked. `saw` is what an answer is bound to.
+
+    `sort` is `approval` (may this call be made), `question`, or `doubt` (did this call happen). `why_not` says why the
+    caller cannot answer it.
+    """
+
+    wait: str
+    run: str
+    agent: str
+    step: str
+    stage: str | None
+    plan: tuple[str, ...]
+    priority: int
+    sort: str
+    prompt: str | None
+    tool: str | None
+    arguments: Any
+    schema: JsonSchema | None
+    options: Any
+    verbs: tuple[str, ...]
+    rule: str | None
+    reason: str | None
+    because: Any
+    to: tuple[str, ...]
+    may: tuple[str, ...] | None
+    need: int
+    votes: tuple[str, ...]
+    round: int
+    since_us: int
+    deadline_us: int | None
+    saw: str | None
+    why_not: str | None
+    tried: Tried | None
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was answered, and which its run is yet to take."""
+
+    wait: str
+    run: str
+    by: str | None
+    at_us: int
+    verb: str
+    prompt: str | None
+
+
+class Inbox(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for people, the most urgent first; and what was answered lately."""
+
+    questions: tuple[Question, ...]
+    answered: tuple[Answered, ...]
+    runs: tuple[str, ...]
+    to: str | None
+    mine: bool
+    one: str | None = None
+    gone: str | None = None
+    next: str | None = None
+
+
+class Answering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer. `saw` is the question's, as it was shown: another question is not answered by it."""
+
+    verb: Verb
+    value: Any = None
+    comment: Annotated[str, msgspec.Meta(max_length=10_000)] | None = None
+    saw: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+
+
+class Took(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an answer, and what follows."""
+
+    wait: str
+    run: str
+    did: str
+    next: str
+
+
+# reading ------------------------------------------------------------------------------------------
+
+
+def inbox(call: Call[InboxAsked, Any]) -> Inbox:
+    """Everything that waits for a person, the most urgent first."""
+    client, wanted = call.client, call.asked
+
+    def chosen(wait: Wait) -> bool:
+        addressed = wanted.to is None or wanted.to in wait.to or wanted.to in (wait.may or ())
+        return addressed and (not wanted.mine or why_not(client, wait, call.person.name) is None)
+
+    rows = asked.asking(client.store, call.now_us)
+    found = asked.page(client.log, chosen, rows, now_us=call.now_us, limit=wanted.limit, after=wanted.cursor)
+    done: list[Wait] = []
+    if wanted.cursor is None:
+        done = asked.page(client.log, chosen, rows, now_us=call.now_us, answered=True, limit=ANSWERED_MAX).waits
+    questions = tuple(question(client, wait, call.person.name) for wait in found.waits)
+    return Inbox(
+        questions=questions,
+        answered=tuple(_answered(client, wait) for wait in done[:ANSWERED_MAX]),
+        runs=tuple(dict.fromkeys(each.run for each in questions)),
+        to=wanted.to,
+        mine=wanted.mine,
+        next=found.next,
+    )
+
+
+def one(call: Call[WaitAsked, Any]) -> Inbox:
+    """One thing that somebody is asked; or who answered it first."""
+    client, wait = call.client, call.asked.wait
+    run, _, step = wait.rpartition(":")
+    state = client.state(run)
+    found = [each for each in asked.waits_of(client.store, state) if each.step == step and each.waits_for in _PEOPLE]
+    gone = None if found and not _is_answered(client, found[0]) else _gone(client, run, step, state)
+    return Inbox(
+        questions=() if gone else tuple(question(client, each, call.person.name) for each in found),
+        answered=(),
+        runs=(run,),
+        to=None,
+        mine=False,
+        one=wait,
+        gone=gone,
+    )
+
+
+def question(client: Client, wait: Wait, person: str) -> Question:
+    """A wait with everything that somebody needs to know to answer it."""
+    state = client.log.state(wait.run)
+    facts, step = state.fold.facts, state.fold.step(wait.step)
+    intention: Mapping[str, Any] = cast("Mapping[str, Any]", wait.intention or {})
+    is_approval = wait.rule is not None
+    return Question(
+        wait=wait.id,
+        run=wait.run,
+        agent=facts.agent,
+        step=wait.step,
+        stage=facts.stage,
+        plan=facts.plan,
+        priority=facts.priority,
+        sort="approval" if is_approval else "doubt" if wait.waits_for == "settlement" else "question",
+        prompt=wait.prompt,
+        tool=intention.get("tool"),
+        arguments=intention.get("arguments"),
+        schema=wait.schema,
+        options=list(wait.options),
+        verbs=wait.verbs,
+        rule=wait.rule if wait.rule != APPROVE else None,
+        reason=wait.reason,
+        because=_because(state, step),
+        to=wait.to,
+        may=wait.may,
+        need=wait.need,
+        votes=wait.votes,
+        round=wait.round,
+        since_us=wait.since_us,
+        deadline_us=wait.deadline_us,
+        saw=wait.digest,
+        why_not=why_not(client, wait, person),
+        tried=_tried(client, state, step) if wait.waits_for == "settlement" else None,
+    )
+
+
+def why_not(client: Client, wait: Wait, person: str) -> str | None:
+    """Why somebody cannot answer; None where they can."""
+    if not waits.may_answer(person, wait.to, wait.may, client.engine.roles):
+        return f"it is asked of {asked.whom(wait.to, wait.may)}"
+    if person in wait.votes:
+        return "you agreed already"
+    if wait.deadline_us is not None and wait.deadline_us < client.clock.now_us():
+        return "its time is up; the run goes on without an answer"
+    return None
+
+
+def _because(state: State, step: Step | None) -> Any:
+    """The agent's own reason for what it wants to do."""
+    because = state.data(step.intended).get("because") if step is not None else None
+    return None if isinstance(because, Erased) else because
+
+
+def _tried(client: Client, state: State, step: Step | None) -> Tried | None:
+    if step is None or not step.attempts:
+        return None
+    last = step.attempts[-1]
+    started = state.event(last.started)
+    assert isinstance(started, e.AttemptStarted)
+    progress: Any = None
+    for seq, event, _ in client.log.read(state.run, after=last.started, limit=_PROGRESS_EVENTS):
+        if isinstance(event, e.AttemptProgressed) and event.step == step.id:
+            progress = state.data(seq).get("progress")
+    told = state.data(last.ended).get("failure")
+    failed = None if told is None or isinstance(told, Erased) else convert(told, Failure, at="failure")
+    error = None if failed is None else f"{failed.type}: {failed.message}"
+    return Tried(
+        attempt=started.attempt, key=started.key, started_at_us=last.at, progress=progress,
+        error=error or (None if last.ended else "its process was gone before it ended"),
+    )  # fmt: skip
+
+
+def _is_answered(client: Client, wait: Wait) -> bool:
+    opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
+    answer = waits.answer_id(wait.run, wait.step, opened)
+    return wait.is_agreed or any(each.id == answer for each in client.store.inbox(wait.run, name=waits.ANSWER))
+
+
+def _answered(client: Client, wait: Wait) -> Answered:
+    """Who answered a wait, as far as its run has not taken it."""
+    opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
+    answer = waits.answer_id(wait.run, wait.step, opened)
+    there = [each for each in client.store.inbox(wait.run, name=waits.ANSWER) if each.id == answer]
+    there = there or client.store.inbox(wait.run, name=waits.VOTE)
+    body: Mapping[str, Any] = waits.body_of(client.log, there[-1]) if there else {}
+    return Answered(
+        wait=wait.id,
+        run=wait.run,
+        by=there[-1].by if there else ", ".join(wait.votes),
+        at_us=there[-1].at_us if there else wait.since_us,
+        verb=str(body.get("kind", "approve")),
+        prompt=argument_edits.call(wait.intention) if wait.rule is not None else wait.prompt,
+    )
+
+
+def _gone(client: Client, run: str, step: str, state: State) -> str:
+    """Why there is nothing to answer any more."""
+    for message in reversed(client.store.messages(run)):
+        if message.name == waits.ANSWER and f":{step}@" in message.id:
+            body = cast("Mapping[str, Any]", waits.body_of(client.log, message))
+            return f"{message.by or 'somebody'} was first and said {body.get('kind')}"
+    if state.fold.step(step) is None:
+        raise Problem(404, f"{run}: asks nothing at step {step}", code="wait_unknown")
+    return f"it is not asked any more; the run is {state.status}"
+
+
+# answering ----------------------------------------------------------------------------------------
+
+
+def answer(call: Call[WaitAsked, Answering]) -> Took:
+    """Answer what a run waits for; the first answer counts."""
+    client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
+    run, _, step = wait.rpartition(":")
+    known = [each for each in asked.waits_of(client.store, client.state(run)) if each.step == step]
+    found = known[0] if known else None
+    value, saw = body.value, body.saw
+    if body.saw is None and body.verb in ("approve", "edit"):
+        raise AnswerRefused(wait, f"{body.verb!r} names what was shown; send the question's saw with it")
+    if found is not None and call.bridge.veil is not None and call.bridge.veil.fields:
+        intention = cast("Mapping[str, Any]", found.intention or {})
+        value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
+        if saw == call.bridge.veil.keyed(found.digest or ""):
+            saw = found.digest  # as it was shown
+    if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
+        value = argument_edits.checked(found, value)
+    if found is not None and found.rule is None and body.verb in ("edit", "respond"):
+        _refuse_misfit(found, value)
+    try:
+        client.answer(found or wait, body.verb, value=value, by=by, comment=body.comment, saw=saw)
+    except (AlreadyAnswered, AlreadyAgreed) as first:
+        # Whoever lost the answer to their own answer asks again with its key; another answer is another thing.
+        if call.key is None or first.by != by or not _said(client, run, step, by, body.verb, value, body.comment):
+            raise
+    return Took(wait=wait, run=run, did=_did(found, body.verb, value), next=_next(client, found, by, body.verb))
+
+
+def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
+    """Whether the last that somebody said to a question is just this."""
+    for message in reversed(client.store.messages(run)):
+        if message.name in (waits.ANSWER, waits.VOTE) and message.by == by and f":{step}@" in message.id:
+            said = cast("Mapping[str, Any]", waits.body_of(client.log, message))
+            there = (said.get("kind"), said.get("value"), said.get("comment"))
+            return digest(there) == digest((verb, through_codec(value, at="value"), comment))
+    return False
+
+
+def _refuse_misfit(wait: Wait, value: Any) -> None:
+    """Refuse what does not fit while somebody is there to mend it; the run would set it aside later."""
+    if (misfit := argument_edits.misfit(wait.schema, value)) is not None:
+        raise AnswerRefused(wait.id, misfit)
+
+
+_SAID: Final[dict[str, str]] = {
+    "approve": "approved", "reject": "rejected", "edit": "edited", "respond": "answered",
+    "happened": "settled: it happened", "not": "settled: it did not happen", "stop": "stopped",
+}  # fmt: skip
+
+
+def _did(wait: Wait | None, verb: str, value: Any) -> str:
+    said = _SAID[verb]
+    if wait is not None and wait.rule is not None:
+        said += f" {argument_edits.call(wait.intention, 60)}"
+        if verb == "edit":
+            said += f" with {', '.join(f'{name}={argument_edits.shown(each, 60)}' for name, each in value.items())}"
+    elif verb == "respond":
+        said += f" {argument_edits.shown(value, 60)}"
+    return said
+
+
+def _next(client: Client, wait: Wait | None, by: str, verb: str) -> str:
+    """Who takes it from here."""
+    if wait is None:
+        return ""
+    voters = tuple(dict.fromkeys((*wait.votes, by)))
+    if verb == "approve" and len(voters) < wait.need:
+        return f"{asked.agreement(wait.need, voters)}; {asked.lacking(wait, voters)}"
+    head = client.store.head(wait.run)
+    if head is not None and is_held(client.store, head):
+        return f"{head.holder} is at {wait.run} and takes it from here"
+    return f"{wait.run} goes on as soon as a worker takes it"
+
+
+ROUTES: Final = (
+    get("/inbox", inbox, asks=InboxAsked, gives=Inbox, page="inbox.html"),
+    get("/inbox/{wait}", one, asks=WaitAsked, gives=Inbox, page="inbox.html"),
+    post("/inbox/{wait}", answer, asks=WaitAsked, takes=Answering, gives=Took, natural=True),
+)

@@ -1,0 +1,28 @@
+"""The meters: what runs do in this process and how the store stands, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+
+from killick.web.routes import Call, Nothing, as_api, raw
+from killick.workers import metrics as meters
+
+if TYPE_CHECKING:
+    from killick.web.app_context import AppContext
+
+
+def metrics(call: Call[Nothing, Nothing]) -> Response:
+    """What runs do in this process and how the store stands, in Prometheus' text format; also at `/metrics`."""
+    return Response(meters.exposed(call.client), media_type=meters.MEDIA)
+
+
+ROUTES: Final = (raw("/metrics", metrics, media="text/plain"),)
+
+
+def routes(bridge: AppContext) -> list[StarletteRoute]:
+    """The address that Prometheus looks at unless it is told another."""
+    meters.counting()
+    return [as_api(bridge, ROUTES[0], "/metrics")]

@@ -1,0 +1,344 @@
+"""What a command will do to a run, in plain words, before it is done. Changes nothing; refuses what cannot be done.
+
+Said from the record as it is now: a run that somebody is at may have gone on by the time it lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from killick.client import time_travel
+from killick.client.client import Client
+from killick.engine.approval.argument_edits import call, shown
+from killick.engine.effects.fork import UNCHANGED, Conditions, fork
+from killick.engine.interventions import entries_of
+from killick.engine.steps import waits
+from killick.errors import AnswerRefused, RunBroken, RunExists, RunUnknown, TimeRefused
+from killick.history.phrasing import counted, listed, span
+from killick.history.provenance import Undoing, Use
+from killick.history.rewind_preview import Leaving, LeftEffect, leaving
+from killick.log import boundaries
+from killick.model import events as e
+from killick.model.fold import Facts, Step
+from killick.store.protocol import ENDED, is_held
+
+LINES_MAX: Final = 12
+CHARS: Final = 80
+
+
+class Will(msgspec.Struct, frozen=True):
+    """What will be done: in one sentence, and line by line where there is more to know."""
+
+    will: str
+    more: tuple[str, ...] = ()
+
+
+class RunPreview:
+    """How a run stands, for whoever is about to act on it."""
+
+    def __init__(self, client: Client, run: str) -> None:
+        self.client = client
+        self.given = run
+        self.run = waits.latest(client.log, run)
+        row = client.store.index(self.run)
+        if row is None:
+            raise RunUnknown(run)
+        self.status = row.status
+        self.state = client.log.state(self.run)
+        self.fold = self.state.fold
+        self.facts: Facts = self.fold.facts
+        self.broken = client.store.quarantined(self.run)
+        head = client.store.head(self.run)
+        self.holder = head.holder if head is not None and is_held(client.store, head) else None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ENDED
+
+    def refuse_over(self) -> None:
+        if self.is_over:
+            raise AnswerRefused(self.run, f"it is over ({self.status})")
+
+    def refuse_broken(self) -> None:
+        if self.broken is not None:
+            raise RunBroken(self.run, seq=self.facts.seq, reason=self.broken)
+
+    @property
+    def lands(self) -> str:
+        """When a command takes hold."""
+        if self.holder is None:
+            return "It takes hold at once: nobody is at the run."
+        return f"It takes hold at the next step boundary: {self.holder} is at the run."
+
+    def step(self, name: str) -> str:
+        found = self.fold.step(name)
+        return f"step {name} ({found.name})" if found is not None else f"step {name}"
+
+    def tried(self, command: str, **body: Any) -> None:
+        """Refuse what the record says cannot be done."""
+        entries_of(self.fold, {"command": command, **body}, by="somebody", at=self.client.clock.now_us())
+
+
+# commands -----------------------------------------------------------------------------------------
+
+
+def pause(run: RunPreview) -> Will:
+    run.refuse_over()
+    if run.facts.cancelling:
+        raise AnswerRefused(run.run, "it is being cancelled")
+    if run.status == "paused":
+        raise AnswerRefused(run.run, "it is paused already")
+    told = f"{run.run} stops at its next step and stays there until somebody resumes it."
+    return Will(told, (*_open(run), "What people are asked can still be answered.", run.lands))
+
+
+def resume(run: RunPreview) -> Will:
+    facts = run.facts
+    if run.status in ("completed", "cancelled"):
+        raise AnswerRefused(run.run, f"it is over ({run.status}); start another")
+    if facts.cancelling:
+        raise AnswerRefused(run.run, "it is being cancelled")
+    if run.status == "failed":
+        failed: Any = run.client.log.event(run.run, facts.ended)
+        at = f"to before {run.step(failed.step)}, which failed" if failed.step else "to where its code failed"
+        told = f"{run.run} goes back {at}, and from there on again. A new attempt is made."
+        return Will(told, ("If steps were undone because it failed, it goes back to the first of them.", _TWICE))
+    if run.status == "paused":
+        return Will(f"{run.run} goes on where it was paused.", (_TWICE,))
+    if facts.mend:
+        held = run.client.log.event(run.run, facts.mend)
+        why = "its code and its record disagreed" if isinstance(held, e.RunDiverged) else "its record was repaired"
+        if isinstance(held, e.RunQuarantined):
+            why = f"its process died {held.deaths} times in a row"
+        return Will(f"{run.run} is tried again: {why}.", ("If nothing was mended, it stops there again.",))
+    if run.status == "running" and run.holder is None:
+        told = f"{run.run} is taken from a process that is gone, and goes on at its last step on record."
+        return Will(told, (_TWICE,))
+    if run.status == "waiting":
+        raise AnswerRefused(run.run, "it waits, and nothing holds it back; answer what it waits for")
+    raise AnswerRefused(run.run, f"it is {run.status}, and nothing holds it back")
+
+
+def cancel(run: RunPreview, compensate: bool) -> Will:
+    run.refuse_over()
+    if run.facts.cancelling:
+        raise AnswerRefused(run.run, "it is being cancelled already")
+    count = len(run.fold.effects)
+    if compensate:
+        told = f"{run.run} ends as cancelled, and what it did is undone, the last first."
+        more = f"{counted(count, 'step')} touched the world; those with a compensation are undone, the rest is listed."
+    else:
+        told = f"{run.run} ends as cancelled. What it did stays done."
+        more = f"{counted(count, 'step')} touched the world, and nothing of that is undone." if count else ""
+    asked = len([each for each in run.facts.waits.values() if each.waits_for in ("answer", "settlement")])
+    lines = (
+        more,
+        f"{counted(asked, 'question')} to people {'is' if asked == 1 else 'are'} withdrawn." if asked else "",
+    )
+    children = [child.run for child in run.client.log.ledger(run.run).children if child.status not in ENDED][:5]
+    below = f"Its children are cancelled too: {listed(children)}." if children else ""
+    return Will(told, tuple(line for line in (*lines, below, run.lands) if line))
+
+
+def change(run: RunPreview, changes: Mapping[str, Any], unset: Sequence[str], saw: int | None) -> Will:
+    run.refuse_over()
+    if not changes and not unset:
+        raise AnswerRefused(run.run, "change what? Give `set` or `unset`")
+    if own := [name for name in changes if name in ("by", "unset", "saw", "because")]:
+        raise AnswerRefused(run.run, f"{own[0]}: cannot be set from here; set it in the agent")
+    run.tried("set", set=dict(changes), unset=list(unset), saw=saw)
+    time_travel.refuse_misfit(run.client.log, run.run, dict(changes))
+    context = cast("Mapping[str, Any]", run.state.context.document or {})
+    version = run.facts.context_version
+    lines = [f"{name}: {shown(context[name], CHARS) if name in context else 'nothing'} → {shown(value, CHARS)}"
+             for name, value in changes.items()]  # fmt: skip
+    lines += [f"{name}: {shown(context.get(name), CHARS)} → nothing" for name in unset]
+    told = f"The context of {run.run} goes from version {version} to {version + 1}."
+    return Will(told, (*lines, "Its code sees that when its next step returns.", run.lands))
+
+
+def prioritize(run: RunPreview, priority: int) -> Will:
+    run.refuse_over()
+    told = f"{run.run} has priority {priority} instead of {run.facts.priority}."
+    return Will(told, ("Of runs that are due, those with the highest go first.",))
+
+
+def note(run: RunPreview) -> Will:
+    run.refuse_over()
+    return Will(f"A remark is put into the record of {run.run}, with your name. Its code never sees it.")
+
+
+def override(run: RunPreview, step: str, output: Any) -> Will:
+    run.refuse_over()
+    run.tried("override", step=step, output=output)
+    run.client._refuse_answer(run.run, step, output)  # pyright: ignore[reportPrivateUsage]
+    told = f"{run.step(step)} of {run.run} is given this result instead of being done: {shown(output, CHARS)}."
+    asked = ("Whoever was asked there is not asked any more.",) if step in run.facts.waits else ()
+    return Will(_begun(told), (*asked, "The result stands on record as yours, not as the tool's.", run.lands))
+
+
+def skip(run: RunPreview, step: str) -> Will:
+    run.refuse_over()
+    run.tried("skip", step=step)
+    wait = run.facts.waits.get(step)
+    found = run.fold.step(step)
+    if found is not None and found.sort == "wait":
+        then = (
+            "A sleep is over then."
+            if wait is not None and wait.waits_for == "time"
+            else "Its default is taken, if it has one; else its code meets killick.Skipped."
+        )
+    else:
+        then = "It is not done; its code meets killick.Skipped."
+    return Will(_begun(f"{run.step(step)} of {run.run} ends without being done."), (then, run.lands))
+
+
+def retry(run: RunPreview, step: str | None) -> Will:
+    run.refuse_over()
+    run.tried("retry", step=step)
+    delayed = [each for index in run.facts.pending.values() if (each := run.fold.steps[index]).status == "delayed"]
+    found = run.fold.step(step) if step else delayed[0]
+    assert found is not None
+    left = (found.delayed_until or 0) - run.client.clock.now_us()
+    told = f"{_begun(run.step(found.id))} goes on now instead of in {span(max(left, 0))}."
+    return Will(told, (f"{counted(len(found.attempts), 'attempt')} made so far; this is the next one.", run.lands))
+
+
+def say(run: RunPreview, text: str) -> Will:
+    run.refuse_over()
+    return Will(f"{run.run} is told: {shown(text, CHARS)}.", ("Its loop hears it before it asks its model again.",))
+
+
+def send(run: RunPreview, name: str) -> Will:
+    run.refuse_over()
+    if name.startswith("killick."):
+        raise AnswerRefused(run.run, f"messages named {name!r} are Killick's own; choose another name")
+    waiting = [wait.step for wait in run.facts.waits.values() if wait.waits_for == "event" and wait.name == name]
+    then = f"{_begun(run.step(waiting[0]))} waits for it, and goes on with it." if waiting else (
+        "Nothing waits for it now: it is kept until the run asks for its name."
+    )  # fmt: skip
+    return Will(f"The message {name} is put into the inbox of {run.run}.", (then, "The same id again counts once."))
+
+
+# time ---------------------------------------------------------------------------------------------
+
+_TWICE: Final = "What it did stays on its ledger: nothing is done twice."
+_STAYS: Final = {
+    "happened": ("stays done", "the same again gets this result"),
+    "in_doubt": ("in doubt", "the same again waits until that is settled"),
+    "open": ("in doubt", "the same again waits until that is settled"),
+    "undone": ("was undone", "the same again is done anew"),
+}
+WORLD: Final[dict[str, str]] = {
+    "recorded": "What is new is put to a person first.",
+    "live": "What is new is done for real.",
+    "none": "What is new fails its step.",
+}
+
+
+def rewind(run: RunPreview, to: str) -> Will:
+    if run.run != run.given:
+        raise TimeRefused(run.given, f"goes on as {run.run}; rewind that, or fork this one")
+    head = run.client.log.head(run.run)
+    if head.parent is not None and boundaries.at(run.client.log, run.run, to).seq <= head.base:
+        raise TimeRefused(run.run, f"what is before {to} is of the run that it was forked from; fork that")
+    found = leaving(run.client.log, run.run, to)
+    steps = found.steps
+    span_ = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else "nothing"
+    stay = f", which {'stay' if len(steps) > 1 else 'stays'} on record" if steps else ""
+    told = f"{run.run} goes back to {found.to} and runs on from there. It leaves {span_}{stay}."
+    return Will(told, _cut([*_left(found), run.lands]))
+
+
+def _left(found: Leaving) -> Iterator[str]:
+    yield from (_effect(effect) for effect in found.effects)
+    if found.consumed:
+        yield f"consumed: {', '.join(found.consumed)}; stays so"
+    if found.spend.model_calls:
+        yield f"spent: {counted(found.spend.model_calls, 'model call')}; stays so"
+    yield from (f"child {child.run} ({child.status}) goes on" for child in found.children)
+    if found.messages:
+        yield f"back to the inbox: {', '.join(sorted(found.messages))}"
+    yield from (f"asked anew: step {each.step}, where {each.by} said {each.answer}" for each in found.answers)
+
+
+def _effect(effect: LeftEffect) -> str:
+    word, means = _STAYS.get(effect.status, ("stays", "as it is"))
+    return f"{word}: step {effect.step}, {call({'tool': effect.tool, 'arguments': effect.arguments}, 40)}; {means}"
+
+
+def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -> Will:
+    log = run.client.log
+    waits.refuse_own(name)
+    if name is not None and run.client.store.head(name) is not None:
+        raise RunExists(name)
+    conditions = time_travel.checked(run.client, run.given, run.facts.agent, conditions, None)
+    called = name or _free(run)
+    fork(log, run.given, at, called, conditions, at=run.client.clock.now_us())
+    place = boundaries.at(log, run.given, at)
+    lines = [f"other output of step {step}: {shown(output, CHARS)}" for step, output in conditions.output.items()]
+    lines += [f"other context: {each} = {shown(value, CHARS)}" for each, value in conditions.set.items()]
+    lines += [f"context without {each}" for each in conditions.unset]
+    lines += [] if conditions.input is UNCHANGED else [f"other input: {shown(conditions.input, CHARS)}"]
+    lines += [f"model: {conditions.model}"] if conditions.model else []
+    told = f"A new run, {called}, shares the time of {run.given} up to {place.label} and goes on from there."
+    world = f"It adopts what {run.given} did after that, where it wants the same. {WORLD[conditions.effects]}"
+    return Will(told, _cut([*(lines or ["nothing is different"]), world, f"{run.given} itself stays as it is."]))
+
+
+def _free(run: RunPreview) -> str:
+    """The name that a fork is given when it is given none."""
+    number, name = 1, f"{run.given}-fork"
+    while run.client.store.head(name) is not None:
+        number += 1
+        name = f"{run.given}-fork-{number}"
+    return name
+
+
+def undo(found: Undoing, settled: str | None) -> Will:
+    if found.status is None:
+        raise TimeRefused(found.run, f"step {found.step} did nothing that could be undone")
+    if found.refuses is not None and settled is None:
+        by_hand = "; undo it by hand, and say that it is settled" if found.compensated_by is None else ""
+        raise TimeRefused(found.run, f"step {found.step} cannot be undone: {found.refuses}{by_hand}")
+    what = call({"tool": found.tool, "arguments": found.arguments}, 60)
+    how = {"happened": "is noted as undone: you say that it was", "not": "is noted as not undone"}.get(
+        settled or "", f"is undone by {found.compensated_by or 'its compensation'}"
+    )
+    told = f"Step {found.step}, {what}, {how}. The run itself goes on as it is."
+    uses = [_use(use) for use in found.used_by] or ["used by nothing later, as far as the record shows"]
+    return Will(told, _cut([*uses, "Whoever asks for the same again has it done anew."]))
+
+
+def _use(use: Use) -> str:
+    who = f"step {use.step} {use.name}" if use.step else use.name or "the run itself"
+    where = f"{use.run}, {who}" if use.run else who
+    stands = ", which happened and stays" if use.happened and not use.undone else ""
+    return f"used by {where}: {use.what}{f' (through {use.through})' if use.through else ''}{stands}"
+
+
+# small things -------------------------------------------------------------------------------------
+
+
+def _open(run: RunPreview) -> tuple[str, ...]:
+    """What is being done right now, and ends first."""
+    pending = [run.fold.steps[index] for index in list(run.facts.pending.values())[:50]]
+    tried = [step for step in pending if _is_tried(step)][:3]
+    return tuple(f"{_begun(run.step(step.id))} is being tried; that attempt ends first." for step in tried)
+
+
+def _is_tried(step: Step) -> bool:
+    return bool(step.attempts) and not step.attempts[-1].ended and step.status == "running"
+
+
+def _begun(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cut(lines: Sequence[str]) -> tuple[str, ...]:
+    if len(lines) <= LINES_MAX:
+        return tuple(lines)
+    return (*lines[: LINES_MAX - 2], f"and {len(lines) - LINES_MAX + 1} more", lines[-1])

@@ -1,0 +1,290 @@
+"""The parts of a run's record one after the other: decisions, failures, effects and the log itself. Changes nothing.
+
+Each is told from its end, a page at a time; the cursor is the place where the page before it begins.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from killick.errors import ValueErased
+from killick.history.page import RedactData
+from killick.log.log import Log, Recorded
+from killick.model import ledger as ledgers
+from killick.model.codec import plain
+from killick.model.failure import Failure
+from killick.model.fold import Fold
+from killick.model.state import State
+from killick.model.typed import convert
+from killick.web.handlers.step_detail import ErrorSeen, errors_of
+from killick.web.handlers.step_list import Doc, RunId, state_of, through_of
+from killick.web.problems import Problem
+from killick.web.render import pretty
+from killick.web.routes import Call, Nothing, Route, get, raw
+
+PAGE_MAX: Final = 50
+EVENTS_MAX: Final = 100
+_HIDDEN: Final = frozenset({"kind", "at", "data"})
+
+T = TypeVar("T")
+
+
+class PageAsked(Doc, frozen=True):
+    """`cursor` is `next` of the page before."""
+
+    run: RunId
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=200)] = PAGE_MAX
+
+
+def paged(found: Sequence[T], asked: PageAsked) -> tuple[Sequence[T], str | None]:
+    """The last ones, or the last before a cursor; and the cursor of those before."""
+    end = len(found) if asked.cursor is None else min(int(asked.cursor), len(found))
+    start = max(end - asked.limit, 0)
+    return found[start:end], str(start) if start else None
+
+
+class DecisionLine(Doc, frozen=True):
+    """What was chosen, from what, by whom and why."""
+
+    step: str
+    at_us: int
+    by: str
+    question: Any
+    options: Any
+    choice: Any
+    because: Any
+
+
+class Decisions(Doc, frozen=True):
+    """Decisions, the last first, of `total`."""
+
+    run: str
+    total: int
+    decisions: tuple[DecisionLine, ...]
+    next: str | None
+
+
+def decisions(call: Call[PageAsked, Nothing]) -> Decisions:
+    """What was decided, with the options, the reason and who chose; the last first."""
+    run, state = call.asked.run, state_of(call, call.asked.run)
+    found, following = paged(state.decisions, call.asked)
+    told = tuple(
+        DecisionLine(
+            step=each.step, at_us=each.at, by=each.by, question=each.question, options=each.options,
+            choice=each.choice, because=each.because,
+        )
+        for each in reversed(found)
+    )  # fmt: skip
+    return Decisions(run=run, total=len(state.fold.decisions), decisions=told, next=following)
+
+
+class FailureLine(Doc, frozen=True):
+    """What went wrong: where, with what input, how far it got, and the error with its chain."""
+
+    at_us: int
+    step: str | None
+    tool: str | None
+    attempt: int | None
+    input: Any
+    progress: Any
+    errors: tuple[ErrorSeen, ...]
+
+
+class Failures(Doc, frozen=True):
+    """Failures, the last first, of `total`."""
+
+    run: str
+    total: int
+    failures: tuple[FailureLine, ...]
+    next: str | None
+
+
+def failures(call: Call[PageAsked, Nothing]) -> Failures:
+    """What went wrong, with its whole context: every failed attempt, rejection and failed step; the last first."""
+    run, state = call.asked.run, state_of(call, call.asked.run)
+    found, following = paged(state.failures, call.asked)
+    told = tuple(
+        FailureLine(
+            at_us=each.at, step=each.step, tool=each.tool, attempt=each.attempt, input=each.input,
+            progress=each.progress, errors=errors_of(_failure(each.error)),
+        )
+        for each in reversed(found)
+    )  # fmt: skip
+    return Failures(run=run, total=len(state.fold.failures), failures=told, next=following)
+
+
+def _failure(error: Any) -> Failure | None:
+    return convert(error, Failure, at="failure") if isinstance(error, dict) else None
+
+
+class EffectLine(Doc, frozen=True):
+    """One action on the world by its key, as the ledger has it. `is_left`: it was done by a timeline that was left.
+
+    `undoes` and `undone_by` are steps.
+    """
+
+    key: str
+    step: str
+    tool: str
+    effect: str
+    status: ledgers.EffectStatus
+    attempts: int
+    generation: int
+    is_left: bool
+    undoes: str | None
+    undone_by: str | None
+    started_seq: int
+    arguments: Any
+    result: Any
+
+
+class Effects(Doc, frozen=True):
+    """Effects, the last first, of `total`; whatever was rewound, they stay."""
+
+    run: str
+    total: int
+    effects: tuple[EffectLine, ...]
+    next: str | None
+
+
+def effects(call: Call[PageAsked, Nothing]) -> Effects:
+    """What was done to the world, whether that is known, and what was undone; the last first."""
+    run, state = call.asked.run, state_of(call, call.asked.run)
+    ledger = call.client.log.ledger(run)
+    found, following = paged(ledger.effects, call.asked)
+    undoing = _undoing(ledger.effects, [each.started for each in found if each.status == "undone"])
+    told = tuple(_effect(state, ledger.effects, each, undoing.get(each.started)) for each in reversed(found))
+    return Effects(run=run, total=len(ledger.effects), effects=told, next=following)
+
+
+def _effect(state: State, known: Sequence[ledgers.Effect], effect: ledgers.Effect, undone_by: str | None) -> EffectLine:
+    undone = _started(known, effect.undoes) if effect.undoes else None
+    happened = effect.ended and effect.status in ("happened", "undone")
+    return EffectLine(
+        key=effect.key, step=effect.step, tool=effect.tool, effect=effect.effect, status=effect.status,
+        attempts=effect.attempts, generation=effect.generation, is_left=not _stands(state.fold, effect),
+        undoes=undone.step if undone is not None else None, undone_by=undone_by, started_seq=effect.started,
+        arguments=state.data(effect.intended).get("arguments"),
+        result=state.data(effect.ended).get("output") if happened else None,
+    )  # fmt: skip
+
+
+def _stands(fold: Fold, effect: ledgers.Effect) -> bool:
+    step = fold.step(effect.step)
+    return step is not None and step.intended == effect.intended
+
+
+def _started(known: Sequence[ledgers.Effect], seq: int) -> ledgers.Effect | None:
+    index = bisect_left(known, seq, key=lambda effect: effect.started)
+    return known[index] if index < len(known) and known[index].started == seq else None
+
+
+def _undoing(known: Sequence[ledgers.Effect], wanted: Sequence[int]) -> dict[int, str]:
+    """By which step each of these was undone, by where it started. Those are near the end."""
+    found: dict[int, str] = {}
+    index = len(known)
+    while index and len(found) < len(wanted):
+        index -= 1
+        effect = known[index]
+        if effect.undoes in wanted and effect.status == "happened":
+            found[effect.undoes] = effect.step
+    return found
+
+
+# the log ------------------------------------------------------------------------------------------
+
+
+class EventsAsked(Doc, frozen=True):
+    """Events after a seq; without one, the last."""
+
+    run: RunId
+    after: Annotated[int, Meta(ge=0)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = EVENTS_MAX
+
+
+class EventLine(Doc, frozen=True):
+    """One event as it is on record. `fields` is the event itself and `data` its values; `hash` is the chain's there."""
+
+    seq: int
+    at_us: int
+    kind: str
+    hash: str
+    is_erased: bool
+    fields: Any
+    data: Any
+
+
+class Events(Doc, frozen=True):
+    """Events in order, of `last`; `next` is where to go on after, and `earlier` for those before."""
+
+    run: str
+    last: int
+    events: tuple[EventLine, ...]
+    next: str | None
+    earlier: int | None
+
+
+def events(call: Call[EventsAsked, Nothing]) -> Events:
+    """The log itself: every event, verbatim, in order."""
+    asked, log = call.asked, call.client.log
+    last = log.head(asked.run).seq
+    after = max(last - asked.limit, 0) if asked.after is None else asked.after
+    found = log.read(asked.run, after=after, limit=asked.limit)
+    hide = through_of(call, asked.run)
+    told = tuple(_event(log, asked.run, each, hide) for each in found)
+    end = found[-1].seq if found else after
+    return Events(
+        run=asked.run, last=last, events=told, next=str(end) if end < last else None,
+        earlier=max(after - asked.limit, 0) if 0 < after <= last else None,
+    )  # fmt: skip
+
+
+def _event(log: Log, run: str, recorded: Recorded, hide: RedactData | None) -> EventLine:
+    seq, event, row = recorded
+    fields = {name: value for name, value in msgspec.json.decode(row.body).items() if name not in _HIDDEN}
+    erased = False
+    try:
+        values = log.data(run, seq)
+        data: Any = plain(values if hide is None else hide(values)) or None
+    except ValueErased:
+        data, erased = None, True
+    kind = str(type(event).__struct_config__.tag)
+    return EventLine(
+        seq=seq, at_us=event.at, kind=kind, hash=row.hash.hex(), is_erased=erased, fields=fields, data=data
+    )
+
+
+class ValueAsked(Doc, frozen=True):
+    run: RunId
+    seq: Annotated[int, Meta(ge=1)]
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+def value(call: Call[ValueAsked, Nothing]) -> Response:
+    """One value of an event, whole, as text."""
+    asked, log = call.asked, call.client.log
+    if asked.seq > log.head(asked.run).seq:
+        raise Problem(404, f"{asked.run}: has no event {asked.seq}", code="event_unknown")
+    data = log.data(asked.run, asked.seq)
+    hide = through_of(call, asked.run)
+    shown = data if hide is None else hide(data)
+    if asked.name not in shown:
+        there = f"; it has {', '.join(sorted(shown))}" if shown else ""
+        raise Problem(404, f"{asked.run}: event {asked.seq} has no {asked.name}{there}", code="value_unknown")
+    return Response(pretty(shown[asked.name]), media_type="text/plain; charset=utf-8")
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/decisions", decisions, asks=PageAsked, gives=Decisions, page="_record.html"),
+    get("/runs/{run}/failures", failures, asks=PageAsked, gives=Failures, page="_record.html"),
+    get("/runs/{run}/effects", effects, asks=PageAsked, gives=Effects, page="_record.html"),
+    get("/runs/{run}/events", events, asks=EventsAsked, gives=Events, page="_record.html"),
+    raw("/runs/{run}/events/{seq}/{name}", value, asks=ValueAsked, media="text/plain"),
+)

@@ -1,0 +1,171 @@
+"""Starting runs and speaking to them: the agents that are declared here, a run of one, a message, a word."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from killick.definitions.registry import AGENTS, TOOLS, AnyAgent
+from killick.errors import AgentUnknown
+from killick.web.forms import JsonSchema
+from killick.web.handlers import preview
+from killick.web.handlers.operations import Act, Did, Name, Priority, RunAsked, schema_of
+from killick.web.handlers.preview import RunPreview
+from killick.web.idempotency import derived
+from killick.web.routes import Call, Made, get, post
+
+
+class AgentsAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which agent the form is for."""
+
+    agent: (
+        Annotated[str, msgspec.Meta(max_length=200, description="The agent that the page shows a form for.")] | None
+    ) = None
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent that is declared here. `schema` is of its input; `takes_input` is False where it takes none."""
+
+    name: str
+    about: str
+    takes_input: bool
+    schema: JsonSchema | None
+    priority: int
+    contract: str | None
+    aliases: tuple[str, ...]
+
+
+class ToolLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that is declared here."""
+
+    name: str
+    about: str
+
+
+class Agents(msgspec.Struct, frozen=True, kw_only=True):
+    """The agents and tools that are declared in this process."""
+
+    agents: tuple[AgentLine, ...]
+    tools: tuple[ToolLine, ...]
+    chosen: str | None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run to be started. The same id again, with the same agent and input, is the same run."""
+
+    agent: Name
+    input: Any = None
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    priority: Priority | None = None
+    tags: Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=50)] = []
+
+
+class Started(Made, frozen=True, kw_only=True):
+    """A run that is there, and due."""
+
+    run: str
+    agent: str
+    status: str
+    did: str
+
+
+class Send(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message. It waits until the run asks for its name; the same id again counts once."""
+
+    name: Name
+    body: Any = None
+    id: Name | None = None
+
+
+class Say(Act, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something to say to a run."""
+
+    text: Annotated[str, msgspec.Meta(min_length=1, max_length=100_000)]
+
+
+def agents(call: Call[AgentsAsked, Any]) -> Agents:
+    """The agents that are declared here, with what each takes; and the tools."""
+    lines = [_line(agent) for agent in sorted(AGENTS.copy()[0].values(), key=lambda agent: agent.name)]
+    chosen = call.asked.agent or (lines[0].name if len(lines) == 1 else None)
+    if chosen is not None and chosen not in [line.name for line in lines]:
+        raise AgentUnknown(chosen, known=[line.name for line in lines])
+    return Agents(
+        agents=tuple(lines),
+        tools=tuple(ToolLine(name=name, about=_first_line(tool.doc)) for name, tool in sorted(TOOLS.items())),
+        chosen=chosen,
+    )
+
+
+def _line(agent: AnyAgent) -> AgentLine:
+    contract = agent.options.contract
+    return AgentLine(
+        name=agent.name,
+        about=_first_line(agent.__doc__),
+        takes_input=agent.takes_input,
+        schema=schema_of(agent.input_type) if agent.takes_input else None,
+        priority=agent.options.priority,
+        contract=None if contract is None else contract.name,
+        aliases=agent.options.aliases,
+    )
+
+
+def _first_line(doc: str | None) -> str:
+    return (doc or "").strip().partition("\n")[0]
+
+
+def start(call: Call[Any, Start]) -> Started:
+    """Start a run: durable, and due for the next worker."""
+    body, client = call.body, call.client
+    run = body.id or derived(call, body.agent)
+    existed = run is not None and client.store.head(run) is not None
+    handle = client.start(
+        client.named(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
+        by=call.person.name,
+    )  # fmt: skip
+    row = client.store.index(handle.id)
+    did = (
+        "is there already; the same id is the same run"
+        if existed
+        else "started; it goes on as soon as a worker takes it"
+    )
+    return Started(
+        location=call.url("/api/v1/runs/{run}", run=handle.id),
+        run=handle.id,
+        agent=body.agent,
+        status=row.status if row is not None else "queued",
+        did=f"{handle.id} {did}",
+    )
+
+
+def send(call: Call[RunAsked, Send]) -> Did:
+    """Send a message to a run; it waits there until the run asks for its name."""
+    body, client = call.body, call.client
+    run = RunPreview(client, call.asked.run)
+    if body.dry_run:
+        told = preview.send(run, body.name)
+        return Did(run=run.run, will=told.will, more=told.more)
+    message = body.id or derived(call, "msg")
+    if message is not None and client.store.message(run.run, message) is not None:
+        return Did(run=run.run, did=f"{message} was sent before; the same id counts once")
+    client.send(run.run, body.name, body.body, id=message, by=call.person.name)
+    return Did(run=run.run, did=f"{body.name} sent")
+
+
+def say(call: Call[RunAsked, Say]) -> Did:
+    """Say something to a run; its loop hears it before it asks its model again."""
+    body, client = call.body, call.client
+    run = RunPreview(client, call.asked.run)
+    told = preview.say(run, body.text)
+    if body.dry_run:
+        return Did(run=run.run, will=told.will, more=told.more)
+    client.say(run.run, body.text, by=call.person.name)
+    return Did(run=run.run, did="told")
+
+
+ROUTES: Final = (
+    get("/agents", agents, asks=AgentsAsked, gives=Agents, page="start.html", at="/start"),
+    post("/runs", start, takes=Start, gives=Started, status=201, natural=True),
+    post("/runs/{run}/messages", send, asks=RunAsked, takes=Send, gives=Did, natural=True),
+    post("/runs/{run}/say", say, asks=RunAsked, takes=Say, gives=Did),
+)

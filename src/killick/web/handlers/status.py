@@ -1,0 +1,306 @@
+"""What keeps the house running: who holds runs and what is due, and the health of the store.
+
+Reads listings, heads and the ends of logs, never a whole one: what it did not look at it does not speak of, and
+`killick verify` proves the record.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Final, Literal
+
+import msgspec
+
+from killick.audit.seal import SEALS
+from killick.client.client import Client
+from killick.definitions.triggers import TAG as TRIGGER_TAG
+from killick.errors import KillickError
+from killick.history.doctor import LATE_US
+from killick.model import events as e
+from killick.store.protocol import ASKS, OWN_AGENTS, STORE_FORMAT, Condition, RunQuery, RunRow
+from killick.web.handlers.triggers import hook_lines
+from killick.web.routes import Call, Nothing, get
+from killick.workers.hooks import TAG as HOOK_TAG
+
+HELD_MAX: Final = 50
+"""Runs of all holders that are told of one by one."""
+
+APART_MAX: Final = 50
+"""Runs of a status that are asked whether they were set apart."""
+
+DUE_MAX: Final = 50
+"""Runs that are due of which more is said than that they are."""
+
+
+# workers ------------------------------------------------------------------------------------------
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that somebody holds, and what it is at."""
+
+    run: str
+    agent: str
+    status: str
+    step: str | None
+    stage: str | None
+    build: str
+    since_us: int
+
+
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who holds runs. `lease_seconds` is how long the soonest of its leases has left; None: it has no end.
+
+    `duties` are triggers and hooks that it attends to. One that is not alive left its runs in the middle.
+    """
+
+    holder: str
+    alive: bool
+    lease_seconds: float | None
+    runs: int
+    held: tuple[Held, ...]
+    duties: tuple[str, ...]
+    builds: tuple[str, ...]
+
+
+class DueLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that should go on and that nobody has; `left_by` names who left it in the middle."""
+
+    run: str
+    agent: str
+    status: str
+    priority: int
+    since_us: int
+    left_by: str | None = None
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds runs now, and what is due. `late` says that something has been due for longer than it should.
+
+    Whoever is idle holds nothing, and is not seen.
+    """
+
+    workers: tuple[WorkerLine, ...]
+    due: tuple[DueLine, ...]
+    due_more: bool
+    orphaned: int
+    late: bool
+    advice: str | None = None
+
+
+def workers(call: Call[Nothing, Nothing]) -> Workers:
+    """Who holds runs now and what they are at, and the runs that are due and that nobody takes."""
+    client = call.client
+    held = tuple(_workers(client))
+    due = tuple(_due(client, call.now_us))
+    late = any(call.now_us - each.since_us > LATE_US for each in due)
+    return Workers(
+        workers=held,
+        due=due,
+        due_more=len(due) == DUE_MAX,
+        orphaned=sum(each.left_by is not None for each in due),
+        late=late,
+        advice=_advice(held, due, late=late),
+    )
+
+
+def _advice(held: tuple[WorkerLine, ...], due: tuple[DueLine, ...], *, late: bool) -> str | None:
+    nobody = not any(each.alive for each in held)
+    if not due or not (late or nobody):
+        return None
+    agents = sorted({each.agent for each in due})
+    named = ", ".join(agents[:3]) + (f" and {len(agents) - 3} more" if len(agents) > 3 else "")
+    if nobody:
+        return f"Runs of {named} are due, and nobody holds anything. Start a worker with the app that declares them."
+    return f"Runs of {named} have been due for long. Is a worker for them running, and has it slots to spare?"
+
+
+def _workers(client: Client) -> Iterator[WorkerLine]:
+    """Everybody who is named on a head, with as many of their runs as are told of."""
+    holding: dict[str, list[RunRow]] = {}
+    for row in _held_rows(client):
+        head = client.store.head(row.run)
+        if head is not None and head.holder is not None:
+            holding.setdefault(head.holder, []).append(row)
+    now = client.store.now_us()
+    for each in client.store.holders():
+        rows = holding.get(each.holder, [])
+        held = tuple(_held(client, row) for row in rows if not row.agent.startswith(OWN_AGENTS))
+        duties = tuple(sorted(row.run for row in rows if row.agent.startswith(OWN_AGENTS)))
+        yield WorkerLine(
+            holder=each.holder,
+            alive=each.lives,
+            lease_seconds=None if each.until_us is None else round((each.until_us - now) / 1_000_000, 1),
+            runs=each.runs - len(duties),
+            held=held,
+            duties=duties,
+            builds=tuple(sorted({run.build for run in held if run.build})),
+        )
+
+
+def _held_rows(client: Client) -> Iterator[RunRow]:
+    """Rows of runs that somebody may hold: those that run, and the logs of triggers and hooks."""
+    yield from client.store.runs(RunQuery(status=("running",)), limit=HELD_MAX)
+    for tag in (TRIGGER_TAG, HOOK_TAG):
+        yield from client.store.runs(RunQuery(tag=tag), limit=HELD_MAX)
+
+
+def _held(client: Client, row: RunRow) -> Held:
+    try:
+        facts = client.log.state(row.run).fold.facts
+    except KillickError:
+        return Held(
+            run=row.run, agent=row.agent, status="broken", step=None, stage=None, build="", since_us=row.changed_at_us
+        )
+    build = facts.build
+    return Held(
+        run=row.run,
+        agent=row.agent,
+        status=facts.status,
+        step=facts.current,
+        stage=facts.stage,
+        build=" ".join(filter(None, (build.version, build.commit))),
+        since_us=facts.changed_at,
+    )
+
+
+def _due(client: Client, now_us: int) -> Iterator[DueLine]:
+    """What nobody has, as it would be taken: by priority, then by how long it has been due."""
+    for row in client.store.due(now_us, limit=DUE_MAX):
+        head = client.store.head(row.run)
+        yield DueLine(
+            run=row.run,
+            agent=row.agent,
+            status=row.status,
+            priority=row.priority,
+            since_us=row.wake_at_us if row.wake_at_us is not None else row.changed_at_us,
+            left_by=head.holder if head is not None else None,
+        )
+
+
+# health -------------------------------------------------------------------------------------------
+
+
+class SealLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The last seal of the store: which one it is, when, by whom, how many entries all seals have, and their root."""
+
+    number: int
+    at_us: int
+    by: str | None
+    entries: int
+    root: str
+    key: str
+
+
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that does not hold and was set apart, and why."""
+
+    run: str
+    agent: str
+    why: str
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code answers, and the layout of its store."""
+
+    killick: str
+    python: str
+    store_format: int
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store is, by what is quick to see. `wrong` counts what is wrong.
+
+    `looked_at` is how many runs, the newest of each status, were asked whether they were set apart; the whole record is
+    for `killick verify` to prove.
+    """
+
+    store: str
+    id: str
+    wrong: int
+    conditions: tuple[Condition, ...]
+    counts: dict[str, int]
+    due: int
+    due_more: bool
+    oldest_due: DueLine | None
+    late: bool
+    asking: int
+    apart: tuple[Apart, ...]
+    looked_at: int
+    feed_end: int
+    feed_behind: int
+    seal: SealLine | None
+    versions: Versions
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody answers."""
+
+    alive: Literal[True] = True
+
+
+def health(call: Call[Nothing, Nothing]) -> Health:
+    """What the store's promises rest on, what is due and waits, what was set apart, and the last seal."""
+    client, store = call.client, call.client.store
+    due = tuple(_due(client, call.now_us))
+    oldest = min(due, key=lambda each: each.since_us, default=None)
+    late = oldest is not None and call.now_us - oldest.since_us > LATE_US
+    conditions = tuple(store.conditions())
+    apart, looked_at = _apart(client)
+    asking = store.counts(RunQuery(tag=ASKS))
+    return Health(
+        store=store.place,
+        id=store.id,
+        wrong=sum(each.wrong is not None for each in conditions) + len(apart) + late,
+        conditions=conditions,
+        counts=store.counts(RunQuery()),
+        due=len(due),
+        due_more=len(due) == DUE_MAX,
+        oldest_due=oldest,
+        late=late,
+        asking=sum(count for status, count in asking.items() if status in ("waiting", "running")),
+        apart=apart,
+        looked_at=looked_at,
+        feed_end=store.feed_end(),
+        feed_behind=max((each.behind for each in hook_lines(client)), default=0),
+        seal=_last_seal(client),
+        versions=Versions(killick=version("killick"), python=platform.python_version(), store_format=STORE_FORMAT),
+    )
+
+
+def _apart(client: Client) -> tuple[tuple[Apart, ...], int]:
+    """Whether a run was set apart is known of each by itself, so the newest of each status are asked about."""
+    found: list[Apart] = []
+    looked_at = 0
+    for status in ("running", "waiting", "queued", "paused", "failed", "completed"):
+        for row in client.store.runs(RunQuery(status=(status,)), limit=APART_MAX):
+            looked_at += 1
+            why = client.store.quarantined(row.run)
+            if why is not None:
+                found.append(Apart(run=row.run, agent=row.agent, why=why))
+    return tuple(found), looked_at
+
+
+def _last_seal(client: Client) -> SealLine | None:
+    """The last seal, by its event alone: its entries may be very many."""
+    head = client.store.head(SEALS)
+    for seq in range(head.seq if head is not None else 0, 0, -1):
+        match client.log.event(SEALS, seq):
+            case e.StoreSealed(at=at, number=number, size=size, root=root, key=key, by=by):
+                return SealLine(number=number, at_us=at, by=by, entries=size, root=root, key=key)
+            case _:
+                pass
+    return None
+
+
+async def alive(call: Call[Nothing, Nothing]) -> Alive:
+    """Whether somebody answers. Asks nobody who they are, and says nothing else."""
+    return Alive()
+
+
+ROUTES: Final = (
+    get("/workers", workers, gives=Workers, page="workers.html"),
+    get("/health", health, gives=Health, page="health.html"),
+    get("/alive", alive, gives=Alive, scope=None),
+)

@@ -1,0 +1,406 @@
+"""Steps in lines: a section of a run, what happened between its steps, and a search through them.
+
+A line says in brief what a step was and came to; its values are in its own document. Reads what is shown, however long
+the run is, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log2
+from typing import Annotated, Any, Final, NamedTuple, cast
+
+import msgspec
+from msgspec import Meta
+
+from killick.engine.steps.model_reply import text_of
+from killick.history import timeline_parts
+from killick.history.narration import led_to
+from killick.history.page import STEPS_MAX, RedactData, RunPage, section
+from killick.history.phrasing import entries_of, scope_words
+from killick.history.timeline_parts import Entry, Moment, Step
+from killick.log.log import Log
+from killick.model import events as e
+from killick.model.chunks import unpack
+from killick.model.codec import plain
+from killick.model.failure import Failure
+from killick.model.fold import Fold
+from killick.model.state import State
+from killick.web.routes import Call, Nothing, Route, get
+from killick.web.wording import told, trivial
+
+BRIEF_CHARS: Final = 240
+"""How much of a value stands in a line."""
+
+SEARCH_STEPS: Final = 500
+"""How many steps one search looks through; the next goes on where it ended."""
+
+INSIDE_MAX: Final = 60
+"""How many lines a scope has; the last, or those around the step that is asked for."""
+
+RunId = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class Doc(msgspec.Struct, frozen=True, kw_only=True):
+    """A document of this slice."""
+
+
+class RunAsked(Doc, frozen=True):
+    run: RunId
+
+
+class StepsAsked(Doc, frozen=True):
+    """`cursor` is `next` of the section after; `q` is looked for in names, arguments, outputs and errors."""
+
+    run: RunId
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=200)] = STEPS_MAX
+    q: Annotated[str, Meta(max_length=200)] = ""
+
+
+# lines --------------------------------------------------------------------------------------------
+
+
+class StepLine(Doc, frozen=True):
+    """A step in one line. `bar` is how long it took beside the longest of its section, from 0 to 100, by its order of
+    magnitude; `seen` is another one when there is something new to see of it."""
+
+    number: str
+    sort: e.Sort
+    name: str
+    status: str
+    stage: str | None
+    took_us: int | None
+    ended_us: int | None
+    bar: int
+    seen: str
+    what: str
+    came_to: str | None = None
+    error: str | None = None
+    because: str | None = None
+    effect: str | None = None
+    attempts: int = 0
+    retry_us: int | None = None
+    ruling: str | None = None
+    rule: str | None = None
+    by: str | None = None
+    waits_for: str | None = None
+    waits_to: tuple[str, ...] = ()
+    deadline_us: int | None = None
+    child: str | None = None
+    undoes: str | None = None
+    undone_by: str | None = None
+    is_adopted: bool = False
+    is_drifted: bool = False
+    edited_by: str | None = None
+    overridden_by: str | None = None
+    notes: int = 0
+    tokens: int | None = None
+    inside: int = 0
+
+
+class LeftLine(Doc, frozen=True):
+    """A step that a rewind left behind."""
+
+    number: str
+    name: str
+    status: str
+
+
+class MomentLine(Doc, frozen=True):
+    """What happened to the run between its steps."""
+
+    kind: str
+    text: str
+    by: str | None = None
+    stage: str | None = None
+    left: tuple[LeftLine, ...] = ()
+
+
+class Row(Doc, frozen=True):
+    """A step, or a moment; `depth` is how many scopes it is inside."""
+
+    seq: int
+    at_us: int
+    depth: int
+    step: StepLine | None = None
+    moment: MomentLine | None = None
+
+
+class Steps(Doc, frozen=True):
+    """Steps `first` to `last` of `total`; with `q`, those of them that it was found in. `next` is the cursor of what is
+    before them, and `later` of what is after."""
+
+    run: str
+    first: int
+    last: int
+    total: int
+    rows: tuple[Row, ...]
+    next: str | None
+    later: str | None
+    q: str = ""
+
+
+def steps(call: Call[StepsAsked, Nothing]) -> Steps:
+    """A section of a run's steps, the last ones first asked for; or those of it in which something is found."""
+    asked = call.asked
+    before = int(asked.cursor) if asked.cursor is not None else None
+    return found_steps(call, asked.run, before=before, limit=asked.limit, q=asked.q)
+
+
+def found_steps(
+    call: Call[Any, Any],
+    run: str,
+    *,
+    before: int | None,
+    limit: int = STEPS_MAX,
+    q: str = "",
+    around: str | None = None,
+    fold: Fold | None = None,
+) -> Steps:
+    """The document of a section; with `q` of as many as one search looks through."""
+    log, through = call.client.log, through_of(call, run)
+    fold = fold or log.state(run).fold
+    if not q.strip():
+        part = section(log, run, before=before, limit=limit, through=through, fold=fold)
+        return sectioned(run, part, limit, call.now_us, around)
+    wanted, rows, last, looked = q.strip().casefold(), list[Row](), None, 0
+    while True:
+        part = section(log, run, before=before, limit=STEPS_MAX, through=through, fold=fold)
+        last = part.last if last is None else last
+        there = list(timeline_parts.walked(part.entries))
+        hits = [step for step in there if wanted in searched(step)]
+        rows = [*lines(hits, call.now_us, flat=True), *rows]
+        before, looked = part.earlier, looked + len(there)
+        if before is None or looked >= SEARCH_STEPS or len(rows) >= limit:
+            break
+    later = str(last + 1 + SEARCH_STEPS) if last < part.total else None
+    following = None if before is None else str(before)
+    return Steps(
+        run=run, first=part.first, last=last, total=part.total, rows=tuple(rows), next=following, later=later, q=q
+    )
+
+
+def sectioned(run: str, part: RunPage, limit: int, now_us: int, around: str | None = None) -> Steps:
+    """A section as a document."""
+    later = str(min(part.last + limit, part.total) + 1) if part.last < part.total else None
+    earlier = None if part.earlier is None else str(part.earlier)
+    rows = tuple(lines(part.entries, now_us, is_first=part.first == 1, around=around))
+    return Steps(run=run, first=part.first, last=part.last, total=part.total, rows=rows, next=earlier, later=later)
+
+
+def searched(step: Step) -> str:
+    """The text of a step that somebody may look for."""
+    failures = [attempt.failure for attempt in step.attempts if attempt.failure is not None]
+    failures += [step.failure] if step.failure is not None else []
+    told = [step.number, step.name, _text(step.given), _text(step.output), *map(str, failures)]
+    if step.decision is not None:
+        told += [_text(step.decision.question), _text(step.decision.because)]
+    told += [_text(wait.prompt) for wait in step.waits] + [_text(step.because)]
+    return "\n".join(told).casefold()
+
+
+def lines(
+    entries: Sequence[Entry], now_us: int, *, flat: bool = False, is_first: bool = True, around: str | None = None
+) -> Iterator[Row]:
+    """Entries as rows, those inside scopes deeper."""
+    longest = max((span_of(step, now_us) or 0 for step in timeline_parts.walked(entries)), default=0)
+    quiet = trivial(entries, is_first=is_first)
+
+    def of(entries: Sequence[Entry], depth: int) -> Iterator[Row]:
+        for entry in entries:
+            if isinstance(entry, Step):
+                line = _line(entry, now_us, longest)
+                yield Row(seq=entry.seq, at_us=entry.intended_at, depth=depth, step=line)
+                yield from () if flat else inside(entry, depth + 1)
+            elif not quiet(entry):
+                yield Row(seq=entry.seq, at_us=entry.at, depth=depth, moment=_moment(entry))
+
+    def inside(scope: Step, depth: int) -> Iterator[Row]:
+        found = scope.entries
+        near = [at for at, each in enumerate(found) if isinstance(each, Step) and _holds(each, around)]
+        end = min(max(near[0] + INSIDE_MAX // 2, INSIDE_MAX), len(found)) if near else len(found)
+        start = max(end - INSIDE_MAX, 0)
+        yield from _more(scope, depth, start, "before these")
+        yield from of(found[start:end], depth)
+        yield from _more(scope, depth, len(found) - end, "after these")
+
+    return of(entries, 0)
+
+
+def _holds(step: Step, number: str | None) -> bool:
+    return number is not None and f"{number}.".startswith(f"{step.number}.")
+
+
+def _more(scope: Step, depth: int, count: int, where: str) -> Iterator[Row]:
+    """Says how many lines a scope has that are not shown."""
+    if count:
+        told = f"{count:,} more in step {scope.number} {where}; go to one by its number, or search"
+        yield Row(seq=scope.seq, at_us=scope.intended_at, depth=depth, moment=MomentLine(kind="more", text=told))
+
+
+def _moment(moment: Moment) -> MomentLine:
+    event = moment.event
+    left = tuple(LeftLine(number=each.number, name=each.name, status=each.status) for each in moment.left)
+    stage = event.stage if isinstance(event, e.PlanReached) else None
+    return MomentLine(kind=moment.kind, text=told(moment, brief), by=getattr(event, "by", None), stage=stage, left=left)
+
+
+def _line(step: Step, now_us: int, longest: int) -> StepLine:
+    took, usage, verdict = span_of(step, now_us), step.usage, step.rejected or step.verdict
+    wait = next((wait for wait in reversed(step.waits) if wait.how is None), None)
+    failure = step.failure or next((each.failure for each in reversed(step.attempts) if each.failure is not None), None)
+    edits = [edit.by for edit in step.edits if edit.stands]
+    because = step.decision.because if step.decision is not None else step.because
+    return StepLine(
+        number=step.number, sort=step.sort, name=step.name, status=step.status, stage=step.stage, took_us=took,
+        ended_us=step.ended_at, bar=_bar(took, longest),
+        seen=f"{step.status}.{len(step.attempts)}.{len(step.waits)}.{len(step.notes)}.{step.undone_by or ''}",
+        what=_what(step), came_to=_came_to(step), error=_short(failure) if step.status != "done" else None,
+        because=brief(because) if because else None, effect=step.effect, attempts=len(step.attempts),
+        retry_us=step.delayed_until, ruling=verdict.ruling if verdict is not None else None,
+        rule=verdict.rule if verdict is not None else None, by=step.decision.by if step.decision else step.ended_by,
+        waits_for=wait.waits_for if wait is not None and step.status in ("waiting", "in_doubt") else None,
+        waits_to=wait.to if wait is not None else (), deadline_us=wait.deadline if wait is not None else None,
+        child=step.child.run if step.child is not None else None, undoes=step.undoes, undone_by=step.undone_by,
+        is_adopted=step.adopted is not None, is_drifted=bool(step.drifts), edited_by=edits[-1] if edits else None,
+        overridden_by=step.overridden_by, notes=len(step.notes),
+        tokens=usage.tokens_in + usage.tokens_out if usage is not None else None,
+        inside=sum(1 for _ in timeline_parts.walked(step.entries)),
+    )  # fmt: skip
+
+
+def span_of(step: Step, now_us: int) -> int | None:
+    if step.sort == "decision":
+        return None
+    end = step.ended_at or (now_us if step.status in ("running", "intended", "waiting", "delayed", "in_doubt") else 0)
+    return max(end - step.intended_at, 0) if end else None
+
+
+def _bar(took: int | None, longest: int) -> int:
+    return round(100 * log2(1 + took) / log2(1 + longest)) if took and longest else 0
+
+
+def _what(step: Step) -> str:
+    """What was asked for, without the name: arguments, a question, a state."""
+    match step.sort:
+        case "decision" if step.decision is not None:
+            return brief(step.decision.question or "")
+        case "model":
+            return step.usage.model if step.usage is not None else ""  # its messages are long, and are in the trace
+        case "scope" if step.name == "transition":
+            return brief(step.intended.get("state"))
+        case "scope":
+            return scope_words(step.name, step.given)
+        case "wait" if step.waits:
+            asked = step.waits[0]
+            return brief(asked.prompt) if asked.prompt else asked.name
+        case "child":
+            return brief(entries_of(step.given).get("input"))
+        case _:
+            given = step.given
+            return "" if not given else brief(arguments(given))
+
+
+def _came_to(step: Step) -> str | None:
+    """What it returned, in brief; None where there is nothing to say."""
+    if step.name == "transition" and step.status == "done":
+        return brief(" ".join(f"{name} {brief(value)}" for name, value in led_to(step).items()))
+    if step.status != "done" or step.sort in ("undo", "scope") or (step.sort == "child" and step.output is None):
+        return None
+    if step.decision is not None:
+        return brief(step.decision.choice)
+    if step.sort == "wait" and step.waits:
+        return _answered(step.waits[-1])
+    output = step.output
+    said = reply_text(output) if step.sort == "model" else None
+    return None if output is None else brief(said or output)
+
+
+def _answered(wait: timeline_parts.Wait) -> str | None:
+    if wait.how is None or (wait.waits_for == "time" and wait.how == "expired"):
+        return None
+    if wait.how != "answered":
+        default = f", so {brief(wait.default)}" if wait.how == "expired" and wait.default is not None else ""
+        return (
+            f"nobody answered in time{default}" if wait.how == "expired" else f"{wait.how} by {wait.by or 'somebody'}"
+        )
+    if wait.waits_for in ("child", "event"):
+        answer = entries_of(wait.answer)
+        return brief(answer.get("result", answer.get("status")) if wait.waits_for == "child" else wait.answer)
+    answer = entries_of(wait.answer)
+    value = f" {brief(answer['value'])}" if answer.get("value") is not None else ""
+    comment = f" “{brief(wait.comment)}”" if wait.comment else ""
+    return f"{wait.by or 'somebody'}: {answer.get('kind')}{value}{comment}"
+
+
+def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
+    """A value on one line, cut where it is longer."""
+    text = value[: chars * 8] if isinstance(value, str) else _text(value)
+    line = " ".join(text.split())
+    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+
+
+def arguments(given: Any) -> str:
+    """The arguments of a call as they would be written."""
+    if not isinstance(given, dict):
+        return _text(given)
+    return ", ".join(f"{name}={_json(value)}" for name, value in cast("dict[str, Any]", given).items())
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(plain(value)).decode()
+
+
+def _short(failure: Failure | None) -> str | None:
+    if failure is None:
+        return None
+    return brief(f"{failure.type.rpartition('.')[2]}: {failure.message.strip().partition(chr(10))[0]}")
+
+
+def reply_text(reply: Any) -> str | None:
+    """The text of a model's reply; None where it has none, or no known shape."""
+    try:
+        return text_of(reply) or None
+    except Exception:  # a reply may be anything
+        return None
+
+
+def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
+    """What hides the values that are not to be seen, before anything is said of them."""
+    veil, fetch = call.bridge.veil, call.client.store.pieces
+    if veil is None or not veil.fields:
+        return None
+
+    def hide(values: dict[str, Any]) -> dict[str, Any]:
+        written = msgspec.json.encode(veil.over(plain(values), run=run))
+        return cast("dict[str, Any]", unpack(written, fetch))
+
+    return hide
+
+
+def state_of(call: Call[Any, Any], run: str) -> State:
+    """A run's state, with the same hidden."""
+    state, hide = call.client.log.state(run), through_of(call, run)
+    return state if hide is None else State(state.fold, _Hiding(call.client.log, run, hide))
+
+
+class _Hiding(NamedTuple):
+    """Reads for a state, less what is not to be seen."""
+
+    log: Log
+    run: str
+    hide: RedactData
+
+    def event(self, seq: int) -> e.Event:
+        return self.log.event(self.run, seq)
+
+    def data(self, seq: int) -> dict[str, Any]:
+        return self.hide(self.log.data(self.run, seq))
+
+
+ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/steps", steps, asks=StepsAsked, gives=Steps),)

@@ -1,0 +1,113 @@
+"""Tokens by HTTP: who has one, one more, one less. For admins; a token's text is told once, to whoever made it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from killick.model.events import Scope
+from killick.model.retry import seconds
+from killick.web.problems import Problem
+from killick.web.routes import Call, Nothing, delete, get, post
+from killick.workers import tokens
+from killick.workers.tokens import NAME_CHARS_MAX, Token
+
+
+class TokenDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A token, without anything that opens something."""
+
+    id: str
+    name: Annotated[str, msgspec.Meta(description="Whose it is: the name on record of all that is done with it.")]
+    scope: Scope
+    holds: Annotated[bool, msgspec.Meta(description="Whether it opens anything now.")]
+    issued_at_us: int
+    expires_at_us: int | None
+    by: str | None
+    revoked_at_us: int | None
+    revoked_by: str | None
+    yours: Annotated[bool, msgspec.Meta(description="Whether this request was made with it.")]
+
+
+class TokensDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Every token that was ever issued, the newest first."""
+
+    tokens: list[TokenDocument]
+
+
+class TokenAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which token."""
+
+    id: Annotated[str, msgspec.Meta(description="Its id.")]
+
+
+class TokenWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A token that is to be made."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS_MAX, description="Who will use it.")]
+    scope: Scope = "viewer"
+    expires: Annotated[
+        str | None, msgspec.Meta(description="How long it is to hold, such as `30d`; for ever, if not given.")
+    ] = None
+
+
+class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A new token, with its text, which is kept nowhere: this is the only time that it is told."""
+
+    token: str
+    made: TokenDocument
+
+
+def listed(call: Call[Nothing, Nothing]) -> TokensDocument:
+    """List all tokens"""
+    found = reversed(tokens.tokens(call.client))
+    return TokensDocument(tokens=[_document(each, call.now_us, call.person.token) for each in found])
+
+
+def issued(call: Call[Nothing, TokenWanted]) -> TokenMade:
+    """Make a token
+
+    Its text is in the response and nowhere else. Not kept for its Idempotency-Key: asked twice, there are two.
+    """
+    wanted = call.body
+    made, text = tokens.issue(
+        call.client,
+        wanted.name,
+        wanted.scope,
+        expires_seconds=None if wanted.expires is None else seconds(wanted.expires),
+        by=call.person.name,
+    )
+    return TokenMade(token=text, made=_document(made, call.now_us, call.person.token))
+
+
+def revoked(call: Call[TokenAsked, Nothing]) -> None:
+    """Revoke a token
+
+    It opens nothing from the next request on, and the sessions that were opened with it end.
+    """
+    known = {each.id for each in tokens.tokens(call.client)}
+    if call.asked.id not in known:
+        raise Problem(404, f"{call.asked.id}: no token has this id", code="token_unknown")
+    tokens.revoke(call.client, call.asked.id, by=call.person.name)
+
+
+def _document(token: Token, now_us: int, yours: str | None) -> TokenDocument:
+    return TokenDocument(
+        id=token.id,
+        name=token.name,
+        scope=token.scope,
+        holds=token.holds(now_us),
+        issued_at_us=token.issued_at_us,
+        expires_at_us=token.expires_at_us,
+        by=token.by,
+        revoked_at_us=token.revoked_at_us,
+        revoked_by=token.revoked_by,
+        yours=token.id == yours,
+    )
+
+
+ROUTES: Final = (
+    get("/tokens", listed, gives=TokensDocument, scope="admin", page="tokens.html"),
+    post("/tokens", issued, takes=TokenWanted, gives=TokenMade, scope="admin", status=201, keeps=False),
+    delete("/tokens/{id}", revoked, asks=TokenAsked, scope="admin"),
+)

@@ -1,0 +1,184 @@
+"""The reasoning trace of a run: model calls and tool calls in order, with what each was sent, said and used.
+
+A conversation grows by a few messages a call: only those are told, and how many were there before. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, TypeGuard
+
+from msgspec import Meta
+
+from killick.engine.steps.model_reply import reasoning_of, tool_calls_of
+from killick.history.phrasing import entries_of
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.state import State, Traced
+from killick.model.typed import convert
+from killick.web.handlers.record import PageAsked, paged
+from killick.web.handlers.step_detail import ErrorSeen, errors_of
+from killick.web.handlers.step_list import Doc, reply_text, state_of
+from killick.web.routes import Call, Nothing, Route, get
+
+TRACED_MAX: Final = 30
+
+
+class TraceAsked(PageAsked, frozen=True):
+    """`cursor` is `next` of the page after."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = TRACED_MAX
+
+
+class MessageSeen(Doc, frozen=True):
+    """A message that a model was sent: whose it is, its text where it is one, and what else it holds."""
+
+    role: str
+    text: str | None
+    content: Any = None
+
+
+class CallSeen(Doc, frozen=True):
+    """A tool that a model wanted called."""
+
+    name: str
+    arguments: Any
+
+
+class TracedSeen(Doc, frozen=True):
+    """A model or tool call. Of a model's messages those are told that the call before had not; `before` counts these.
+
+    `rest` is what a model was sent beside its messages, such as its name and its tools.
+    """
+
+    step: str
+    sort: str
+    name: str
+    at_us: int
+    status: str
+    before: int = 0
+    messages: tuple[MessageSeen, ...] = ()
+    rest: Any = None
+    input: Any = None
+    said: str | None = None
+    reasoning: str | None = None
+    calls: tuple[CallSeen, ...] = ()
+    output: Any = None
+    usage: e.Usage | None = None
+    errors: tuple[ErrorSeen, ...] = ()
+
+
+class Trace(Doc, frozen=True):
+    """Model and tool calls in order, of `total`; `next` is the cursor of those before."""
+
+    run: str
+    total: int
+    first: int
+    traced: tuple[TracedSeen, ...]
+    next: str | None
+
+
+def trace(call: Call[TraceAsked, Nothing]) -> Trace:
+    """The reasoning trace: messages, reasoning, tool calls and usage, in order."""
+    asked = call.asked
+    state = state_of(call, asked.run)
+    indexes, following = paged(state.fold.trace, asked)
+    start = int(following or 0)
+    sent = _sent_before(state, start)
+    told: list[TracedSeen] = []
+    for at, index in enumerate(indexes):
+        each = state.trace[start + at]
+        if each.sort != "model":
+            told.append(_tool(state, index, each))
+            continue
+        messages = _messages(each.input)
+        told.append(_model(each, messages, sent, _errors(state, index)))
+        sent = messages
+    return Trace(run=asked.run, total=len(state.fold.trace), first=start + 1, traced=tuple(told), next=following)
+
+
+def _sent_before(state: State, start: int) -> Sequence[Any]:
+    """What the last model call before was sent, if it is not far."""
+    for place in range(start - 1, max(start - TRACED_MAX, 0) - 1, -1):
+        step = state.fold.steps[state.fold.trace[place]]
+        if step.sort == "model":
+            return _messages(state.data(step.edited or step.intended).get("arguments"))
+    return ()
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _messages(arguments: Any) -> Sequence[Any]:
+    given = entries_of(arguments)
+    for name in ("messages", "input"):
+        found = given.get(name)
+        if _is_list(found):
+            return found
+        if isinstance(found, str):
+            return [{"role": "user", "content": found}]
+    return ()
+
+
+def _model(traced: Traced, messages: Sequence[Any], sent: Sequence[Any], errors: tuple[ErrorSeen, ...]) -> TracedSeen:
+    shared = 0
+    while shared < min(len(messages), len(sent)) and messages[shared] == sent[shared]:
+        shared += 1
+    if shared == len(sent) and shared:
+        # What the model answered stands where it said it.
+        while shared < len(messages) and entries_of(messages[shared]).get("role") == "assistant":
+            shared += 1
+    reply = traced.output
+    rest = {name: value for name, value in entries_of(traced.input).items() if name not in ("messages", "input")}
+    said = reply_text(reply)
+    calls = _calls(reply)
+    return TracedSeen(
+        step=traced.step, sort=traced.sort, name=traced.name, at_us=traced.at, status=traced.status, before=shared,
+        messages=tuple(map(_message, messages[shared:])), rest=rest or None,
+        input=None if messages else traced.input, said=said, reasoning=traced.reasoning or _reasoning(reply),
+        calls=calls, output=None if reply is None else reply, usage=traced.usage, errors=errors,
+    )  # fmt: skip
+
+
+def _message(message: Any) -> MessageSeen:
+    said = entries_of(message)
+    content = said.get("content", message if not said else None)
+    role = str(said.get("role") or said.get("type") or "message")
+    if isinstance(content, str):
+        more = {name: value for name, value in said.items() if name not in ("role", "content") and value is not None}
+        return MessageSeen(role=role, text=content, content=more or None)
+    if _is_list(content) and len(content) == 1 and isinstance(text := entries_of(content[0]).get("text"), str):
+        return MessageSeen(role=role, text=text)
+    return MessageSeen(role=role, text=None, content=message if content is None else content)
+
+
+def _calls(reply: Any) -> tuple[CallSeen, ...]:
+    try:
+        return tuple(CallSeen(name=each.name, arguments=each.arguments) for each in tool_calls_of(reply))
+    except Exception:  # a reply may be anything
+        return ()
+
+
+def _reasoning(reply: Any) -> str | None:
+    try:
+        return reasoning_of(reply)
+    except Exception:
+        return None
+
+
+def _tool(state: State, index: int, traced: Traced) -> TracedSeen:
+    return TracedSeen(
+        step=traced.step, sort=traced.sort, name=traced.name, at_us=traced.at, status=traced.status,
+        input=traced.input, output=traced.output, usage=traced.usage, errors=_errors(state, index),
+    )  # fmt: skip
+
+
+def _errors(state: State, index: int) -> tuple[ErrorSeen, ...]:
+    """Why a call did not return."""
+    step = state.fold.steps[index]
+    found: Any = state.data(step.output).get("failure") if step.status == "failed" and step.output else None
+    return errors_of(convert(found, Failure, at="failure")) if isinstance(found, Mapping) else ()
+
+
+ROUTES: Final[tuple[Route, ...]] = (get("/runs/{run}/trace", trace, asks=TraceAsked, gives=Trace, page="_trace.html"),)

@@ -1,0 +1,326 @@
+"""Triggers and hooks: what sets off which agent and when next, how far hooks are, and fire, pause and resume.
+
+Reads the ends of their logs, never a whole one. Declares nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from killick.client.client import Client
+from killick.definitions.triggers import LOG, TRIGGERS, Spec, TriggerInfo
+from killick.errors import KillickError
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.typed import convert
+from killick.store.protocol import OWN_AGENTS, RunQuery, RunRow
+from killick.web.problems import Problem
+from killick.web.routes import Call, Nothing, get, post
+from killick.workers import trigger_runner
+from killick.workers.hooks import HOOKS, TAG
+
+RECENT_MAX: Final = 8
+"""Things that a trigger or a hook did that are told of."""
+
+TAIL_EVENTS: Final = 60
+"""Events at the end of a log of a trigger or a hook that are read."""
+
+HOOKS_MAX: Final = 100
+
+
+class TriggerAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger by its name."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, description="The trigger's name.")]
+
+
+class Did(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a trigger did, or that was done to it: when, what, the run that it started, by whom and why."""
+
+    at_us: int
+    did: str
+    run: str | None = None
+    count: int = 1
+    by: str | None = None
+    why: str | None = None
+
+
+class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trigger is. `what` is its schedule in words; `missed` and `overlap` are its policies.
+
+    `passed` counts the firings among `recent` that were not made. `is_set` is False until a worker has taken it up.
+    """
+
+    name: str
+    sort: str
+    what: str
+    agent: str
+    missed: str
+    overlap: str
+    takes_input: str
+    next_us: int | None
+    fired: int
+    queued: int
+    passed: int
+    holds: bool
+    paused: bool
+    run: str | None
+    status: str | None
+    last_us: int | None
+    declared: bool
+    is_set: bool
+    recent: tuple[Did, ...] = ()
+
+
+class Undelivered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook did not take: which event of which run, how often it was told, and why it did not take it.
+    Without `retry_at_us` it is not told again."""
+
+    run: str
+    seq: int
+    at_us: int
+    attempt: int
+    retry_at_us: int | None
+    why: str
+
+
+class HookLine(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a hook is along the feed: `behind` counts what was told after its cursor, whether it listens to it or
+    not. `failing` is what it is told of again; `undelivered` what it did not take lately."""
+
+    name: str
+    to: str
+    kinds: tuple[str, ...]
+    agents: tuple[str, ...]
+    status: str
+    behind: int
+    failing: bool
+    attempts: int
+    retry_at_us: int | None
+    last_us: int | None
+    undelivered: tuple[Undelivered, ...] = ()
+    declared: bool = False
+
+
+class Triggers(msgspec.Struct, frozen=True, kw_only=True):
+    """Every trigger and every hook, by name."""
+
+    triggers: tuple[TriggerLine, ...]
+    hooks: tuple[HookLine, ...]
+
+
+class Fire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Starts what a trigger starts, now. With an `input` the run is given that instead of what is declared."""
+
+    input: Any = msgspec.UNSET
+
+
+class Because(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why, for the record."""
+
+    because: Annotated[str, msgspec.Meta(max_length=2000)] | None = None
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a trigger starts. Where `started` is False, whoever attends to the trigger starts it."""
+
+    trigger: str
+    run: str
+    started: bool
+
+
+class Turned(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a trigger."""
+
+    trigger: str
+    did: str
+
+
+def triggers(call: Call[Nothing, Nothing]) -> Triggers:
+    """Every trigger: what sets it off, when next and its last run; and how far every hook is."""
+    client = call.client
+    return Triggers(
+        triggers=tuple(_trigger_line(client, each) for each in client.triggers()), hooks=tuple(hook_lines(client))
+    )
+
+
+def _trigger_line(client: Client, info: TriggerInfo) -> TriggerLine:
+    spec = _spec(client, info)
+    did = tuple(_deeds(client, LOG + info.name)) if info.is_set else ()
+    return TriggerLine(
+        name=info.name,
+        sort=info.sort,
+        what=info.what,
+        agent=info.agent,
+        missed=spec.missed,
+        overlap=spec.overlap,
+        takes_input=_takes(spec),
+        next_us=info.next_us,
+        fired=info.fired,
+        queued=info.queued,
+        passed=sum(each.count for each in did if each.did == "passed"),
+        holds=info.holds,
+        paused=info.paused,
+        run=info.run,
+        status=info.status,
+        last_us=next((each.at_us for each in did if each.did == "fired"), info.last_us),
+        declared=info.declared,
+        is_set=info.is_set,
+        recent=did[:RECENT_MAX],
+    )
+
+
+def _spec(client: Client, info: TriggerInfo) -> Spec:
+    """What is on record of a trigger, or what is declared where nothing is."""
+    declared = TRIGGERS.get(info.name)
+    if not info.is_set and declared is not None:
+        return declared.spec
+    known = client.log.state(LOG + info.name).fold.facts.trigger
+    assert known is not None
+    return trigger_runner.spec_of(client.log, LOG + info.name, known)
+
+
+def _takes(spec: Spec) -> str:
+    """Where the input of its runs comes from, in words."""
+    if spec.makes_input is not None:
+        return f"made by {spec.makes_input}"
+    if spec.input is not None:
+        return "always the same"
+    return {"event": "the event's body", "when": "what the condition returned"}.get(spec.sort, "none")
+
+
+_BECAUSE: Final = {
+    "missed": "nobody was there",
+    "paused": "it was paused",
+    "overlap": "the run before had not ended",
+    "input failed": "no input could be made",
+}
+
+
+def _deeds(client: Client, run: str) -> Iterator[Did]:
+    """What stands at the end of a trigger's log, the latest first."""
+    seq = client.log.head(run).seq
+    for recorded in reversed(client.events(run, after=max(seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)):
+        match recorded.event:
+            case e.TriggerFired(at=at, run=started, by=by):
+                yield Did(at_us=at, did="fired", run=started, by=by)
+            case e.TriggerPassed(at=at, because=because, count=count, by=by):
+                yield Did(at_us=at, did="passed", count=count, by=by, why=_passed(client, run, recorded.seq, because))
+            case e.TriggerQueued(at=at, by=by):
+                yield Did(at_us=at, did="queued", by=by, why="waits for the run before it")
+            case e.TriggerTurned(at=at, holds=holds):
+                yield Did(at_us=at, did="turned", why="holds" if holds else "does not hold any more")
+            case e.TriggerSet(at=at):
+                yield Did(at_us=at, did="set", why="declared")
+            case e.RunPaused(at=at, by=by) | e.RunResumed(at=at, by=by):
+                did = "paused" if isinstance(recorded.event, e.RunPaused) else "resumed"
+                yield Did(at_us=at, did=did, by=by, why=client.log.data(run, recorded.seq).get("because"))
+            case _:
+                pass
+
+
+def _passed(client: Client, run: str, seq: int, because: str) -> str:
+    failure = client.log.data(run, seq).get("failure")
+    why = _BECAUSE.get(because, because)
+    return f"{why}: {_brief_failure(failure)}" if failure else why
+
+
+def _brief_failure(told: Any) -> str:
+    try:
+        failure = convert(told, Failure, at="failure")
+        return f"{failure.type}: {failure.message}"
+    except KillickError:
+        return "what went wrong cannot be read"
+
+
+def hook_lines(client: Client) -> Iterator[HookLine]:
+    """Every hook that the store knows, by name."""
+    end = client.store.feed_end()
+    rows = client.store.runs(RunQuery(tag=TAG), limit=HOOKS_MAX)
+    for row in sorted(rows, key=lambda row: row.run):
+        if row.agent.startswith(f"{OWN_AGENTS}hook:"):
+            yield _hook_line(client, row, end)
+
+
+def _hook_line(client: Client, row: RunRow, end: int) -> HookLine:
+    facts = client.log.state(row.run).fold.facts
+    cursor, name = facts.hook, row.run.removeprefix("hook:")
+    spec: dict[str, Any] = client.log.data(row.run, cursor.set).get("spec", {}) if cursor is not None else {}
+    tail = client.events(row.run, after=max(client.log.head(row.run).seq - TAIL_EVENTS, 0), limit=TAIL_EVENTS)
+    took = [each.event.at for each in tail if isinstance(each.event, e.HookCalled)]
+    refused = [each for each in reversed(tail) if isinstance(each.event, e.HookFailed | e.HookDropped)]
+    return HookLine(
+        name=name,
+        to=str(spec.get("to", "")),
+        kinds=tuple(spec.get("kinds", ())),
+        agents=tuple(spec.get("agents", ())),
+        status="paused" if facts.paused else row.status,
+        behind=max(end - cursor.cursor, 0) if cursor is not None else 0,
+        failing=cursor is not None and cursor.failing > cursor.cursor,
+        attempts=cursor.attempts if cursor is not None else 0,
+        retry_at_us=cursor.retry_at if cursor is not None else None,
+        last_us=took[-1] if took else None,
+        undelivered=tuple(_undelivered(client, row.run, each) for each in refused[:RECENT_MAX]),
+        declared=name in HOOKS,
+    )
+
+
+def _undelivered(client: Client, run: str, recorded: Any) -> Undelivered:
+    event = recorded.event
+    return Undelivered(
+        run=event.run,
+        seq=event.seq,
+        at_us=event.at,
+        attempt=event.attempt,
+        retry_at_us=getattr(event, "retry_at", None),
+        why=_brief_failure(client.log.data(run, recorded.seq).get("failure")),
+    )
+
+
+# acting -----------------------------------------------------------------------------------------
+
+
+def fire(call: Call[TriggerAsked, Fire]) -> Fired:
+    """Start what a trigger starts, now; where its code is not at hand, whoever attends to it does."""
+    name = _known(call.client, call.asked.name).name
+    options = {} if call.body.input is msgspec.UNSET else {"input": call.body.input}
+    run = call.client.fire(name, by=call.person.name, **options)
+    return Fired(trigger=name, run=run, started=call.client.store.head(run) is not None)
+
+
+def pause(call: Call[TriggerAsked, Because]) -> Turned:
+    """Let a trigger start nothing until it is resumed; what comes meanwhile is missed, and events wait."""
+    name = _on_record(call.client, call.asked.name)
+    call.client.pause(LOG + name, by=call.person.name, because=call.body.because)
+    return Turned(trigger=name, did="paused")
+
+
+def resume(call: Call[TriggerAsked, Because]) -> Turned:
+    """Let a paused trigger go on; its policy says what becomes of what it missed."""
+    name = _on_record(call.client, call.asked.name)
+    return Turned(trigger=name, did=call.client.resume(LOG + name, by=call.person.name, because=call.body.because))
+
+
+def _known(client: Client, name: str) -> TriggerInfo:
+    found = next((each for each in client.triggers() if each.name == name), None)
+    if found is None:
+        raise Problem(404, f"{name}: no such trigger; /api/v1/triggers lists them", code="trigger_unknown")
+    return found
+
+
+def _on_record(client: Client, name: str) -> str:
+    found = _known(client, name)
+    if not found.is_set:
+        raise Problem(409, f"{name}: no worker has taken it up yet; `killick worker` does", code="trigger_not_set")
+    return found.name
+
+
+ROUTES: Final = (
+    get("/triggers", triggers, gives=Triggers, page="triggers.html"),
+    post("/triggers/{name}/fire", fire, asks=TriggerAsked, takes=Fire, gives=Fired),
+    post("/triggers/{name}/pause", pause, asks=TriggerAsked, takes=Because, gives=Turned),
+    post("/triggers/{name}/resume", resume, asks=TriggerAsked, takes=Because, gives=Turned),
+)

@@ -1,0 +1,217 @@
+"""The window of a run: what its models were sent, what was wasted, what left and came back; and one call by itself.
+
+Of a long run some calls are read unless all of them are asked for. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from killick.history.window_report import (
+    Eviction,
+    Fault,
+    Fill,
+    Gone,
+    Money,
+    PageSeen,
+    Pin,
+    Sent,
+    Waste,
+    Windows,
+    grouped,
+    windows,
+)
+from killick.web.handlers.step_detail import StepId, unknown
+from killick.web.handlers.step_list import Doc, RunId, state_of
+from killick.web.routes import Call, Nothing, Route, get
+from killick.window.usage import Filling, Kind, request_of
+
+READ_MAX: Final = 200
+"""How many calls are read before somebody asks for all of them."""
+POINTS_MAX: Final = 160
+"""How many points the drawing has at the most."""
+LISTED_MAX: Final = 100
+PAGES_MAX: Final = 200
+MESSAGES_MAX: Final = 40
+
+
+class WindowAsked(Doc, frozen=True):
+    run: RunId
+    whole: Annotated[bool, Meta(description="Read every call of a long run, not only some.")] = False
+
+
+class PointSeen(Doc, frozen=True):
+    """One call, or a few that follow each other: the largest of them, and what happened with any."""
+
+    first: int
+    last: int
+    step: str
+    sent: int
+    without: int
+    evicted: int
+    faulted: int
+
+
+class WindowSeen(Doc, frozen=True):
+    """What the model calls of a run were sent; `at` is the last of them, whose filling and pages are told.
+
+    Of `calls`, so many were `read`, and sums are estimates where these are fewer. Evictions, faults and pins are told
+    from the last, and counted; `left` are the different pages that left, and `wanted` is how often one was wanted back.
+    """
+
+    run: str
+    calls: int
+    read: int = 0
+    budget: int | None = None
+    at: Sent | None = None
+    largest: Sent | None = None
+    messages: int = 0
+    fills: tuple[Fill, ...] = ()
+    pages: tuple[PageSeen, ...] = ()
+    sent: int = 0
+    without: int = 0
+    counted: int = 0
+    cached: int = 0
+    waste: tuple[Waste, ...] = ()
+    money: Money | None = None
+    batches: int = 0
+    evicted: int = 0
+    faulted: int = 0
+    pinned: int = 0
+    left: int = 0
+    wanted: int = 0
+    thrashed: tuple[str, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    points: tuple[PointSeen, ...] = ()
+
+
+def window(call: Call[WindowAsked, Nothing]) -> WindowSeen:
+    """What the models of a run were sent: what fills it by kind, what was wasted, what left, came back, and cost."""
+    run = call.asked.run
+    found = windows(call.client.log, run, read_max=None if call.asked.whole else READ_MAX)
+    if found is None:
+        return WindowSeen(run=run, calls=0)
+    veil = call.bridge.veil
+    if veil is not None and veil.fields:
+        found = _bare(found)
+    return WindowSeen(
+        run=run, calls=len(found.calls), read=found.read, budget=found.budget, at=found.at, largest=found.largest,
+        messages=found.messages, fills=tuple(sorted(found.fills, key=lambda fill: -fill.tokens)),
+        pages=tuple(sorted(found.pages, key=lambda page: -page.tokens)[:PAGES_MAX]), sent=found.sent,
+        without=found.without, counted=found.counted, cached=found.cached, waste=found.waste, money=found.money,
+        batches=len(found.evictions), evicted=sum(len(each.pages) for each in found.evictions),
+        faulted=len(found.faults), pinned=len(found.pins), left=found.left, wanted=found.wanted,
+        thrashed=found.thrashed, evictions=found.evictions[: -LISTED_MAX - 1 : -1],
+        faults=found.faults[: -LISTED_MAX - 1 : -1], pins=found.pins[: -LISTED_MAX - 1 : -1],
+        points=tuple(_point(group) for group in grouped(found.calls, POINTS_MAX)),
+    )  # fmt: skip
+
+
+def _point(group: Any) -> PointSeen:
+    most: Sent = max(group, key=lambda call: call.sent)
+    return PointSeen(
+        first=group[0].number, last=group[-1].number, step=most.step, sent=most.sent,
+        without=max(call.without for call in group), evicted=sum(call.evicted for call in group),
+        faulted=sum(call.faulted for call in group),
+    )  # fmt: skip
+
+
+def _bare(found: Windows) -> Windows:
+    """The same where something is not to be seen: what a page is of was shortened, so nothing in it could be found."""
+
+    def gone(page: Gone) -> Gone:
+        return replace(page, what=_tool(page.what))
+
+    evictions = tuple(replace(each, pages=tuple(map(gone, each.pages))) for each in found.evictions)
+    return replace(
+        found, evictions=evictions, faults=tuple(replace(each, what=_tool(each.what)) for each in found.faults),
+        pins=tuple(replace(each, what=_tool(each.what)) for each in found.pins),
+        pages=tuple(replace(each, what=_tool(each.what)) for each in found.pages),
+    )  # fmt: skip
+
+
+def _tool(what: str) -> str:
+    return "" if what.startswith("“") else what.partition(" ")[0]
+
+
+# one call -----------------------------------------------------------------------------------------
+
+
+class CallAsked(Doc, frozen=True):
+    """`cursor` is `next` of the page after."""
+
+    run: RunId
+    step: StepId
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,9}$")] | None = None
+
+
+class PieceSeen(Doc, frozen=True):
+    """A piece of a request: the message that it is in, what it is and how large. `left` is the page that stood here."""
+
+    message: int
+    role: str
+    kind: Kind
+    tokens: int
+    page: str
+    left: str | None
+    text: str
+    calls: tuple[Any, ...]
+
+
+class CallWindow(Doc, frozen=True):
+    """What one call was sent, from its end: `next` is the cursor of what was before. Nothing, where a step was none."""
+
+    run: str
+    step: str
+    messages: int = 0
+    tokens: int = 0
+    fills: tuple[Fill, ...] = ()
+    system: Any = None
+    tools: tuple[str, ...] = ()
+    pieces: tuple[PieceSeen, ...] = ()
+    first: int = 0
+    next: str | None = None
+
+
+def called(call: Call[CallAsked, Nothing]) -> CallWindow:
+    """What the model saw at one call, message by message, with what stands where pages had left."""
+    run, number = call.asked.run, call.asked.step
+    state = state_of(call, run)
+    step = state.fold.step(number)
+    if step is None:
+        raise unknown(run, state.fold, number)
+    request = request_of(state.data(step.edited or step.intended).get("arguments")) if step.sort == "model" else None
+    if request is None:
+        return CallWindow(run=run, step=number)
+    filling = Filling()
+    filled = filling.fill(*request)
+    end = filled.messages if call.asked.cursor is None else min(int(call.asked.cursor), filled.messages)
+    start = max(end - MESSAGES_MAX, 0)
+    return CallWindow(
+        run=run, step=number, messages=filled.messages, tokens=filled.tokens,
+        fills=tuple(
+            Fill(kind=kind, tokens=tokens, pieces=filled.counts[kind])
+            for kind, tokens in sorted(filled.kinds.items(), key=lambda each: -each[1]) if filled.counts[kind]
+        ),
+        system=request[2], tools=tuple(schema.name for schema in filling.schemas(request[1])),
+        pieces=tuple(
+            PieceSeen(
+                message=seen.at, role=seen.role, kind=seen.piece.kind, tokens=seen.piece.tokens,
+                page=seen.piece.handle, left=seen.piece.left, text=seen.text,
+                calls=tuple({"name": each.name, "arguments": each.arguments} for each in seen.calls),
+            )
+            for seen in filling.pieces() if start <= seen.at < end
+        ),
+        first=start, next=str(start) if start else None,
+    )  # fmt: skip
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    get("/runs/{run}/window", window, asks=WindowAsked, gives=WindowSeen, page="_window.html"),
+    get("/runs/{run}/window/{step}", called, asks=CallAsked, gives=CallWindow, page="_window_call.html"),
+)

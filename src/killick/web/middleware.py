@@ -1,0 +1,297 @@
+"""Stands before the app: what is too long, too large, too slow or too often is refused; every response is dressed.
+
+Pure ASGI. Knows no routes and nobody's rights; reads a request's body before the app sees it, so that no handler can
+be kept waiting for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from hashlib import sha256
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.responses import HTMLResponse, Response
+
+from killick.clock import Clock
+from killick.logger import get_logger
+from killick.web.problems import Problem
+
+if TYPE_CHECKING:
+    from killick.workers.tokens import Person
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger: Final = get_logger("killick.web")
+
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = tuple(
+    (name.encode(), value.encode())
+    for name, value in {
+        "content-security-policy": CSP,
+        "x-frame-options": "DENY",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }.items()
+)
+"""What every response says, whatever else it says."""
+
+VISIT: Final = "killick.visit"
+"""Where in a request's scope its Visit is."""
+
+_LOOKS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_BUCKETS_MAX: Final = 10_000
+_DIGITS_MAX: Final = 15
+_SLOW: Final = "the request's body did not come within {:g} s; send it again at once"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may be asked at once."""
+
+    body_bytes: int = 1 << 20
+    body_seconds: float = 10.0
+    """Within which a request's body has to be there."""
+    url_bytes: int = 8_192
+    rate: float = 200.0
+    """Requests a second, of one person or one address."""
+    burst: int = 400
+    """How many may come at once before the rate counts."""
+
+
+class Visit:
+    """One request on its way. Whoever finds out who asks, says so here."""
+
+    __slots__ = ("person",)
+
+    def __init__(self) -> None:
+        self.person: Person | None = None
+
+
+class Buckets:
+    """A token bucket for each key; the oldest are forgotten, so that nobody can fill the memory with new ones."""
+
+    def __init__(self, clock: Clock, rate: float, burst: int) -> None:
+        self._clock = clock
+        self._rate = rate
+        self._burst = burst
+        self._levels: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def wait_seconds(self, key: object) -> float:
+        """Take one; returns 0, or how long it is until there is one."""
+        now = self._clock.monotonic()
+        level, at = self._levels.get(key, (float(self._burst), now))
+        level = min(self._burst, level + (now - at) * self._rate)
+        taken = level >= 1
+        self._levels[key] = (level - 1 if taken else level, now)
+        self._levels.move_to_end(key)
+        if len(self._levels) > _BUCKETS_MAX:
+            self._levels.popitem(last=False)
+        return 0.0 if taken else (1 - level) / self._rate
+
+    def forgive(self, key: object) -> None:
+        """Forget what somebody took."""
+        self._levels.pop(key, None)
+
+
+class Guard:
+    """The outermost part of the app."""
+
+    def __init__(self, app: App, clock: Clock, limits: Limits | None = None) -> None:
+        self.app = app
+        self.limits = limits or Limits()
+        self._buckets = Buckets(clock, self.limits.rate, self.limits.burst)
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self.closing = False
+        self.streams: set[asyncio.Future[None]] = set()
+
+    def close(self) -> None:
+        """End every stream that is still open, for the server is about to stop. Called on its loop."""
+        self.closing = True
+        for stream in self.streams:
+            if not stream.done():
+                stream.set_result(None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await _Passage(self, scope, receive, send).through()
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self.app(scope, receive, send)
+
+    # who comes how often ----------------------------------------------------------------------
+
+    def refuse_often(self, scope: Scope) -> None:
+        """Who is known by what they show counts for themselves; everybody else by their address."""
+        shown = _shown(scope)
+        key = self._known.get(shown) if shown is not None else None
+        client = scope.get("client")
+        wait = self._buckets.wait_seconds(key or (client[0] if client else None))
+        if wait:
+            after = {"Retry-After": str(max(1, round(wait + 0.5)))}
+            told = f"more than {self.limits.rate:g} requests a second; slow down"
+            raise Problem(429, told, code="too_many_requests", headers=after)
+
+    def remember(self, scope: Scope, person: Person | None) -> None:
+        """From now on, what was shown stands for this person; or for nobody."""
+        shown = _shown(scope)
+        if shown is None:
+            return
+        if person is None:
+            self._known.pop(shown, None)
+            return
+        self._known[shown] = f"person:{person.name}"
+        self._known.move_to_end(shown)
+        if len(self._known) > _BUCKETS_MAX:
+            self._known.popitem(last=False)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for given, value in scope["headers"] if given == name), None)
+
+
+def _shown(scope: Scope) -> bytes | None:
+    """What somebody is known by, without keeping it: the digest of their token, or of their cookies."""
+    given = _header(scope, b"authorization") or _header(scope, b"cookie")
+    return sha256(given).digest() if given else None
+
+
+class _Passage:
+    """One request, from the server to the app and back."""
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        self.guard = guard
+        self.limits = guard.limits
+        self.scope = scope
+        self.visit = Visit()
+        self._receive = receive
+        self._send = send
+        self._body: list[Message] = []
+        self.status = 0
+        self.ended = False
+
+    async def through(self) -> None:
+        self.scope[VISIT] = self.visit
+        # By this version a stream listens for who goes; later ones find out when they send.
+        self.scope["asgi"] = {**self.scope.get("asgi", {}), "spec_version": "2.3"}
+        try:
+            self._refuse_early()
+            await self._read()
+        except Problem as problem:
+            await self._refuse(problem)
+            return
+        except ConnectionError:
+            return  # whoever asked has gone
+        try:
+            await self.guard.app(self.scope, self.receive, self.send)
+        except Exception:
+            logger.exception("a request failed")
+            if not self.status:
+                await self._refuse(Problem(500, "this is a fault of the server's; its log has more", code="internal"))
+        if self.status and not self.ended and self.guard.closing:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._note()
+
+    def _refuse_early(self) -> None:
+        scope, limits = self.scope, self.limits
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > limits.url_bytes:
+            raise Problem(414, f"the address is longer than {limits.url_bytes} bytes", code="address_too_long")
+        self.guard.refuse_often(scope)
+        length = _header(scope, b"content-length") or b"0"
+        if not length.isdigit() or len(length) > _DIGITS_MAX or int(length) > limits.body_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> Problem:
+        return Problem(413, f"the body is larger than {self.limits.body_bytes} bytes", code="too_large")
+
+    async def _read(self) -> None:
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ConnectionError
+                    size += len(message.get("body", b""))
+                    if size > self.limits.body_bytes:
+                        raise self._too_large()
+                    more = bool(message.get("more_body"))
+                    self._body.append(message)
+        except TimeoutError:
+            raise Problem(408, _SLOW.format(self.limits.body_seconds), code="too_slow") from None
+        self._body.reverse()
+
+    async def receive(self) -> Message:
+        """The body, which is there; and after it nothing but that somebody goes: whoever asked, or the server."""
+        if self._body:
+            return self._body.pop()
+        closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone: asyncio.Future[Any] = asyncio.ensure_future(self._receive())
+        self.guard.streams.add(closing)
+        try:
+            if not self.guard.closing:
+                await asyncio.wait({gone, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.guard.streams.discard(closing)
+            gone.cancel()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": self._dressed(message.get("headers", ()))}
+            if self.visit.person is not None or self.status == 401:
+                self.guard.remember(self.scope, self.visit.person)
+        elif message["type"] == "http.response.body" and not message.get("more_body"):
+            self.ended = True
+        await self._send(message)
+
+    def _dressed(self, given: Any) -> list[tuple[bytes, bytes]]:
+        ours = {name for name, _ in HEADERS} | {b"server"}
+        headers = [(name, value) for name, value in given if name.lower() not in ours]
+        named = {name.lower() for name, _ in headers}
+        if b"cache-control" not in named:
+            headers.append((b"cache-control", b"no-store"))
+        return [*headers, *HEADERS]
+
+    async def _refuse(self, problem: Problem) -> None:
+        # What was not read of the body would be taken for the next request.
+        response = self._told(problem)
+        response.headers["connection"] = "close"
+        await response(self.scope, self._receive, self.send)  # pyright: ignore[reportArgumentType]
+        self._note()
+
+    def _told(self, problem: Problem) -> Response:
+        path = str(self.scope["path"]).removeprefix(str(self.scope.get("root_path", "")))
+        if path.startswith("/api/") or b"text/html" not in (_header(self.scope, b"accept") or b""):
+            return problem.response()
+        told = f"<h1>{escape(problem.title)}</h1><p>{escape(problem.detail)}</p>"
+        page = f'<!doctype html><html lang="en"><title>{escape(problem.title)}</title><main>{told}</main></html>'
+        return HTMLResponse(page, problem.status, problem.headers)
+
+    def _note(self) -> None:
+        """One line for each write: who, what, and what came of it. No query and no body."""
+        if self.scope["method"] in _LOOKS:
+            return
+        path = (self.scope.get("raw_path") or str(self.scope["path"]).encode()).partition(b"?")[0]
+        told = {
+            "what": "wrote" if self.status < 400 else "refused",
+            "who": self.visit.person.name if self.visit.person is not None else None,
+            "method": self.scope["method"],
+            "path": path.decode("latin-1").encode("ascii", "backslashreplace").decode(),
+            "status": self.status,
+        }
+        logger.info(" ".join(f"{name}={value}" for name, value in told.items()), extra={"killick": told})

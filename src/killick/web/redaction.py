@@ -1,0 +1,287 @@
+"""Hides values: of fields that rules name, in every document, and wherever else they stand in a run's texts.
+
+Works on plain documents just before they become JSON or a page. What the fields of a run hold is gathered from its log
+once and kept up to date, so that a page costs what is new. Without rules it does nothing at all.
+
+A hash of a value that is hidden would tell it to a reader who guesses. So every hash of ours is keyed too: the same for
+the same hash, and of no use without the key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+
+import msgspec
+
+from killick.archive.redact import WORD_CHARS, Sought
+from killick.errors import KillickError
+from killick.model import events as e
+from killick.model.chunks import unpack
+from killick.model.fold import Status
+from killick.web.access import derived
+from killick.web.documents import words_of
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+HIDDEN: Final = "(redacted)"
+_TOKEN: Final = re.compile(r"\w+|\W")
+
+_RUNS: Final = frozenset(
+    {"run", "runs", "parent", "child", "children", "other", "root", "fork", "forks", "forked_from", "follows", "source"}
+)
+"""Under which names a document says which runs it is about."""
+
+_HASH: Final = re.compile(r"[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]|[0-9a-f]{64}")
+"""A SHA-256 as events and as the API write it."""
+_ACTION: Final = re.compile(r"(:step_\S+:)([0-9a-f]{8})(?![0-9A-Za-z])")
+"""The end of an idempotency key: digits of the digest of its arguments."""
+_VALUES: Final = frozenset(
+    {"arguments", "input", "output", "result", "value", "context", "progress", "changes", "options", "schema",
+     "because", "set"}
+)  # fmt: skip
+"""Under which names documents have values of agents and people: those may hold hashes of their own, and are sent back
+as they were shown."""
+_PUBLIC: Final = frozenset({"seal", "next", "cursor"})
+"""Under which names there are hashes and texts of their form that no value can be guessed from."""
+
+_RUNS_MAX: Final = 500
+_KIN_MAX: Final = 100
+"""How many more runs are looked into, because those that a document is about come from them or led to them."""
+_RUNS_KEPT_MAX: Final = 1_000
+_WORDS_KEPT_MAX: Final = 20
+_ROWS_AT_ONCE: Final = 1_000
+_NUMBER_CHARS: Final = 5
+"""How long a number is at the least to be taken for a value, and not for a count or a place in a log."""
+
+
+_OURS: Final = words_of(get_args(e.AnyEvent)) | frozenset(get_args(Status)) | frozenset(
+    {"arguments", "input", "output", "result", "failure", "prompt", "schema", "options", "verbs", "intention", "value",
+     "comment", "choice", "question", "because", "progress", "changes", "body", "data", "event", "orphaned", "broken"}
+)  # fmt: skip
+"""Words that documents are made of. A value that is one of them is hidden in its own field, and nowhere else: without
+them nobody could read a document."""
+
+
+class _Gathered(NamedTuple):
+    """What the named fields of a run hold, as texts, up to an event and a message; and which of them it has."""
+
+    seq: int = 0
+    message: int = 0
+    texts: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
+    kin: frozenset[str] = frozenset()
+    """Runs that it gave values to, or got them from."""
+
+
+class Redaction:
+    """What is not to be seen. `fields` are names, or dotted paths of names, as for an export."""
+
+    def __init__(self, client: Client, fields: Sequence[str] = (), *, spared: Collection[str] = ()) -> None:
+        self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
+        self._spared = _OURS | frozenset(spared)
+        self._client = client
+        self._named = Sought(self.fields, ())
+        self._key = derived(client, "hashes")
+        self._gathered: OrderedDict[str, _Gathered] = OrderedDict()
+        self._words: OrderedDict[frozenset[str], _Words] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self.fields)
+
+    def over(self, document: Any, *, run: str | Iterable[str] | None = None) -> Any:
+        """A document with everything hidden that is to be. `run` names runs that it is about and does not mention."""
+        if not self.fields:
+            return document
+        runs = {run} if isinstance(run, str) else set(run or ())
+        # What names no run is a text like any other, wherever it stands.
+        runs.update(each for each in set(_mentioned(document)) if self._client.store.head(each) is not None)
+        return _Hiding(self._named, self._words_of(runs), runs, self.keyed).value(document, ())
+
+    def keyed(self, text: str) -> str:
+        """What is shown for a hash of ours, in the same form; for any other text the keys of actions in it."""
+        if _HASH.fullmatch(text) is None:
+            return _ACTION.sub(lambda found: found[1] + self._digest(found[2]).hex()[:8], text)
+        digest = self._digest(text)
+        return digest.hex() if len(text) == len(digest) * 2 else e.to_text(digest)
+
+    def _digest(self, text: str) -> bytes:
+        return hmac.digest(self._key, text.encode(), "sha256")
+
+    def redaction(self, run: str) -> tuple[str, ...] | bool:
+        """What an export of a run is to redact: the fields that it has; everything, where others of its family have
+        such values, which may stand in it under any name."""
+        own = self._up_to_date(run)
+        others = [self._up_to_date(each) for each in self._family([run]) if each != run]
+        if any(each.texts - own.texts for each in others):
+            return True
+        return tuple(field for field in self.fields if field in own.fields) or False
+
+    # what is known ----------------------------------------------------------------------------
+
+    def _words_of(self, runs: Iterable[str]) -> _Words:
+        """What to look for in a document about these runs."""
+        texts = frozenset[str]().union(*(self._up_to_date(run).texts for run in self._family(sorted(runs))))
+        texts -= self._spared
+        with self._mutex:
+            words = self._words.pop(texts, None)
+        words = words or _Words(texts)
+        with self._mutex:
+            _keep(self._words, texts, words, _WORDS_KEPT_MAX)
+        return words
+
+    def _family(self, runs: Sequence[str]) -> list[str]:
+        """Some runs, and those that values came from or went to: parents, children, what they follow or go on as."""
+        found = list(dict.fromkeys(runs[:_RUNS_MAX]))
+        most = len(found) + _KIN_MAX
+        for run in found:
+            found += [each for each in sorted(self._up_to_date(run).kin) if each not in found][: most - len(found)]
+        return found
+
+    def _up_to_date(self, run: str) -> _Gathered:
+        head = self._client.store.head(run)
+        if head is None:
+            return _Gathered()
+        with self._mutex:
+            known = self._gathered.pop(run, _Gathered())
+            _keep(self._gathered, run, known, _RUNS_KEPT_MAX)
+        seq, message, texts, fields, kin = known
+        while seq < head.seq and (told := self._client.log.read(run, after=seq, limit=_ROWS_AT_ONCE)):
+            found = Sought(self.fields, [self._values(each.row.data) for each in told if each.row.data is not None])
+            texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
+            kin |= {name for each in told for name in _kin(each.event)}
+            seq = told[-1].seq
+        if waiting := self._client.store.inbox(run, after=message):
+            found = Sought(self.fields, [{"body": self._values(each.body)} for each in waiting])
+            texts, fields = texts | found.known.keys(), fields | (set(self.fields) - set(found.missing))
+            message = waiting[-1].number
+        known = _Gathered(seq, message, texts, fields, kin)
+        with self._mutex:
+            self._gathered[run] = known
+        return known
+
+    def _values(self, packed: bytes) -> Any:
+        try:
+            return unpack(packed, self._client.store.pieces)
+        except KillickError:
+            return None  # what cannot be read cannot be shown either
+
+
+def _kin(event: e.Event) -> Iterator[str]:
+    match event:
+        case e.RunStarted():
+            yield from filter(None, (event.parent, event.follows))
+        case e.RunForked():
+            yield event.parent
+        case e.ChildSpawned() | e.RunRenewed():
+            yield event.run
+        case _:
+            pass
+
+
+def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    cache[key] = value
+    if len(cache) > most:
+        cache.popitem(last=False)
+
+
+def _mentioned(document: Any) -> Iterator[str]:
+    """The runs that a document says it is about."""
+    stack: list[tuple[str, Any]] = [("", document)]
+    while stack:
+        name, node = stack.pop()
+        if isinstance(node, dict):
+            parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+            stack += [(str(below), part) for below, part in parts.items()]
+        elif isinstance(node, list):
+            stack += [(name, part) for part in node]  # pyright: ignore[reportUnknownVariableType]
+        elif isinstance(node, str) and name in _RUNS:
+            yield node
+
+
+class _Words:
+    """Finds texts as words of others: by how each begins, so that thousands of them cost no more than a few."""
+
+    def __init__(self, texts: frozenset[str]) -> None:
+        self.texts = texts
+        self._beginning: dict[str, dict[int, set[str]]] = {}
+        for text in texts:
+            if len(text) >= WORD_CHARS and (begins := _TOKEN.match(text)):
+                self._beginning.setdefault(begins[0], {}).setdefault(len(text), set()).add(text)
+
+    def hidden(self, text: str) -> str:
+        """A text with all of them hidden."""
+        if text in self.texts:
+            return HIDDEN
+        if not self._beginning:
+            return text
+        parts: list[str] = []
+        done = 0
+        for token in _TOKEN.finditer(text):
+            lengths = self._beginning.get(token[0])
+            at = token.start()
+            if lengths is None or at < done or (at and _is_inside(text, at - 1) and not _is_inside(text, at)):
+                continue
+            for length in sorted(lengths, reverse=True):
+                end = at + length
+                if text[at:end] in lengths[length] and not _is_inside(text, end):
+                    parts += (text[done:at], HIDDEN)
+                    done = end
+                    break
+        return "".join((*parts, text[done:])) if parts else text
+
+
+def _is_inside(text: str, at: int) -> bool:
+    """Whether what stands there is part of a word."""
+    return at < len(text) and (text[at].isalnum() or text[at] == "_")
+
+
+class _Hiding:
+    """Goes through one document. The ids of runs stay as they are: they are how everything is found."""
+
+    def __init__(self, named: Sought, words: _Words, runs: set[str], keyed: Callable[[str], str]) -> None:
+        self._keyed = keyed
+        self._named = named
+        self._words = words
+        self._runs = runs
+
+    def value(self, node: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(node, dict):
+            parts: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+            hidden = self._words.hidden
+            return {hidden(str(name)): self.value(part, (*path, str(name))) for name, part in parts.items()}
+        if isinstance(node, list | tuple):
+            return [self.value(part, path) for part in node]  # pyright: ignore[reportUnknownVariableType]
+        if self._named.is_named(path):
+            return HIDDEN
+        if isinstance(node, str):
+            return node if node in self._runs else self._text(self._unguessable(node, path), path)
+        return HIDDEN if self._is_known(node, path) else node
+
+    def _unguessable(self, text: str, path: tuple[str, ...]) -> str:
+        if not _VALUES.isdisjoint(path) or not _PUBLIC.isdisjoint(path):
+            return text
+        return self._keyed(text)
+
+    def _text(self, text: str, path: tuple[str, ...]) -> str:
+        """A text, which may be JSON itself, as the arguments of a model's tool call are."""
+        if text[:1] in ("{", "["):
+            try:
+                inner = msgspec.json.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return self._words.hidden(text)
+            shown = self.value(inner, path)
+            return text if shown == inner else msgspec.json.encode(shown).decode()
+        return self._words.hidden(text)
+
+    def _is_known(self, number: Any, path: tuple[str, ...]) -> bool:
+        if isinstance(number, bool) or not isinstance(number, int | float) or (path and path[-1].endswith("_us")):
+            return False
+        written = str(number)
+        return len(written) >= _NUMBER_CHARS and written in self._words.texts

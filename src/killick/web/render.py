@@ -1,0 +1,159 @@
+"""Draws pages: templates over documents, everything escaped. Knows how times, spans and values look on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache, partial
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from killick.history.phrasing import sized, span
+from killick.sanitizer import visible
+from killick.web.forms import form_of
+from killick.web.routes import API, Person, Scope, address
+
+if TYPE_CHECKING:
+    from killick.web.app_context import AppContext
+
+BRIEF_CHARS: Final = 120
+VALUE_CHARS: Final = 65_536
+"""How much of a value a page shows at the most; the API gives all of it."""
+YEAR_10_000_US: Final = 253_402_300_800_000_000
+"""What no calendar has a date for."""
+
+
+@cache
+def environment() -> Environment:
+    """The templates. What a template names and nobody gave is an error, not an empty place."""
+    made = Environment(
+        loader=PackageLoader("killick.web", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    filters: Mapping[str, Any] = {
+        "brief": brief, "written": written, "json": pretty, "moment": moment, "span": span, "ago": ago, "size": size,
+        "sized": sized, "visible": shown,
+    }  # fmt: skip
+    made.filters.update(filters)
+    ours: Mapping[str, Any] = {"static": _static, "form_of": form_of}
+    made.globals.update(ours)
+    return made
+
+
+def render(
+    bridge: AppContext,
+    request: Request,
+    template: str,
+    *,
+    person: Person | None,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **given: Any,
+) -> Response:
+    """A page as a response, with what its forms need to prove where they come from."""
+    api = partial(_api, request)
+    may = partial(_may, person)
+    text = environment().get_template(template).render(
+        person=person,
+        may=may,
+        csrf=bridge.access.csrf(request),
+        url=partial(address, request),
+        api=api,
+        base=request.scope.get("root_path", ""),
+        path=request.scope["path"].removeprefix(request.scope.get("root_path", "")),
+        login=bridge.access.login,
+        place=bridge.client.store.place,
+        **given,
+    )  # fmt: skip
+    response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
+    bridge.access.dress(request, response)
+    return response
+
+
+def _api(request: Request, path: str, **parameters: Any) -> str:
+    """Where something is in the API."""
+    return address(request, API + path, **parameters)
+
+
+def _may(person: Person | None, scope: Scope) -> bool:
+    return person is not None and person.may(scope)
+
+
+# how things look ----------------------------------------------------------------------------------
+
+
+def ago(at_us: int | None, now_us: int) -> str:
+    """How long since or until, by its largest unit: 4 s ago, in 3h."""
+    if at_us is None:
+        return ""
+    apart = abs(now_us - at_us)
+    told = "now" if apart < 1_000_000 else span(apart - apart % 1_000_000).partition(" ")[0]
+    if told == "now":
+        return told
+    if apart < 60_000_000:
+        told = f"{apart // 1_000_000} s"
+    return f"{told} ago" if at_us <= now_us else f"in {told}"
+
+
+def moment(at_us: int | None) -> str:
+    """A time, in UTC; the browser shows it by the clock of whoever looks."""
+    if at_us is None:
+        return ""
+    if not 0 <= at_us < YEAR_10_000_US:
+        return f"{at_us} µs"
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def pretty(value: Any) -> str:
+    """A value as JSON with its structure to be seen; a text as it is."""
+    text = value if isinstance(value, str) else msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if len(text) <= VALUE_CHARS:
+        return visible(text)
+    return f"{visible(text[:VALUE_CHARS])}\n… {len(text):,} characters in all; the API gives them"
+
+
+def shown(text: Any) -> Any:
+    """A text for people to read, with what cannot be seen written out; what is no text stays as it is."""
+    return visible(text) if isinstance(text, str) else text
+
+
+def written(value: Any) -> str:
+    """A value as JSON, to be sent back as it is."""
+    return msgspec.json.encode(value).decode()
+
+
+def brief(value: Any, chars: int = BRIEF_CHARS) -> str:
+    """A value on one line: text as it is, the rest as JSON, cut with … where it is longer."""
+    if isinstance(value, str):
+        line = " ".join(value[: chars * 8].split())
+    else:
+        line = msgspec.json.encode(value).decode()
+    return visible(line if len(line) <= chars else f"{line[: max(chars - 1, 1)]}…")
+
+
+def size(count: int) -> str:
+    """How much text that is."""
+    return f"{count} characters" if count < 10_000 else f"{count / 1_000:.0f} k characters"
+
+
+@cache
+def _version() -> str:
+    """What changes when any of our files does: modules import each other by relative paths."""
+    digest = sha256()
+    for file in sorted(files("killick.web").joinpath("static").iterdir(), key=lambda file: file.name):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _static(name: str) -> str:
+    """The path of a file of ours, which changes with them: it may be kept for ever. Goes through `url`."""
+    return f"/static/{_version()}/{name}"

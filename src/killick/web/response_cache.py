@@ -1,0 +1,118 @@
+"""Answers that many ask for at once: made once, and given to all of them. Keeps nothing while the server has time.
+
+A document is made from a store that others write to, so it is never newer than a moment ago. When more are being made
+than this process can make side by side, whoever asks for the same as somebody did a moment before gets the same: a
+crowd costs about as much as one of it. What was written here is seen by whoever asks after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from killick.clock import Clock
+    from killick.store.protocol import RunStanding, Store
+    from killick.web.routes import Call
+
+BUSY: Final = 3
+"""How many answers are being made before others are shared."""
+
+KEPT_SECONDS: Final = 0.3
+"""How old a shared answer may be. Pages wait for longer than this before they ask for what they heard of."""
+
+STILL_SECONDS: Final = 2.0
+"""The same of an answer about a run that did not move since: what it shows of other runs may have."""
+
+ANSWERS_MAX: Final = 256
+ANSWER_BYTES_MAX: Final = 262_144
+
+Make = Callable[["Call[Any, Any]"], Awaitable[Response]]
+
+
+class _Made:
+    """An answer, since when it is being made (None: its turn has not come), when it was last known to be good, and how
+    its run stood before it was made."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.good_at = 0.0
+        self.standing: RunStanding | None = None
+        self.answer: asyncio.Task[Response]
+
+
+class Answers:
+    """The answers of one app, all on one loop."""
+
+    def __init__(self, clock: Clock, store: Store | None = None) -> None:
+        self._clock = clock
+        self._store = store
+        self._made: OrderedDict[tuple[bytes | str, ...], _Made] = OrderedDict()
+        self._making = 0
+        self.shared = 0
+        """How many were given an answer that was made for somebody else."""
+
+    async def given(self, call: Call[Any, Any], make: Make) -> Response:
+        """The answer to a read: a fresh one, or while there is no time for that, one from a moment ago.
+
+        Of those who ask for the same meanwhile, all who come too late for the one in the making share the next.
+        """
+        person = call.person
+        asked = (call.written, call.request.scope.get("root_path", ""), person.name, person.scope)
+        known = self._made.get(asked) if self._making >= BUSY else None
+        if known is not None and (self._is_fresh(known) or await self._is_still(known, call)):
+            self.shared += 1
+            return await asyncio.shield(known.answer)
+        made = self._made[asked] = _Made()
+        made.answer = asyncio.create_task(self._answer(made, known, call, make))
+        made.answer.add_done_callback(lambda _: self._unkept(asked, made))
+        self._made.move_to_end(asked)
+        while len(self._made) > ANSWERS_MAX:
+            self._made.popitem(last=False)
+        return await asyncio.shield(made.answer)
+
+    def _is_fresh(self, known: _Made) -> bool:
+        return known.at is None or self._clock.monotonic() - known.good_at <= KEPT_SECONDS
+
+    async def _is_still(self, known: _Made, call: Call[Any, Any]) -> bool:
+        """Whether an answer is about a run that has not moved since it was made."""
+        now = self._clock.monotonic()
+        if known.standing is None or known.at is None or now - known.at > STILL_SECONDS or not known.answer.done():
+            return False
+        if await self._standing(call) != known.standing:
+            return False
+        known.good_at = now
+        return True
+
+    async def _standing(self, call: Call[Any, Any]) -> RunStanding | None:
+        run: object = getattr(call.asked, "run", None)
+        if self._store is None or not isinstance(run, str):
+            return None
+        return (await asyncio.to_thread(self._store.standings, (run,))).get(run)
+
+    def forget(self) -> None:
+        """Something was written here."""
+        self._made.clear()
+
+    async def _answer(self, made: _Made, before: _Made | None, call: Call[Any, Any], make: Make) -> Response:
+        self._making += 1
+        try:
+            if before is not None:
+                await asyncio.wait([before.answer])
+            made.at = made.good_at = self._clock.monotonic()
+            if self._making > BUSY:
+                made.standing = await self._standing(call)
+            return await make(call)
+        finally:
+            self._making -= 1
+
+    def _unkept(self, asked: tuple[bytes | str, ...], made: _Made) -> None:
+        """What failed, or is large, is kept for nobody."""
+        answer = made.answer
+        failed = answer.cancelled() or answer.exception() is not None
+        if self._made.get(asked) is made and (failed or len(answer.result().body) > ANSWER_BYTES_MAX):
+            del self._made[asked]

@@ -1,0 +1,209 @@
+"""Streams (Server-Sent Events): a run's events as they are committed, and hints for pages that something moved.
+
+Neither keeps anything for anybody: whoever comes back says where they were, and reads on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, MutableMapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from killick.web.hub import Position, frame
+from killick.web.problems import Problem
+from killick.web.routes import Call, Nothing, Person, raw
+
+if TYPE_CHECKING:
+    from killick.web.hub import Hub
+
+HEARTBEAT_SECONDS: Final = 15.0
+"""How long a stream is silent at the most, so that whatever stands between keeps it open."""
+
+RETRY_MS: Final = 2_000
+HINT_SECONDS: Final = 0.3
+"""How long hints are gathered before they are sent."""
+
+SEND_SECONDS: Final = 60.0
+"""How long a follower may take to take what is sent, before it is let go."""
+
+KNOWN_SECONDS: Final = 2.0
+"""How often it is asked whether whoever follows still may."""
+
+LIVE_RUNS_MAX: Final = 200
+_BEAT: Final = b": still here\n\n"
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+Frames = AsyncGenerator[bytes, None]
+Message = MutableMapping[str, Any]
+
+
+class Stream(Response):
+    """A response that goes on. Ends when its frames do, when the client leaves or takes nothing any more, when they may
+    not follow any longer, and when the hub closes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, call: Call[Any, Any], frames: Frames) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._call = call
+        self._frames = frames
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        ends = (self._sent(send), _left(receive), self._dismissed(), self._call.bridge.hub.closing.wait())
+        tasks = [asyncio.ensure_future(_quietly(end)) for end in ends]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._frames.aclose()
+        if not tasks[1].cancelled():
+            return  # nobody is there any more
+        with contextlib.suppress(OSError):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _sent(self, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._frames:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _dismissed(self) -> None:
+        """Until a token was revoked, or its time is up."""
+        person: Person | None = self._call.person
+        while person is not None and person.name == self._call.person.name:
+            await asyncio.sleep(KNOWN_SECONDS)
+            person = await self._call.bridge.access.identify(self._call.request)
+
+
+async def _left(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _quietly(work: Awaitable[Any]) -> None:
+    """Whoever is gone, or takes nothing, is not an error of ours."""
+    with contextlib.suppress(OSError, TimeoutError):
+        await work
+
+
+# a run's events -----------------------------------------------------------------------------------
+
+
+class FollowAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run, and from where on."""
+
+    run: Annotated[str, msgspec.Meta(description="The run's id.")]
+    after: Annotated[
+        int, msgspec.Meta(description="The seq of the last event that is known; `Last-Event-ID` says the same.", ge=0)
+    ] = 0
+
+
+async def follow(call: Call[FollowAsked, Nothing]) -> Response:
+    """Follow a run: its events as they are committed.
+
+    A stream of events, in order and without gaps: `id` is the seq, `event` the kind, `data` the event with its values.
+    It ends with `event: end` when the run is over; where the run goes on as another, that names it. Whoever is cut off
+    comes back with `Last-Event-ID`, which browsers send by themselves.
+    """
+    hub, run = call.bridge.hub, call.asked.run
+    await hub.position(run)
+    return Stream(call, await _begun(_events(hub, run, _after(call))))
+
+
+def _after(call: Call[FollowAsked, Nothing]) -> int:
+    last = call.request.headers.get("last-event-id")
+    if last is not None and last.isascii() and last.isdigit() and len(last) < 16:
+        return int(last)
+    if last:
+        raise Problem(400, "Last-Event-ID is the seq of an event; leave it out to begin anew", code="parameter_refused")
+    return call.asked.after
+
+
+async def _begun(frames: Frames) -> Frames:
+    """A stream whose first frame is there: what keeps it from beginning is a problem, and no broken stream."""
+    first = await anext(frames)
+
+    async def whole() -> Frames:
+        try:
+            yield first
+            async for chunk in frames:
+                yield chunk
+        finally:
+            await frames.aclose()
+
+    return whole()
+
+
+async def _events(hub: Hub, run: str, after: int) -> Frames:
+    with hub.following(run) as follower:
+        yield b"retry: %d\n\n" % RETRY_MS
+        while not hub.closing.is_set():
+            position = await hub.position(run)
+            if position.seq > after:
+                frames, after = await hub.page(run, after)
+                yield frames
+            elif position.is_over:
+                renewed_as = await hub.renewed_as(run, position.seq)
+                told = {"run": run, "seq": position.seq, "status": position.status, "renewed_as": renewed_as}
+                yield frame("end", told)
+                return
+            elif not await follower.moved(HEARTBEAT_SECONDS):
+                yield _BEAT
+
+
+# hints for pages ----------------------------------------------------------------------------------
+
+
+class LiveAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody looks at."""
+
+    run: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Runs to be told of; repeat it for several.", max_length=LIVE_RUNS_MAX),
+    ] = ()
+    counts: Annotated[bool, msgspec.Meta(description="Also how many runs there are of each status.")] = False
+
+
+async def live(call: Call[LiveAsked, Nothing]) -> Response:
+    """Hear that something moved: hints for pages, a few a second at the most.
+
+    `event: changed` says how far which of the runs are (`runs`: `run`, `seq`, `status`), and how many runs there are of
+    each status (`counts`), where that is not what was said before. Where each stands comes first. Runs that are not
+    there are passed over.
+    """
+    hub = call.bridge.hub
+    return Stream(call, await _begun(_hints(hub, frozenset(call.asked.run), counts=call.asked.counts)))
+
+
+async def _hints(hub: Hub, runs: frozenset[str], *, counts: bool) -> Frames:
+    told: dict[str, Position] = {}
+    counted: dict[str, int] = {}
+    with hub.following(*runs, counts=counts) as follower:
+        yield b"retry: %d\n\n" % RETRY_MS
+        while not hub.closing.is_set():
+            if not await follower.moved(HEARTBEAT_SECONDS):
+                yield _BEAT
+                continue
+            fresh = {run: at for run in runs if (at := hub.known(run)) is not None and told.get(run) != at}
+            told |= fresh
+            hint: dict[str, Any] = {}
+            if fresh:
+                hint["runs"] = [{"run": run, "seq": at.seq, "status": at.status} for run, at in fresh.items()]
+            if counts and hub.counts != counted:
+                hint["counts"] = counted = hub.counts
+            if hint:
+                yield frame("changed", hint)
+                await asyncio.sleep(HINT_SECONDS)
+
+
+ROUTES: Final = (
+    raw("/runs/{run}/follow", follow, asks=FollowAsked, media="text/event-stream"),
+    raw("/live", live, asks=LiveAsked, media="text/event-stream"),
+)

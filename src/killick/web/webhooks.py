@@ -1,0 +1,116 @@
+"""Webhooks in: what other services tell, signed, becomes named events and messages to runs.
+
+The signature is the proof, in the form of Standard Webhooks; no token is asked for. Each name has a secret of its own,
+and its sender publishes events of that name and no other. What was taken once is not taken again: the webhook's id is
+the event's, and what is old is refused before that is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+
+from killick.clock import ManualClock
+from killick.errors import DeclarationRefused, RunUnknown, WebhookRefused
+from killick.model import events as e
+from killick.store.protocol import OWN_AGENTS
+from killick.web.routes import Call, Nothing, post
+from killick.workers.webhooks import Secrets, webhook_verify
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+
+class HookAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which webhook."""
+
+    name: Annotated[str, msgspec.Meta(description="Its name here, which is that of the event.")]
+
+
+class HookToRunAsked(HookAsked, frozen=True, kw_only=True):
+    """Which webhook, for which run."""
+
+    run: Annotated[str, msgspec.Meta(description="The run that waits for it.")]
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a webhook."""
+
+    name: str
+    id: str
+    heard: Annotated[int, msgspec.Meta(description="How many triggers listen to it; 1 where it was for a run.")]
+
+
+async def receive(call: Call[HookAsked, Nothing]) -> Received:
+    """Take a webhook: publish what it says as the event of its name.
+
+    Its body is a JSON object; `webhook-id`, `webhook-timestamp` and `webhook-signature` are as Standard Webhooks has
+    them, not older than five minutes. The id makes it count once.
+    """
+    name = call.asked.name
+    id_, body = await _verified(call, name)
+    heard = await call.client.publish.soon(name, body, id=_taken_as(name, id_), by=_by(name))
+    return Received(name=name, id=id_, heard=heard)
+
+
+async def receive_for_run(call: Call[HookToRunAsked, Nothing]) -> Received:
+    """Take a webhook for one run: send it what it says, as the message that it waits for by that name.
+
+    The run's id is no secret and no proof: whoever has the secret of this name may send to every run.
+    """
+    name = call.asked.name
+    id_, body = await _verified(call, name)
+    await run_in_threadpool(_send, call.client, call.asked.run, name, body, _taken_as(name, id_))
+    return Received(name=name, id=id_, heard=1)
+
+
+def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
+    row = client.store.index(run)
+    if row is not None and row.agent.startswith(OWN_AGENTS):
+        raise RunUnknown(run)  # what Killick keeps for itself is nobody's to write to
+    while row is not None and row.status == "completed":
+        # A run that goes on as another took what it took: the same, told again, is not for its successor.
+        if client.store.message(run, message) is not None:
+            return
+        last = client.log.event(run, client.log.head(run).seq)
+        if not isinstance(last, e.RunRenewed):
+            break
+        run = last.run
+        row = client.store.index(run)
+    client.send(run, name, body, id=message, by=_by(name))
+
+
+async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
+    """The id and the document of a webhook that holds. Who has no secret learns not even which names there are."""
+    secret = call.bridge.webhooks.get(name) or call.client.ids.key().hex()
+    headers = call.request.headers
+    document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.clock)
+    return headers["webhook-id"], document
+
+
+def check(webhooks: Mapping[str, Secrets], *, at_us: int) -> None:
+    """Say at once which webhook cannot work: its name is none for an event, or its secret is not there."""
+    for name, secret in webhooks.items():
+        if not name or name.startswith(OWN_AGENTS):
+            raise DeclarationRefused(name, "is no name for an event; take one such as 'order.created'")
+        headers = {"webhook-id": "-", "webhook-timestamp": str(at_us // 1_000_000), "webhook-signature": "v1,-"}
+        with contextlib.suppress(WebhookRefused):
+            webhook_verify(secret, headers, b"", clock=ManualClock(at_us))
+
+
+def _taken_as(name: str, id_: str) -> str:
+    return f"webhook:{name}:{id_}"
+
+
+def _by(name: str) -> str:
+    return f"webhook:{name}"
+
+
+ROUTES: Final = (
+    post("/hooks/{name}", receive, asks=HookAsked, gives=Received, scope=None, natural=True),
+    post("/hooks/{name}/runs/{run}", receive_for_run, asks=HookToRunAsked, gives=Received, scope=None, natural=True),
+)

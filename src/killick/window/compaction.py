@@ -1,0 +1,144 @@
+"""What leaves when the budget cannot be held otherwise: old turns as a whole, and then what else can be spared.
+
+Never the system's words, the last turn, what people pinned, or what a note in the last turns points at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from killick.window.messages import Message
+from killick.window.pages import History, Page
+from killick.window.renderer import Rendering
+from killick.window.state import Decided
+
+NOTE_TOKENS: Final = 80
+"""About what the note takes that stands for a stretch of turns, and no less."""
+
+ENOUGH: Final = 0.6
+"""Where pages alone bring what is sent down to this part of the budget, turns stay."""
+
+LOW: Final = 0.5
+"""Down to this part of the budget turns leave, so that it need not go on with every turn."""
+
+
+class Stretch(NamedTuple):
+    """Whole turns that leave together."""
+
+    first: int
+    last: int
+    source: str
+    tokens: int
+    freed: int
+    mark: str
+
+    @property
+    def handle(self) -> str:
+        return f"m{self.first}-m{self.last}"
+
+
+def squeezed(
+    history: History,
+    decided: Decided,
+    rendering: Rendering,
+    pages: Sequence[Page],
+    gone: set[str],
+    *,
+    need: int,
+    low: int,
+    recent: int,
+    stays: Callable[[Page], bool],
+    is_kept: Callable[[Page], bool],
+) -> tuple[list[Page], list[Stretch]]:
+    """Pages and stretches of turns that free what is needed, as far as there is something. `gone` leaves already."""
+    stretches = _folded(history, decided, rendering, _foldable(history, decided, is_kept, recent), gone, need=low)
+    need -= sum(stretch.freed for stretch in stretches)
+    covered = {at for stretch in stretches for at in range(stretch.first, stretch.last + 1)}
+    people = [page.index for page in pages if not page.result]
+    chosen: list[Page] = []
+
+    def rank(page: Page) -> tuple[int, int]:
+        """Results before words, and of those the task last; errors and what was wanted back after the others."""
+        if is_kept(page):
+            return 4, page.index
+        if page.error:
+            return 3, page.index
+        if not page.result:
+            return (5 if page.index in people[:1] + people[-1:] else 2), page.index
+        return int(page.index >= recent), page.index
+
+    for page in sorted(pages, key=rank):
+        if need <= 0:
+            break
+        if page.index not in covered and not stays(page):
+            chosen.append(page)
+            need -= page.saves
+    return chosen, stretches
+
+
+def _is_words(said: Message) -> bool:
+    """Whether a message is a person's, and answers no call."""
+    return said.role == "user" and not any(part.is_result for part in said.parts)
+
+
+def _foldable(
+    history: History, decided: Decided, is_kept: Callable[[Page], bool], recent: int
+) -> list[tuple[int, int]]:
+    """What can leave of turns as a whole, oldest first: a reply and its results, with nothing in them that stays. What
+    a person said after them stays."""
+    found: list[tuple[int, int]] = []
+    for number, turn in enumerate(history.turns):
+        if turn.start >= recent:
+            break
+        last = history.turns[number + 1].start - 1
+        while last > turn.start and _is_words(history.read[last]):
+            last -= 1
+        if turn.start == 0 or decided.is_folded(turn.start):
+            continue
+        said = range(turn.start, last + 1)
+        if any(history.read[at].role not in ("assistant", "result") for at in said):
+            continue
+        pages = [page for at in said for page in history.at[at]]
+        # An answer that came later than with its turn would be left behind without its call.
+        called = {call.id for at in said for call in history.read[at].calls}
+        answered = {part.call for at in said for part in history.read[at].parts if part.is_result}
+        if called != answered:
+            continue
+        if not any(is_kept(page) or page.media or (page.error and page.stale is None) for page in pages):
+            found.append((turn.start, last))
+    return found
+
+
+def _folded(
+    history: History,
+    decided: Decided,
+    rendering: Rendering,
+    turns: Sequence[tuple[int, int]],
+    gone: set[str],
+    *,
+    need: int,
+) -> list[Stretch]:
+    runs: list[list[int]] = []
+    total = 0
+    before = {last + 1: first for first, last in decided.folds}
+    for first, last in turns:
+        if total >= need:
+            break
+        said = range(first, last + 1)
+        size = sum(map(rendering.size, said))
+        size -= sum(page.saves for at in said for page in history.at[at] if page.handle in gone)
+        if runs and runs[-1][1] + 1 == first:
+            runs[-1][1] = last
+            runs[-1][2] += size
+        else:
+            # What left before goes on here, and has its note.
+            size -= 0 if first in before else NOTE_TOKENS
+            runs.append([before.get(first, first), last, size])
+        total += size
+    # A short run is no larger than the note that would stand for it.
+    return [
+        Stretch(first, last, *history.summary(first, last), freed, history.mark("-", (first, last)))
+        for first, last, freed in runs
+        if freed > 0
+    ]

@@ -1,0 +1,378 @@
+"""What fills a request to a model, by kind, and the waste in it: what is stale, and what is sent twice.
+
+Pure, and of no use to the window itself: it reads what went out, with a window or without one, in all three forms.
+Requests of one conversation begin alike, so what is as it was in the request before is not looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+
+from killick.window import tombstones
+from killick.window.messages import (
+    Call,
+    Message,
+    Part,
+    Shape,
+    as_json,
+    is_list,
+    is_map,
+    of,
+    read,
+    shape_of,
+    size_of,
+    sized,
+)
+from killick.window.pages import about, estimate, fingerprint
+
+Kind: TypeAlias = Literal["system", "schemas", "files", "results", "documents", "user", "assistant", "left"]
+"""What a token of a request is: `left` is what stands where a page was."""
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+LONG_TOKENS: Final = 512
+"""A message of a user that is longer counts as a document."""
+
+WASTE_TOKENS_MIN: Final = 32
+"""What is smaller is no waste worth a word."""
+
+OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick_find_tools"})
+"""What the window adds itself: never waste."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A page that left a window, as its event tells."""
+
+    page: str
+    kind: str
+    source: str
+    tokens: int
+
+
+class Piece(NamedTuple):
+    """One piece of a request. `saves`: what stands elsewhere, less what stands here for it."""
+
+    kind: Kind
+    tokens: int
+    handle: str
+    source: str = ""
+    digest: str = ""
+    identity: str = ""
+    path: str | None = None
+    writes: bool = False
+    left: str | None = None
+    saves: int = 0
+
+
+class Seen(NamedTuple):
+    """A piece in its place: its message, whose that is, the turn that it came in, the last that spoke of it; its text,
+    and the tools that were called with it."""
+
+    at: int
+    role: str
+    turn: int
+    used: int
+    piece: Piece
+    text: str
+    calls: tuple[Call, ...]
+
+
+class Filled(msgspec.Struct, frozen=True):
+    """One request: tokens by kind, and how many of them are stale or were there before. `without` is what it would
+    have been if nothing had left."""
+
+    messages: int
+    tokens: int
+    without: int
+    kinds: Mapping[Kind, int]
+    counts: Mapping[Kind, int]
+    stale: int
+    duplicate: int
+
+
+class Schema(NamedTuple):
+    """A tool as it was described in a request; `saves` is what its stub does, or the window's own costs."""
+
+    name: str
+    tokens: int
+    saves: int
+
+
+class _Effect(NamedTuple):
+    """What a piece did to the sums, to be taken back when it goes: whether it stood there before, how much it outdated,
+    and of which reads it is the latest word."""
+
+    repeats: bool
+    outdates: int
+    of: tuple[str, ...]
+
+
+class _Entry(NamedTuple):
+    said: Message
+    pieces: tuple[Piece, ...]
+    effects: tuple[_Effect, ...]
+    turn: int
+    place: int
+
+
+class Filling:
+    """Follows the requests of one conversation; `left` are the pages that left it so far, by their handles."""
+
+    def __init__(self, tokens: Callable[[str], int] = estimate) -> None:
+        self.left: dict[str, Left] = {}
+        self.called: set[str] = set()
+        """The tools that the model called, as far as its later requests tell."""
+        self._tokens = tokens
+        self._messages: list[Any] = []
+        self._entries: list[_Entry] = []
+        self._kinds = dict.fromkeys(KINDS, 0)
+        self._counts = dict.fromkeys(KINDS, 0)
+        self._saves = self._stale = self._duplicate = 0
+        self._calls: dict[str, Call] = {}
+        self._told: dict[str, tuple[str, str, str, bool, str | None]] = {}
+        self._seen: dict[str, int] = {}
+        self._latest: dict[str, list[Piece | None]] = {}
+        self._of_path: dict[str, set[str]] = {}
+        self._schemas: tuple[Any, tuple[Schema, ...]] = ((), ())
+        self._system: tuple[Any, int] = (None, 0)
+        self._shape: Shape | None = None
+        self._offset = 0
+        self._own: dict[int, int] = {}
+        """Where the window's own answers stand, and how large they are."""
+        self._turns: dict[int, int] = {}
+        """In which turn each place of the history came: after turns are folded they cannot be counted any more."""
+
+    def fill(self, messages: Sequence[Any], tools: Sequence[Any] = (), system: Any = None) -> Filled:
+        """What fills the next request."""
+        given = list(messages)
+        # Until something tells whose form they have, messages are plain enough for any.
+        self._shape = self._shape or shape_of(given, tools)
+        kept = _common(self._messages, given)
+        if not kept:
+            self._turns.clear()
+            self._own.clear()
+        while len(self._entries) > kept:
+            self._drop()
+        for message in given[kept:]:
+            self._take(message)
+        self._messages = given
+        schemas = self.schemas(tools)
+        if self._system[0] is not system:
+            self._system = (system, self._tokens(system if isinstance(system, str) else as_json(system)))
+        described = sum(each.tokens for each in schemas)
+        instructed = self._system[1] if system else 0
+        kinds, counts = dict(self._kinds), dict(self._counts)
+        kinds["schemas"] += described
+        counts["schemas"] += len(schemas)
+        kinds["system"] += instructed
+        counts["system"] += 1 if instructed else 0
+        tokens = sum(kinds.values())
+        return Filled(
+            messages=len(given), tokens=tokens, kinds=kinds, counts=counts, stale=self._stale,
+            without=tokens + self._saves + sum(each.saves for each in schemas), duplicate=self._duplicate,
+        )  # fmt: skip
+
+    def schemas(self, tools: Sequence[Any]) -> tuple[Schema, ...]:
+        """The tools of a request, each with its size; for a stub, what it saves."""
+        if self._schemas[0] != tools:
+            self._schemas = (tools, tuple(map(self._schema, tools)))
+        return self._schemas[1]
+
+    def _schema(self, tool: Any) -> Schema:
+        function = of(tool, "function") or tool
+        name = str(of(function, "name") or of(tool, "type") or "a tool")
+        tokens, left = size_of(tool, self._tokens), self.left.get(f"tool:{name}")
+        if name in OWN_TOOLS and _takes(function) in ({"handle"}, {"query"}):
+            return Schema(name, tokens, -tokens)  # without a window it would not be there
+        return Schema(name, tokens, max(left.tokens - tokens, 0) if left else 0)
+
+    # the pieces as they stand -------------------------------------------------------------------
+
+    def pieces(self) -> Iterator[Seen]:
+        """Every piece of the last request, in order."""
+        used: dict[str, int] = {}
+        for entry in self._entries:
+            for call in entry.said.calls:
+                _, _, identity, _, path = self._told[call.id]
+                used |= dict.fromkeys((identity, path or "", *_handles(call)), entry.turn)
+        for at, entry in enumerate(self._entries):
+            texts = [part.text for part in entry.said.parts]
+            for number, piece in enumerate(entry.pieces):
+                names = (piece.identity, piece.path or "", piece.left or piece.handle)
+                last = max([entry.turn, *(used.get(name, 0) for name in names if name)])
+                text = texts[number] if number < len(texts) else ""
+                calls = entry.said.calls if number + 1 == len(entry.pieces) else ()
+                yield Seen(at, entry.said.role, entry.turn, last, piece, text, calls)
+
+    # one message --------------------------------------------------------------------------------
+
+    def _take(self, message: Any) -> None:
+        said = read(message, self._shape or "openai")
+        before = self._entries[-1] if self._entries else None
+        turn = before.turn if before else 0
+        if said.role == "assistant" and not (before and before.said.role == "assistant"):
+            turn += 1
+        place = before.place + 1 if before else 0
+        turn = self._turns.setdefault(place, turn)
+        self._calls |= {call.id: call for call in said.calls}
+        self._told |= {call.id: about(call, "") for call in said.calls}
+        self.called.update(call.name for call in said.calls)
+        pieces = tuple(self._read(message, said, place))
+        effects = tuple(self._added(piece) for piece in pieces)
+        for piece in pieces:
+            if piece.left and "-m" in piece.left:
+                # A stretch of messages is one here: those after it stand where they stood.
+                place = int(piece.left.rpartition("-m")[2])
+        self._entries.append(_Entry(said, pieces, effects, turn, place))
+
+    def _drop(self) -> None:
+        entry = self._entries.pop()
+        for piece, effect in zip(reversed(entry.pieces), reversed(entry.effects), strict=True):
+            self._count(piece, -1)
+            self._stale -= effect.outdates
+            if piece.digest:
+                self._seen[piece.digest] -= 1
+            self._duplicate -= piece.tokens if effect.repeats else 0
+            for identity in effect.of:
+                self._latest[identity].pop()
+        for call in entry.said.calls:
+            self._calls.pop(call.id, None)
+
+    def _count(self, piece: Piece, times: int) -> None:
+        self._kinds[piece.kind] += times * piece.tokens
+        self._counts[piece.kind] += times
+        self._saves += times * piece.saves
+
+    def _added(self, piece: Piece) -> _Effect:
+        self._count(piece, 1)
+        repeats = bool(piece.digest) and self._seen.get(piece.digest, 0) > 0
+        if piece.digest:
+            self._seen[piece.digest] = self._seen.get(piece.digest, 0) + 1
+            self._duplicate += piece.tokens if repeats else 0
+        of = self._outdated_by(piece)
+        outdates = 0
+        for identity in of:
+            known = self._latest.setdefault(identity, [])
+            outdates += latest.tokens if known and (latest := known[-1]) is not None else 0
+            known.append(None if piece.writes else piece)
+        self._stale += outdates
+        return _Effect(repeats, outdates, of)
+
+    def _outdated_by(self, piece: Piece) -> tuple[str, ...]:
+        """The reads of which a piece is the latest word: its own, where it says something new; and after a write,
+        those of the path, which nobody has read since."""
+        if piece.writes:
+            return tuple(sorted(self._of_path.get(piece.path or "", ())))
+        if not piece.identity or not piece.digest:
+            return ()
+        if piece.path is not None:
+            self._of_path.setdefault(piece.path, set()).add(piece.identity)
+        known = self._latest.get(piece.identity)
+        is_known = known and (latest := known[-1]) is not None and latest.digest == piece.digest
+        return () if is_known else (piece.identity,)
+
+    def _read(self, message: Any, said: Message, place: int) -> Iterator[Piece]:
+        """The pieces of a message; what holds them together counts as the last of them, or as its role's."""
+        whole, known = size_of(message, self._tokens), 0
+        found: list[Piece] = []
+        for part in said.parts:
+            piece = self._piece(said, part, place)
+            known += piece.tokens
+            found.append(piece)
+        rest = max(whole - known, 0)
+        if said.role == "assistant" or not found:
+            found.append(Piece(_of_role(said.role), rest, f"m{place + self._offset}"))
+        else:
+            found[-1] = found[-1]._replace(tokens=found[-1].tokens + rest)
+        yield from found
+
+    def _piece(self, said: Message, part: Part, place: int) -> Piece:
+        handle = f"m{place + self._offset}" + ("" if part.at is None else f".{part.at}")
+        tokens, named = sized(part.text, self._tokens), tombstones.handle_in(part.text)
+        call = self._calls.get(part.call) if part.is_result else None
+        # What the window itself answered would not be there without it.
+        is_own = bool(self.left) and call is not None and call.name in OWN_TOOLS
+        if named is not None:
+            piece = self._tombstone(part.text, named, handle, place, tokens)
+            return piece._replace(saves=-tokens) if is_own else piece
+        if said.role in ("system", "assistant"):
+            return Piece(_of_role(said.role), tokens, handle)
+        digest = fingerprint(part.text) if tokens >= WASTE_TOKENS_MIN else ""
+        if call is not None:
+            sort, source, identity, reads, path = self._told[call.id]
+            if back := next((self.left[named] for named in _handles(call) if named in self.left), None):
+                sort, source, identity = back.kind, back.source, ""
+            kind, writes = _OF_PAGES.get(sort, "results"), not reads and path is not None
+            saves = -tokens if is_own else 0
+            if is_own:
+                self._own[place + self._offset] = tokens
+            return Piece(kind, tokens, handle, source, digest, identity, path, writes, saves=saves)
+        if part.is_result:
+            return Piece("results", tokens, handle, "a tool's result", digest)
+        source = f"“{tombstones.shortened(part.text, 48)}”"
+        is_long = part.media or tokens >= LONG_TOKENS
+        return Piece("documents" if is_long else "user", tokens, handle, source, digest)
+
+    def _tombstone(self, text: str, named: str, handle: str, place: int, tokens: int) -> Piece:
+        is_copy = text.startswith("[unchanged")
+        if not is_copy and (index := named[1:].partition(".")[0]).isdecimal():
+            # Whether a system message counts is for whoever keeps the history to say: what left tells it.
+            self._offset = int(index) - place
+        here = (self.left.get(handle) or self.left.get(named)) if is_copy else self.left.get(named)
+        saves = max(here.tokens - tokens, 0) if here else 0
+        if "-m" in named:
+            first, last = (int(end.lstrip("m")) for end in named.split("-"))
+            saves -= sum(size for at, size in self._own.items() if first <= at <= last)
+        source = here.source if here else ""
+        return Piece("left", tokens, handle if is_copy else named, source, left=named, saves=saves)
+
+
+_OF_PAGES: Final[Mapping[str, Kind]] = {"file": "files", "document": "documents", "message": "documents"}
+
+
+def _of_role(role: str) -> Kind:
+    return "system" if role == "system" else "assistant" if role == "assistant" else "user"
+
+
+def _takes(function: Any) -> set[str]:
+    """The parameters of a tool."""
+    schema = of(function, "input_schema") or of(function, "parameters")
+    properties = of(schema, "properties")
+    return set(properties) if is_map(properties) else set()
+
+
+def _handles(call: Call) -> list[str]:
+    """The handles that a call of recall names."""
+    return tombstones.named(as_json(call.arguments)) if call.name in OWN_TOOLS else []
+
+
+def _common(old: list[Any], new: list[Any]) -> int:
+    """How many messages from the start are the same; most often all of the old ones."""
+    least, most = 0, min(len(old), len(new))
+    if old[:most] == new[:most]:
+        return most
+    while least < most:
+        middle = (least + most + 1) // 2
+        if old[least:middle] == new[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def request_of(arguments: Any) -> tuple[Sequence[Any], Sequence[Any], Any] | None:
+    """The messages, the tools and the instructions that a model call was given; None where it has no messages."""
+    if not is_map(arguments):
+        return None
+    for name in ("messages", "input"):
+        said = arguments.get(name)
+        if isinstance(said, str):
+            said = [{"role": "user", "content": said}]
+        if is_list(said):
+            tools = arguments.get("tools")
+            system = arguments.get("system") or arguments.get("instructions")
+            return said, tools if is_list(tools) else (), system
+    return None

@@ -1,0 +1,1 @@
+"""Workers and their background tasks: triggers, hooks, webhooks, tokens."""

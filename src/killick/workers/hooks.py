@@ -1,0 +1,429 @@
+"""What people hang on events: `@killick.on`, and how it is attended to from a durable cursor.
+
+Each hook has a log of its own, `hook:NAME`, which says how far along the feed it is and what it did not take. A hook
+is told of one event after the other, in the feed's order; what it did not take is told again later, and delays what
+comes after it for this hook alone. It never touches a run. Whoever attends may die anywhere: the call that was open is
+made again, under the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
+
+import msgspec
+
+from killick.definitions.registry import AnyAgent
+from killick.engine.failures import describe, excluded_by, rate_limit_seconds
+from killick.engine.interventions import entries_of
+from killick.engine.steps import waits
+from killick.engine.steps.attempt import waited_for
+from killick.errors import (
+    DeclarationRefused,
+    EpochStale,
+    HeadMoved,
+    LogError,
+    RunExists,
+    WebhookFailed,
+    WebhookGone,
+)
+from killick.log.writer import Entry, RunLog
+from killick.model import events as e
+from killick.model.fold import Hook as Cursor
+from killick.model.retry import Duration, Retry, retry_of, seconds
+from killick.store.protocol import ENDED, OutboxItem, RunQuery
+from killick.workers.background import Duty
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+    from killick.engine.views import RunInfo
+
+HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in e.TOLD)
+"""What a hook can listen to."""
+
+RETRY: Final = Retry(attempts=8, first=10, factor=4, max="3h")
+"""How often a hook is told of what it does not take: for about seven hours."""
+
+TIMEOUT_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 1.0
+"""How long a hook that heard everything rests, unless the store rings."""
+CALM_SECONDS: Final = 0.02
+"""How long it rests at the least, however often the store rings."""
+OBEY_SECONDS: Final = 30.0
+"""How long a hook that failed rests at the most before it looks whether somebody paused it."""
+ROWS_AT_ONCE: Final = 1_000
+PASSED_MAX: Final = 1_000
+"""Positions that a hook passes without having been called, before its cursor is moved on record."""
+PASSED_IDLE_MAX: Final = 100
+"""The same, where there is nothing else to do."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+_RUN: Final = "hook:"
+_AGENT: Final = "killick.hook:"
+TAG: Final = "hook"
+"""What the logs of hooks are found by."""
+
+
+F = TypeVar("F", bound="Callable[[HookEvent], Any]")
+
+
+class HookEvent:
+    """An event as a hook is told of it. Its values are read when they are looked at."""
+
+    def __init__(self, client: Client, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
+        self._client = client
+        self.kind = told.kind
+        self.run = told.run
+        self.seq = told.seq
+        self.agent = agent
+        self.hook = hook
+        self.attempt = attempt
+        """Which time it is told to this hook, from 1."""
+        self.told_at = told_at
+        """When it is told, in microseconds since the epoch."""
+
+    @property
+    def key(self) -> str:
+        """The same each time that this hook is told of this event: what to tell repeats by."""
+        return f"{self.run}:{self.seq}:{self.hook}"
+
+    @property
+    def at(self) -> int:
+        """When it happened, in microseconds since the epoch."""
+        return int(self.event.at)
+
+    @cached_property
+    def event(self) -> Any:
+        """The event itself, of one of the types of `docs/events.md`."""
+        return self._client.log.event(self.run, self.seq)
+
+    @cached_property
+    def data(self) -> Mapping[str, Any]:
+        """Its values, verbatim. ValueErased when they were erased."""
+        return self._client.log.data(self.run, self.seq)
+
+    def info(self) -> RunInfo:
+        """Where the run is now, which may be further than this event."""
+        return self._client.info(self.run)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.key}>"
+
+
+class Hook(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared hook. `to` says who is told, in words that hold no secret; `same` is equal for the same one."""
+
+    name: str
+    fn: Callable[[HookEvent], Any]
+    kinds: frozenset[str]
+    agents: frozenset[str] = frozenset()
+    waits_for: frozenset[str] = frozenset()
+    retry: Retry = RETRY
+    timeout: float = TIMEOUT_SECONDS
+    to: str
+    same: object
+
+    @property
+    def run(self) -> str:
+        return _RUN + self.name
+
+    @property
+    def agent(self) -> str:
+        return _AGENT + self.name
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What is on record of it."""
+        named = {"kinds": self.kinds, "agents": self.agents, "waits_for": self.waits_for}
+        return {"to": self.to, **{name: sorted(given) for name, given in named.items() if given}}
+
+    def wants_agent(self, agent: str) -> bool:
+        """Whether it listens to runs of an agent; to Killick's own logs only where it says so."""
+        return agent in self.agents if self.agents else not agent.startswith("killick.")
+
+    def wants(self, event: e.Event) -> bool:
+        """Whether it listens to such an event of its kinds."""
+        return not (self.waits_for and isinstance(event, e.WaitOpened) and event.waits_for not in self.waits_for)
+
+
+HOOKS: Final[dict[str, Hook]] = {}
+"""The hooks declared in this process, by name."""
+
+
+# declaring ----------------------------------------------------------------------------------------
+
+Agents: TypeAlias = "str | AnyAgent | Sequence[str | AnyAgent]"
+
+
+def on(
+    *kinds: str,
+    name: str | None = None,
+    agent: Agents = (),
+    waits_for: str | Sequence[str] = (),
+    retry: Retry | int | None = None,
+    timeout: Duration = TIMEOUT_SECONDS,
+) -> Callable[[F], F]:
+    """Declare that a function, plain or `async`, is told of events of these kinds, at least once and in order.
+
+    name       of the hook, and of its place in the record; the function's own unless given
+    agent      only of runs of these agents
+    waits_for  of `wait.opened`, only waits for these: "answer", "settlement", "event", …
+    retry      how often it is told of what it raised at, and how long it is left alone in between
+    timeout    how long one call may take
+    """
+
+    def declare(fn: F) -> F:
+        called = name or str(getattr(fn, "__name__", "hook"))
+        to = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', called)}"
+        _check_takes_one(called, fn)
+        declare_hook(called, fn, kinds, to=to, same=to, agent=agent, waits_for=waits_for, retry=retry, timeout=timeout)
+        return fn
+
+    return declare
+
+
+def declare_hook(
+    name: str,
+    fn: Callable[[HookEvent], Any],
+    kinds: Sequence[str],
+    *,
+    to: str,
+    same: object,
+    agent: Agents = (),
+    waits_for: str | Sequence[str] = (),
+    retry: Retry | int | None = None,
+    timeout: Duration = TIMEOUT_SECONDS,
+) -> Hook:
+    """Check a declaration and enter it in the registry."""
+    listed = [agent] if isinstance(agent, str) or not isinstance(agent, Sequence) else agent
+    hook = Hook(
+        name=name,
+        fn=fn,
+        kinds=frozenset(kinds),
+        agents=frozenset(each if isinstance(each, str) else each.name for each in listed),
+        waits_for=frozenset([waits_for] if isinstance(waits_for, str) else waits_for),
+        retry=RETRY if retry is None else retry_of(name, retry, RETRY),
+        timeout=seconds(timeout),
+        to=to,
+        same=same,
+    )
+    _check(hook)
+    HOOKS[name] = hook
+    return hook
+
+
+def _check(hook: Hook) -> None:
+    told = ", ".join(sorted(HOOK_KINDS))
+    if _NAME.fullmatch(hook.name) is None:
+        raise DeclarationRefused(hook.name, "is no name for a hook; give name= of letters, digits and . _ -")
+    if not hook.kinds:
+        raise DeclarationRefused(hook.name, f"a hook names the kinds of events it listens to, of {told}")
+    for kind in sorted(hook.kinds - HOOK_KINDS):
+        raise DeclarationRefused(hook.name, f"hooks hear nothing of {kind!r}; they can listen to {told}")
+    for wait in sorted(hook.waits_for - set(get_args(e.WaitFor))):
+        raise DeclarationRefused(hook.name, f"waits_for={wait!r}; give some of {', '.join(get_args(e.WaitFor))}")
+    if hook.waits_for and "wait.opened" not in hook.kinds:
+        raise DeclarationRefused(hook.name, "waits_for= is about 'wait.opened', which it does not listen to")
+    if not hook.timeout:
+        raise DeclarationRefused(hook.name, "timeout=0 leaves it no time; give some seconds")
+    before = HOOKS.get(hook.name)
+    # A function inside a function is another one each time that the outer one is called.
+    if before is not None and before.same != hook.same and "<locals>" not in before.to:
+        raise DeclarationRefused(hook.name, f"is a hook already, {before.to}; give one of them another name=")
+
+
+def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(fn).bind(None)
+    except TypeError:
+        raise DeclarationRefused(name, "a hook takes one argument, the killick.HookEvent") from None
+
+
+# their logs ---------------------------------------------------------------------------------------
+
+
+def ensure(client: Client) -> list[str]:
+    """See that every hook declared here has its log; returns the names under which these are found.
+
+    A new hook hears what is told from now on. One that somebody ended and that is declared goes on where it was.
+    """
+    for hook in list(HOOKS.values()):
+        # Without a lease: whoever else does it at the same time says the same.
+        with contextlib.suppress(RunExists, HeadMoved, EpochStale):
+            row, at = client.store.index(hook.run), client.clock.now_us()
+            if row is None:
+                started = e.RunStarted(at=at, run=hook.run, agent=hook.agent, tags=(TAG,))
+                first = e.HookSet(at=at, position=client.store.feed_end())
+                client.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
+            elif row.status in ENDED:
+                client.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
+    return [hook.agent for hook in HOOKS.values()]
+
+
+def trim(client: Client) -> int:
+    """Forget what every hook that the store knows has passed; returns how much."""
+    store = client.store
+    # Looked at before the hooks are: one that is made meanwhile starts no earlier than this.
+    passed = store.feed_end()
+    for run in _going(client):
+        cursor = client.log.state(run).fold.facts.hook
+        passed = min(passed, 0 if cursor is None else cursor.cursor)
+    return store.trim_feed(passed)
+
+
+def _going(client: Client) -> Iterator[str]:
+    """The logs of hooks, declared here or not, that nobody ended."""
+    for row in client.store.runs(RunQuery(tag=TAG), limit=10_000):
+        if row.agent.startswith(_AGENT) and row.status not in ENDED:
+            yield row.run
+
+
+# attending ----------------------------------------------------------------------------------------
+
+
+async def attend(client: Client, log: RunLog, duty: Duty) -> None:
+    """Follow the feed for one hook, until the worker stops or somebody pauses or ends the hook."""
+    hook = HOOKS.get(log.run.removeprefix(_RUN))
+    if hook is not None:
+        await _Following(client, log, hook).follow(duty)
+
+
+class _Following:
+    def __init__(self, client: Client, log: RunLog, hook: Hook) -> None:
+        self.client = client
+        self.store = client.store
+        self.log = log
+        self.hook = hook
+        self.passed = self.cursor.cursor
+        self._agents: dict[str, str | None] = {}
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the hook is by the record."""
+        return self.log.fold.facts.hook or Cursor(0, 0)
+
+    @property
+    def now(self) -> int:
+        return self.client.clock.now_us()
+
+    async def follow(self, duty: Duty) -> None:
+        await self._agree()
+        while not duty.stopping and await self._may_go_on():
+            backoff = ((self.cursor.retry_at or 0) - self.now) / 1_000_000
+            if backoff > 0:
+                await duty.rest(min(backoff, OBEY_SECONDS))
+                continue
+            rows = await asyncio.to_thread(self.store.feed, after=self.passed, limit=ROWS_AT_ONCE)
+            for row in rows:
+                if duty.stopping or not await self._tell(row):
+                    break
+                self.passed = row.position
+                await self._move(PASSED_MAX)
+            if not rows:
+                await self._move(PASSED_IDLE_MAX)
+                await duty.rest(LOOK_SECONDS)
+                await asyncio.sleep(self.client.clock.nap_seconds(CALM_SECONDS))
+
+    async def _agree(self) -> None:
+        """Put on record what the hook listens to, where that changed."""
+        spec, seq = self.hook.spec, self.cursor.set
+        recorded = await asyncio.to_thread(self.client.log.data, self.log.run, seq)
+        if recorded.get("spec") != spec:
+            changed = e.HookSet(at=self.now, position=self.passed)
+            await self.log.append_soon(Entry(changed, {"spec": spec}))
+
+    async def _may_go_on(self) -> bool:
+        """Do what people ask of a hook while it is attended to; False: it was paused or ended."""
+        for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=waits.COMMAND):
+            body = waits.body_of(self.client.log, message)
+            taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
+            entries = entries_of(self.log.fold, body, by=message.by, at=self.now)
+            await self.log.append_soon(Entry(taken), *entries, takes=(message.number,))
+        facts = self.log.fold.facts
+        return not (facts.paused or facts.ended)
+
+    async def _move(self, passed_max: int) -> None:
+        """Let the feed be forgotten up to where the hook is, now and then."""
+        if self.passed - self.cursor.cursor >= passed_max:
+            await self.log.append_soon(Entry(e.HookMoved(at=self.now, position=self.passed)))
+
+    async def _tell(self, row: OutboxItem) -> bool:
+        """Tell the hook of an event, if it listens to it. False: it has to be told again."""
+        if row.kind not in self.hook.kinds:
+            return True
+        cursor = self.cursor
+        attempt = cursor.attempts + 1 if cursor.failing == row.position else 1
+        try:
+            told = await asyncio.to_thread(self._loaded, row, attempt)
+        except LogError as error:
+            return await self._failed(row, attempt, error)
+        if told is None:
+            return True
+        if not await self._may_go_on():
+            return False
+        try:
+            await self._call(told)
+        except Exception as error:
+            return await self._failed(row, attempt, error)
+        called = e.HookCalled(at=self.now, position=row.position, run=row.run, seq=row.seq, attempt=attempt)
+        await self.log.append_soon(Entry(called))
+        return True
+
+    def _loaded(self, row: OutboxItem, attempt: int) -> HookEvent | None:
+        """The event as the hook is told of it; None where it does not listen to it, or the run is there no more."""
+        agent = self._agent_of(row.run)
+        if agent is None or not self.hook.wants_agent(agent):
+            return None
+        told = HookEvent(self.client, row, agent=agent, hook=self.hook.name, attempt=attempt, told_at=self.now)
+        return told if self.hook.wants(told.event) else None
+
+    def _agent_of(self, run: str) -> str | None:
+        if run not in self._agents:
+            if len(self._agents) >= ROWS_AT_ONCE:
+                self._agents.clear()
+            row = self.store.index(run)
+            self._agents[run] = None if row is None else row.agent
+        return self._agents[run]
+
+    async def _call(self, told: HookEvent) -> None:
+        """One call, in a thread unless it is `async`, so that a hook that hangs holds up nobody else."""
+        fn, timeout = self.hook.fn, self.hook.timeout
+        try:
+            if inspect.iscoroutinefunction(fn):
+                async with asyncio.timeout(timeout):
+                    await fn(told)
+                return
+            work = self.client.engine.threads.start(lambda: fn(told), contextvars.copy_context())
+            applied = await waited_for(work, timeout)
+            if applied.error is not None:
+                raise applied.error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # It was not we who were cancelled: the hook itself raised what ends others.
+            raise RuntimeError(f"the hook raised {type(error).__name__}") from error
+
+    async def _failed(self, row: OutboxItem, attempt: int, error: Exception) -> bool:
+        """Put on record that the hook did not take it, and when it is told again, if it is."""
+        position, run, seq, now = row.position, row.run, row.seq, self.now
+        values = {"failure": describe(error)}
+        retry = self.hook.retry
+        if attempt >= retry.attempts or excluded_by(error, retry) or isinstance(error, WebhookGone):
+            dropped = e.HookDropped(at=now, position=position, run=run, seq=seq, attempt=attempt)
+            await self.log.append_soon(Entry(dropped, values))
+            return True
+        asked = error.retry_after if isinstance(error, WebhookFailed) else rate_limit_seconds(error, now_us=now)
+        delay = max(retry.delay_seconds(attempt, self.client.ids.fraction()), asked or 0.0)
+        retry_at = now + round(delay * 1_000_000)
+        failed = e.HookFailed(at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at)
+        await self.log.append_soon(Entry(failed, values))
+        return False

@@ -1,0 +1,279 @@
+"""Counts what runs do in this process and what is in its store, and shows both in Prometheus' text format.
+
+No run is named: there are too many. What a store says counts for all processes on it, the rest for this one alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
+from killick.errors import AccessRefused, KillickError
+from killick.model import events as e
+from killick.store.protocol import ASKS, OWN_AGENTS, RunQuery
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+DUE_MAX: Final = 1_000
+"""How many runs that are due are counted; there may be more."""
+
+_QUICK: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LONG: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0)
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, in the order in which they are shown."""
+
+
+def _labels(**values: str | None) -> Labels:
+    # `for` and `by` are no names for a parameter.
+    return tuple((name.rstrip("_"), value or "") for name, value in values.items())
+
+
+# what is counted ----------------------------------------------------------------------------------
+
+
+class Count:
+    """Something that only grows, or the state of something that also shrinks."""
+
+    def __init__(self, name: str, told: str, sort: str = "counter") -> None:
+        self.name, self.told, self.sort = name, told, sort
+        self.values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, amount: float = 1) -> None:
+        self.values[labels] = self.values.get(labels, 0) + amount
+
+    def lines(self) -> Iterator[str]:
+        yield from _head(self.name, self.told, self.sort)
+        for labels, value in sorted(self.values.items()):
+            yield _line(self.name, labels, value)
+
+
+class Histogram:
+    """How something that is measured is spread: a histogram."""
+
+    sort = "histogram"
+
+    def __init__(self, name: str, told: str, bounds: Sequence[float]) -> None:
+        self.name, self.told, self.bounds = name, told, bounds
+        self.values: dict[Labels, tuple[list[int], list[float]]] = {}
+
+    def add(self, labels: Labels, measured: float) -> None:
+        buckets, total = self.values.setdefault(labels, ([0] * (len(self.bounds) + 1), [0.0]))
+        buckets[bisect_left(self.bounds, measured)] += 1
+        total[0] += measured
+
+    def lines(self) -> Iterator[str]:
+        yield from _head(self.name, self.told, self.sort)
+        for labels, (buckets, total) in sorted(self.values.items()):
+            seen = 0
+            for bound, count in zip((*self.bounds, None), buckets, strict=True):
+                seen += count
+                yield _line(f"{self.name}_bucket", (*labels, ("le", "+Inf" if bound is None else f"{bound:g}")), seen)
+            yield _line(f"{self.name}_sum", labels, total[0])
+            yield _line(f"{self.name}_count", labels, seen)
+
+
+class Metrics(Observer):
+    """What runs did in this process since somebody began to count."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self.live = Count("killick_runs_live", "Runs that are being advanced here now.", "gauge")
+        self.open = Count("killick_attempts_open", "Attempts that are under way here now.", "gauge")
+        self.stretches = Count("killick_stretches_total", "How often a run was taken here, by how it was let go.")
+        self.stretch_seconds = Histogram("killick_stretch_seconds", "How long a run was advanced at a stretch.", _QUICK)
+        self.ended_runs = Count("killick_runs_ended_total", "Runs that ended here.")
+        self.replayed = Count("killick_steps_replayed_total", "Steps that came from the record.")
+        self.attempts = Count("killick_attempts_total", "Attempts that are over, by what came of them.")
+        self.attempt_seconds = Histogram("killick_attempt_seconds", "How long attempts took.", _QUICK)
+        self.limited = Count("killick_rate_limited_total", "Attempts that a rate limit refused.")
+        self.opened = Count("killick_waits_opened_total", "Waits that were opened here.")
+        self.wait_seconds = Histogram("killick_wait_seconds", "From a wait's opening to its close here.", _LONG)
+        self.rejections = Count("killick_rejections_total", "Intentions that a contract rejected.")
+        self.tokens = Count("killick_tokens_total", "Tokens that model calls used.")
+        self.cost = Count("killick_cost_usd_total", "What model calls cost, by the prices that are known.")
+
+    def began(self, stretch: RunSpan) -> None:
+        stretch.kept[self] = True
+        with self._mutex:
+            self.live.add(_labels(agent=stretch.agent))
+            if stretch.replayed:
+                self.replayed.add(_labels(agent=stretch.agent), stretch.replayed)
+
+    def ended(self, stretch: RunSpan) -> None:
+        agent = _labels(agent=stretch.agent)
+        told = _labels(agent=stretch.agent, status=stretch.status)
+        with self._mutex:
+            self.live.add(agent, -1 if stretch.kept.pop(self, False) else 0)  # it may have begun before we counted
+            self.stretches.add(told)
+            self.stretch_seconds.add(agent, _seconds(stretch.began_us, stretch.ended_us))
+            if stretch.status in ("completed", "failed", "cancelled"):
+                self.ended_runs.add(told)
+
+    def attempted(self, attempt: Attempt) -> None:
+        attempt.kept[self] = True
+        with self._mutex:
+            self.open.add(_labels(sort=attempt.sort))
+
+    def came(self, attempt: Attempt) -> None:
+        named = _labels(agent=attempt.agent, sort=attempt.sort, name=attempt.name)
+        with self._mutex:
+            self.open.add(_labels(sort=attempt.sort), -1 if attempt.kept.pop(self, False) else 0)
+            self.attempts.add((*named, ("outcome", attempt.outcome or "interrupted")))
+            self.attempt_seconds.add(named, _seconds(attempt.began_us, attempt.ended_us))
+            if attempt.limited:
+                self.limited.add(named)
+            if (usage := attempt.usage) is not None:
+                asked = _labels(agent=attempt.agent, model=usage.model)
+                self.tokens.add((*asked, ("way", "in")), usage.tokens_in)
+                self.tokens.add((*asked, ("way", "out")), usage.tokens_out)
+                self.cost.add(asked, usage.cost_micros / 1_000_000)
+
+    def waits(self, wait: Waited) -> None:
+        with self._mutex:
+            self.opened.add(_labels(agent=wait.agent, for_=wait.waits_for))
+
+    def waited(self, wait: Waited) -> None:
+        with self._mutex:
+            told = _labels(agent=wait.agent, for_=wait.waits_for, how=wait.how)
+            self.wait_seconds.add(told, _seconds(wait.opened_us, wait.closed_us))
+
+    def rejected(self, run: str, agent: str, name: str, verdict: e.Verdict, stretch: RunSpan | None) -> None:
+        with self._mutex:
+            self.rejections.add(_labels(agent=agent, name=name, rule=verdict.rule))
+
+    def lines(self) -> list[str]:
+        with self._mutex:
+            return [
+                line for each in vars(self).values() if isinstance(each, Count | Histogram) for line in each.lines()
+            ]
+
+
+def _seconds(began_us: int, ended_us: int) -> float:
+    return max(ended_us - began_us, 0) / 1_000_000
+
+
+@cache
+def counting() -> Metrics:
+    """The meters of this process; from the first time that somebody asks for them, they count."""
+    meters = Metrics()
+    observe(meters)
+    return meters
+
+
+# what is in the store -----------------------------------------------------------------------------
+
+
+def stored(client: Client) -> Iterator[str]:
+    """How the store stands now, for all who work on it."""
+    store, now = client.store, client.clock.now_us()
+    runs = Count("killick_store_runs", "Runs in the store, by how they stand.", "gauge")
+    for status, count in store.counts(RunQuery()).items():
+        runs.add(_labels(status=status), count)
+    yield from runs.lines()
+    asking = store.counts(RunQuery(tag=ASKS))
+    told = sum(count for status, count in asking.items() if status in ("waiting", "running"))
+    yield from _one("killick_store_runs_asking", "Runs that wait for a person.", told)
+    due = [row for row in store.due(now, limit=DUE_MAX) if not row.agent.startswith(OWN_AGENTS)]
+    yield from _one(
+        "killick_store_runs_due", f"Runs that are due and that nobody has; at most {DUE_MAX} are seen.", len(due)
+    )
+    since = min((row.changed_at_us if row.wake_at_us is None else row.wake_at_us for row in due), default=now)
+    oldest = _seconds(since, now)
+    yield from _one("killick_store_due_oldest_seconds", "For how long the one that waits longest has been due.", oldest)
+    holders = Count("killick_store_holders", "Who holds runs, and whether they live.", "gauge")
+    for lives in (True, False):
+        holders.add(_labels(alive=str(lives).lower()), 0)
+    for holder in store.holders():
+        holders.add(_labels(alive=str(holder.lives).lower()))
+    yield from holders.lines()
+
+
+# as text ------------------------------------------------------------------------------------------
+
+
+def exposed(client: Client) -> str:
+    """All of it, as Prometheus reads it. Where the store does not answer, that is shown, and this process's part."""
+    built = Count("killick_build_info", "Which Killick this is.", "gauge")
+    built.add(_labels(version=version("killick")))
+    lines = [*built.lines(), *counting().lines()]
+    try:
+        lines += [*stored(client), *_one("killick_store_up", "Whether the store answers.", 1)]
+    except KillickError:
+        lines += _one("killick_store_up", "Whether the store answers.", 0)
+    return "\n".join(lines) + "\n"
+
+
+def _one(name: str, told: str, value: float) -> Iterable[str]:
+    count = Count(name, told, "gauge")
+    count.add((), value)
+    return count.lines()
+
+
+def _head(name: str, told: str, sort: str) -> Iterator[str]:
+    yield f"# HELP {name} {told}"
+    yield f"# TYPE {name} {sort}"
+
+
+def _line(name: str, labels: Labels, value: float) -> str:
+    shown = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels)
+    told = str(value) if isinstance(value, int) else repr(round(value, 9))
+    return f"{name}{{{shown}}} {told}" if shown else f"{name} {told}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# shown by a worker ----------------------------------------------------------------------------------
+
+
+class Scraped:
+    """Shows the meters at `/metrics` of an address of its own, from a thread, until it is closed."""
+
+    def __init__(self, client: Client, host: str, port: int) -> None:
+        counting()
+        try:
+            self._server = ThreadingHTTPServer((host, port), _handler(lambda: exposed(client)))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise AccessRefused(f"{host}:{port}", f"cannot be served on ({reason}); name another port") from None
+        self._server.daemon_threads = True
+        bound = self._server.server_address
+        self.url = f"http://{bound[0]!s}:{bound[1]}/metrics"
+        threading.Thread(target=self._server.serve_forever, name="killick metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answers one address."""
+
+        timeout = 10  # nobody keeps a thread for longer by saying nothing
+
+        def do_GET(self) -> None:
+            found = self.path.partition("?")[0] == "/metrics"
+            body = (text() if found else "there is only /metrics here\n").encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", MEDIA if found else "text/plain; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Nobody wants to read of every look."""
+
+    return Handler

@@ -1,0 +1,167 @@
+"""A run in a process of its own: the worker's half, and the other process, which advances that run and ends.
+
+The other process holds the run itself. It leaves the run at the next step when the worker says so, and ends soon after
+the worker does. What it must not do is take any other run along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
+
+import msgspec
+
+from killick.clock import SystemClock
+from killick.definitions.registry import AGENTS
+from killick.errors import KillickError
+from killick.logger import get_logger
+from killick.store.protocol import Head
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+logger: Final = get_logger("killick")
+
+ORPHAN_SECONDS: Final = 5.0
+"""How long the other process may still be at its step when the worker is gone."""
+
+_MAIN: Final = "__killick_main__"
+"""As what a program that declares agents is imported: what it does under `__main__` is not done again."""
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """What the other process is to do: which run, where, and which module declares its agent."""
+
+    url: str
+    run: str
+    module: str
+    file: str | None
+    epoch: int
+    lease_seconds: float
+
+
+class OwnProcess:
+    """Another process that advances one run: `start` hands the run over to it, `wait` waits until it has ended."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, client: Client, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | None:
+        """Start the process and wait until it has taken the run from us. None: the run is ours as before, because no
+        other process can import its agent, or open the store."""
+        declared = AGENTS.get(agent).fn
+        if client.url is None or not isinstance(client.clock, SystemClock) or "<locals>" in declared.__qualname__:
+            return None
+        file = getattr(sys.modules.get(declared.__module__), "__file__", None)
+        order = _Order(client.url, head.run, declared.__module__, file, head.epoch, lease_seconds)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from killick.workers.own_process import main; main()",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        own = cls(process)
+        try:
+            own._tell(msgspec.json.encode(order))
+            assert process.stdout is not None
+            if await process.stdout.readline() == b"taken\n":
+                return own
+            await process.wait()
+            return None
+        except BaseException:
+            own.kill()
+            raise
+
+    def leave(self) -> None:
+        """Let it leave the run at its next step."""
+        self._tell(b"leave")
+
+    def kill(self) -> None:
+        """End it now."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def wait(self) -> int:
+        """Until it has ended; says how: 0, an exit code, or a signal as a negative number."""
+        try:
+            assert self._process.stdout is not None
+            while await self._process.stdout.read(65_536):
+                pass  # what the agent's code writes there is nobody's, but must not fill the pipe
+            return await self._process.wait()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + b"\n")
+
+
+# the other process --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Advance one run, as the worker says on stdin. What the agent prints goes to stderr."""
+    from killick.client.client import open as open_client
+
+    out, sys.stdout = sys.stdout, sys.stderr
+    # Unbuffered: a thread may still wait for a line when the interpreter ends.
+    orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
+    order = msgspec.json.decode(orders.readline(), type=_Order)
+    _import(order)
+    with open_client(order.url) as client:
+        asyncio.run(_advance(client, order, orders, out))
+
+
+def _import(order: _Order) -> None:
+    """Import the module that declares the agent; a file that is no module of a package is loaded as what it is."""
+    if order.file is None or ("." in order.module and order.module != "__main__"):
+        importlib.import_module(order.module)
+        return
+    name = _MAIN if order.module == "__main__" else order.module
+    spec = importlib.util.spec_from_file_location(name, order.file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+async def _advance(client: Client, order: _Order, orders: BinaryIO, out: TextIO) -> None:
+    from killick.engine.executor import ClaimedRun
+
+    loop, executor, leaves = asyncio.get_running_loop(), client.executor(), asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, leaves.set)
+    threading.Thread(target=_listen, args=(loop, orders, leaves), daemon=True).start()
+    since, seconds = client.clock.monotonic(), order.lease_seconds
+    head = client.store.lease(order.run, client.engine.holder, seconds=seconds, handed=order.epoch)
+    out.write("taken\n")
+    out.flush()
+    advancing = loop.create_task(executor.advance(order.run, claim=ClaimedRun(head, since, seconds, alone=True)))
+    leaving = loop.create_task(leaves.wait())
+    await asyncio.wait({advancing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    executor.leave(order.run)
+    try:
+        await advancing
+    except KillickError as error:
+        logger.warning("%s: stopped being run alone: %s", order.run, error)
+
+
+def _listen(loop: asyncio.AbstractEventLoop, orders: BinaryIO, leaves: asyncio.Event) -> None:
+    """Leave the run when the worker says so; when the worker is gone, drop it if its step takes too long."""
+    is_told = bool(orders.readline())
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(leaves.set)
+    if is_told:
+        orders.readline()
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)

@@ -1,0 +1,195 @@
+"""Tokens: who may ask the server, and for how much. A log of Killick's own, `killick:tokens`; keeps no secret.
+
+A token is `killick_<id>_<secret>`. On record is the SHA-256 of the secret, and that is enough: the secret is 256
+bits of
+chance, so there is nothing to guess from a list of likely ones, and a slow hash would only make requests slow.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import threading
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from killick.errors import AccessRefused, EpochStale, HeadMoved, RunExists
+from killick.log.writer import Entry
+from killick.model import events as e
+from killick.model.events import Scope
+from killick.store.protocol import OWN_AGENTS
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+TOKENS: Final = "killick:tokens"
+"""The log of the tokens."""
+
+AGENT: Final = f"{OWN_AGENTS}tokens"
+NAME_CHARS_MAX: Final = 80
+
+_RANKS: Final[dict[str, int]] = {"viewer": 0, "operator": 1, "admin": 2}
+_TEXT: Final = re.compile(r"killick_([0-9a-z]{8})_([A-Za-z0-9_-]{43})")
+_ID_CHARS: Final = 8
+_TRIES: Final = 5
+"""How often an append is tried again that others were faster than."""
+
+
+class Person(msgspec.Struct, frozen=True):
+    """Who asks. The name goes on the record with everything that they do; `token` is the id of theirs, if by one."""
+
+    name: str
+    scope: Scope = "viewer"
+    token: str | None = None
+
+    def may(self, scope: Scope | None) -> bool:
+        """Whether they may do what takes this scope: an operator also looks, an admin also acts."""
+        return scope is None or _RANKS[self.scope] >= _RANKS[scope]
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as it is on record: everything but its secret."""
+
+    id: str
+    name: str
+    scope: Scope
+    hash: e.Digest
+    issued_at_us: int
+    expires_at_us: int | None = None
+    by: str | None = None
+    revoked_at_us: int | None = None
+    revoked_by: str | None = None
+
+    def holds(self, now_us: int) -> bool:
+        """Whether it opens anything now."""
+        return self.revoked_at_us is None and (self.expires_at_us is None or now_us < self.expires_at_us)
+
+    @property
+    def person(self) -> Person:
+        """Who it stands for."""
+        return Person(self.name, self.scope, self.id)
+
+
+class Tokens:
+    """The tokens of a store. Reads only what was added since it last looked, so that it may look at each request."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._seq = 0
+        self._found: dict[str, Token] = {}
+        self._mutex = threading.Lock()
+
+    def all(self) -> dict[str, Token]:
+        """Every token that was ever issued, by its id, the oldest first; as of now, whoever wrote last."""
+        head = self._client.store.head(TOKENS)
+        if head is None:
+            return {}
+        with self._mutex:
+            while self._seq < head.seq:
+                told = self._client.log.read(TOKENS, after=self._seq)
+                if not told:
+                    break
+                found = dict(self._found)
+                for each in told:
+                    _apply(found, each.event)
+                self._found, self._seq = found, told[-1].seq
+            return self._found
+
+    def check(self, text: str, now_us: int) -> Token | None:
+        """The token that this is, if it opens anything now."""
+        found = _TEXT.fullmatch(text)
+        token = self.live(found[1], now_us) if found is not None else None
+        if found is None or token is None or not hmac.compare_digest(token.hash, _hash(found[2])):
+            return None
+        return token
+
+    def live(self, id: str, now_us: int) -> Token | None:  # noqa: A002
+        """A token by its id, if it opens anything now."""
+        token = self.all().get(id)
+        return token if token is not None and token.holds(now_us) else None
+
+
+def _apply(found: dict[str, Token], event: e.Event) -> None:
+    match event:
+        case e.TokenIssued():
+            found[event.id] = Token(
+                id=event.id,
+                name=event.name,
+                scope=event.scope,
+                hash=event.hash,
+                issued_at_us=event.at,
+                expires_at_us=event.expires_at,
+                by=event.by,
+            )
+        case e.TokenRevoked():
+            token = found.get(event.id)
+            if token is not None and token.revoked_at_us is None:
+                found[event.id] = msgspec.structs.replace(token, revoked_at_us=event.at, revoked_by=event.by)
+        case _:
+            pass
+
+
+def _hash(secret: str) -> e.Digest:
+    return e.to_text(sha256(secret.encode()).digest())
+
+
+def tokens(client: Client) -> list[Token]:
+    """Every token that was ever issued, the oldest first."""
+    return list(Tokens(client).all().values())
+
+
+def issue(
+    client: Client, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None
+) -> tuple[Token, str]:
+    """Make a token for somebody; returns it, and its text, which is nowhere to be found again."""
+    if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        raise AccessRefused(repr(name), f"is no name for a token; give up to {NAME_CHARS_MAX} plain characters")
+    if scope not in _RANKS:
+        raise AccessRefused(repr(scope), f"is no scope; give one of {', '.join(_RANKS)}")
+    if expires_seconds is not None and expires_seconds <= 0:
+        raise AccessRefused(name, "would have expired already; give some time, such as 30d")
+    known = Tokens(client).all()
+    while (id := client.ids.new("t")[-_ID_CHARS:]) in known:  # noqa: A001
+        pass
+    secret, now = e.to_text(client.ids.key()), client.clock.now_us()
+    expires = None if expires_seconds is None else now + round(expires_seconds * 1_000_000)
+    event = e.TokenIssued(at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by)
+    _append(client, Entry(event))
+    return Tokens(client).all()[id], f"killick_{id}_{secret}"
+
+
+def revoke(client: Client, token: str, *, by: str | None = None, because: str | None = None) -> Token:
+    """Let a token, by its id or the name that it bears, open nothing any more, from the next request on."""
+    known = Tokens(client).all()
+    now = client.clock.now_us()
+    named = [each for each in known.values() if each.name == token and each.holds(now)]
+    found = known.get(token) or (named[0] if named else None)
+    if found is None:
+        raise AccessRefused(token, "no token in force has this id or name; `killick token list` lists them")
+    if found.id != token and len(named) > 1:
+        ids = ", ".join(each.id for each in named)
+        raise AccessRefused(token, f"is the name of {len(named)} tokens; say which by its id: {ids}")
+    if found.revoked_at_us is not None:
+        return found
+    _append(client, Entry(e.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None))
+    return Tokens(client).all()[found.id]
+
+
+def _append(client: Client, entry: Entry) -> None:
+    """Add to the log, without a lease: whoever else adds at the same time has the other place."""
+    for tried in range(1, _TRIES + 1):
+        row = client.store.index(TOKENS)
+        if row is not None and row.agent != AGENT:
+            raise AccessRefused(TOKENS, f"is a run of {row.agent}, and where tokens go; use a store without such a run")
+        try:
+            if row is not None:
+                client.log.open(TOKENS).append(entry)
+            else:
+                started = e.RunStarted(at=entry.event.at, run=TOKENS, agent=AGENT)
+                client.log.begin(TOKENS).append(Entry(started), entry)
+            return
+        except (RunExists, HeadMoved, EpochStale):
+            if tried == _TRIES:
+                raise

@@ -1,0 +1,494 @@
+"""Fires triggers: sees to their logs, and attends to one that is due.
+
+A trigger's log is the truth about it: what it is, when it is due next, what it fired, passed and keeps waiting. A
+firing and the run that it starts are one commit, so whoever attends may die anywhere: both are there, or neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.schedules import decide, moment, stamp
+from killick.definitions.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
+from killick.engine.commands import command
+from killick.engine.context import through_codec
+from killick.engine.failures import describe
+from killick.engine.interventions import entries_of
+from killick.engine.outcome import ended
+from killick.engine.steps import waits
+from killick.engine.steps.attempt import waited_for
+from killick.engine.steps.kinds import delivery, first_entries
+from killick.errors import (
+    AnswerRefused,
+    EpochStale,
+    HeadMoved,
+    KillickError,
+    RunBroken,
+    RunBusy,
+    RunExists,
+    RunUnknown,
+)
+from killick.log.log import Log
+from killick.log.writer import Entry, RunLog
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.model import fold
+from killick.model.typed import convert
+from killick.store.protocol import ENDED, Append, Message, RunQuery, RunRow, Store
+from killick.workers.background import Duty
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+logger: Final = get_logger("killick")
+
+FIRE: Final = "killick.fire"
+"""The name under which somebody's wish to fire reaches a trigger that is held, or declared elsewhere."""
+
+QUEUED_MAX: Final = 100
+"""Firings of a schedule that wait for a run to end, at the most; events wait however many they are."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often a firing that waits looks whether the run before it has ended."""
+
+HEAR_SECONDS: Final = 10.0
+"""How long a condition is left alone at the most before somebody looks for messages to its trigger."""
+
+_TRIES: Final = 100
+_AGAIN: Final = (RunExists, HeadMoved, EpochStale)
+
+
+# a worker's duty ----------------------------------------------------------------------------------
+
+
+def ensure(client: Client) -> list[str]:
+    """See to it that every trigger declared here has its log, which says so; returns the agents of these logs."""
+    seen_to: list[str] = []
+    for trigger in TRIGGERS:
+        try:
+            _ensure(client, trigger)
+            seen_to.append(trigger.own_agent)
+        except RunBroken as error:
+            logger.warning("%s: this trigger is out of order: %s", trigger.name, error)
+    return seen_to
+
+
+def _ensure(client: Client, trigger: Trigger) -> None:
+    """Conditionally, and without a lease: whoever else does it at the same time says the same, or is found out."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(*_AGAIN):
+            if client.store.head(trigger.log) is None:
+                _begin(client, trigger)
+                return
+            log = client.log.open(trigger.log)
+            if entries := _changes(client, trigger, log.fold.facts):
+                log.append(*entries)
+            return
+    raise RunBusy(trigger.log, holder="others that declare it")
+
+
+def _begin(client: Client, trigger: Trigger) -> None:
+    started = e.RunStarted(
+        at=client.clock.now_us(),
+        run=trigger.log,
+        agent=trigger.own_agent,
+        build=client.engine.build(trigger.agent),
+        tags=trigger.tags,
+    )
+    client.log.begin(trigger.log).append(Entry(started), _set(client, trigger, after_us=0))
+
+
+def _changes(client: Client, trigger: Trigger, facts: fold.Facts) -> list[Entry]:
+    """What a log that is there lacks to say what is declared."""
+    known = facts.trigger
+    if known is not None and known.digest == trigger.spec.digest and not facts.ended:
+        return []
+    at = client.clock.now_us()
+    entries: list[Entry] = []
+    if facts.ended:
+        entries.append(Entry(e.RunResumed(at=at, by="killick")))
+    if set(facts.tags) != set(trigger.tags):
+        entries.append(Entry(e.RunTagged(at=at, tags=trigger.tags, by="killick")))
+    return [*entries, _set(client, trigger, after_us=known.last if known is not None else 0)]
+
+
+def _set(client: Client, trigger: Trigger, *, after_us: int) -> Entry:
+    """The declaration, as an event. What was due once is not due again, wherever the clock stands."""
+    at, spec = client.clock.now_us(), trigger.spec
+    due = spec.first_due(max(at, after_us))
+    event = e.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
+    return Entry(event, {"spec": msgspec.structs.asdict(spec)})
+
+
+async def attend(client: Client, log: RunLog, duty: Duty) -> None:
+    """Do all that is due. Goes on while a condition has to be looked at, or a firing waits for a run to end."""
+    trigger = TRIGGERS.get(log.run.removeprefix(LOG))
+    if trigger is None:
+        return
+    at_work = _AtWork(client, log, trigger)
+    if at_work.spec.sort != trigger.spec.sort:
+        raise KillickError(f"{log.run}: others declare it {str(at_work.spec)!r}; start this worker anew")
+    look_at = client.clock.monotonic()
+    while True:
+        await at_work.hear()
+        facts = log.fold.facts
+        if facts.paused or facts.ended or duty.stopping:
+            return
+        await at_work.do_due()
+        await at_work.do_queued()
+        rest = [LOOK_SECONDS] if at_work.known.queued else []
+        if at_work.spec.sort == "when":
+            now = client.clock.monotonic()
+            if now >= look_at:
+                look_at = now + (at_work.spec.seconds or 0.0)
+                await at_work.look()
+            rest += [look_at - now, HEAR_SECONDS]
+        if not rest:
+            return
+        await duty.rest(min(rest))
+        head = client.store.head(log.run)
+        if head is None or head.seq != log.seq:
+            return  # Somebody declared it otherwise: it is due, and is opened anew.
+
+
+class _Cause(NamedTuple):
+    """What sets a trigger off: a time that was due, a message, a condition's value, or a firing that waited."""
+
+    at: int
+    next: int | None
+    due: int | None = None
+    number: int = 0
+    told: Mapping[str, Any] = MappingProxyType({})
+    message: Message | None = None
+    by: str | None = None
+    run: str | None = None
+    """The run that somebody who fires by hand was promised."""
+    given: Any = msgspec.UNSET
+    """The input that they gave."""
+
+
+class _AtWork:
+    """Somebody with the lease of a trigger's log."""
+
+    def __init__(self, client: Client, log: RunLog, trigger: Trigger) -> None:
+        self.client = client
+        self.log = log
+        self.trigger = trigger
+        self.spec = spec_of(client.log, log.run, self.known)
+        self._noted = False
+
+    @property
+    def known(self) -> fold.Trigger:
+        """What is on record of the trigger."""
+        known = self.log.fold.facts.trigger
+        assert known is not None, "a trigger's log begins with what it is"
+        return known
+
+    def _now_us(self) -> int:
+        return self.client.clock.now_us()
+
+    async def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call people's code, plain or async, without holding up the loop."""
+        applied = await waited_for(self.client.engine.threads.start(partial(fn, *args), copy_context()), None)
+        if applied.error is not None:
+            raise applied.error
+        return applied.value
+
+    # what comes -------------------------------------------------------------------------------
+
+    async def hear(self) -> None:
+        """Take every message: an event, somebody's wish or command, or what is none of a trigger's business."""
+        store = self.client.store
+        while messages := store.inbox(self.log.run, limit=100):
+            for message in messages:
+                await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        self.log.seen = message.number
+        at, due = self._now_us(), self.known.next
+        is_event = self.spec.sort == "event" and message.name == self.spec.what
+        body: Any = waits.body_of(self.client.log, message)
+        if is_event:
+            await self.set_off(_Cause(message.at_us, due, told={"body": body}, message=message, by=message.by))
+        elif message.name == FIRE:
+            given = body.get("input", msgspec.UNSET)
+            await self.set_off(_Cause(at, due, run=body["run"], given=given, message=message, by=message.by))
+        else:
+            entries: list[Entry] = []
+            if message.name == waits.COMMAND and not self.log.fold.facts.ended:
+                entries = entries_of(self.log.fold, body, by=message.by, at=at)
+            await self._append(_Cause(at, due, message=message), *entries)
+
+    async def do_due(self) -> None:
+        """What the schedule wanted by now."""
+        now, due, schedule = self._now_us(), self.known.next, self.spec.schedule
+        if schedule is None or due is None or due > now:
+            return
+        dues = schedule.dues(due, now)
+        decision = decide(dues, now, self.spec.missed)
+        if decision.passed is not None:
+            first, last, count = decision.passed
+            because: e.PassedBecause = "paused" if last <= self.known.resumed else "missed"
+            upcoming = decision.fires[0] if decision.fires else dues.next
+            passed = e.TriggerPassed(at=now, first=first, last=last, count=count, because=because, next=upcoming)
+            await self.log.append_soon(Entry(passed))
+        for due, upcoming in zip(decision.fires, (*decision.fires[1:], dues.next), strict=False):
+            await self.set_off(_Cause(due, upcoming, due=due))
+
+    async def do_queued(self) -> None:
+        """Firings that waited, in their order, as far as the run before lets them."""
+        for queued in self.known.queued:
+            if self.spec.overlap == "queue" and self._busy() is not None:
+                return
+            event: Any = self.client.log.event(self.log.run, queued.seq)
+            told = self.client.log.data(self.log.run, queued.seq)
+            at = queued.at if queued.due is None else queued.due
+            cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, told=told, by=event.by)
+            await self.set_off(cause)
+
+    async def look(self) -> None:
+        """Whether the condition holds. Only a change is put on record; a condition that fails says nothing."""
+        assert self.trigger.condition is not None
+        try:
+            value = through_codec(await self._call(self.trigger.condition), at="value")
+            holds = bool(value)
+        except Exception as error:
+            if not self._noted:
+                told = {"note": f"the condition gave no answer: {describe(error)}"}
+                await self.log.append_soon(Entry(e.NoteMade(at=self._now_us(), by="killick"), told))
+            self._noted = True
+            return
+        self._noted = False
+        if holds == self.known.holds:
+            return
+        at = self._now_us()
+        turned = Entry(e.TriggerTurned(at=at, holds=holds, next=self.known.next))
+        if holds:
+            await self.set_off(_Cause(at, self.known.next, told={"value": value}), turned)
+        else:
+            await self.log.append_soon(turned)
+
+    # what comes of it -------------------------------------------------------------------------
+
+    async def set_off(self, cause: _Cause, *first: Entry) -> BaseException | None:
+        """Fire, or pass, or let it wait; whatever it is, it is one commit, with what has to be said first. Gives back
+        why no input could be made, if none could."""
+        if cause.run is None:
+            overlap = self.spec.overlap
+            busy = None if overlap == "allow" else self._busy()
+            waits_ahead = bool(self.known.queued) and not cause.number
+            if self.log.fold.facts.paused or (overlap == "queue" and (busy is not None or waits_ahead)):
+                await self._queue(cause, *first)
+                return None
+            if busy is not None and overlap == "skip":
+                await self._pass(cause, "overlap", *first)
+                return None
+            if busy is not None and overlap == "cancel":
+                # Before the firing, which stays due until it is made.
+                told = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
+                command(self.client.engine, busy, told, by=self.log.run)
+        return await self._fire(cause, *first)
+
+    async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
+        now, name = self._now_us(), self.trigger.name
+        number = cause.number or self.known.number + 1
+        run = cause.run or (f"{name}#{number}" if cause.due is None else f"{name}@{stamp(cause.due)}")
+        firing = Firing(
+            trigger=name,
+            number=number,
+            due=moment(cause.at, self.spec.tz),
+            at=moment(now, self.spec.tz),
+            run=run,
+            body=cause.told.get("body"),
+            value=cause.told.get("value"),
+        )
+        agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
+        previous = _previous(self.client, self.known.run) if self.trigger.wants_previous else None
+        try:
+            birth = await self._birth(agent, firing, previous, cause.given)
+        except Exception as error:
+            await self._pass(cause, "input failed", *first, failure=describe(error))
+            return error
+        fired = e.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
+        # A run of that id is this very firing: one that somebody started ahead of its time, under the same name.
+        also = () if self.client.store.head(run) is not None else (birth,)
+        await self._append(cause, *first, Entry(fired, cause.told), also=also)
+        return None
+
+    async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
+        """The run, ready to be committed with the firing."""
+        client, trigger, spec = self.client, self.trigger, self.spec
+        if given is msgspec.UNSET:
+            given = trigger.spec.input
+            if trigger.make_input is not None:
+                given = await self._call(trigger.make_input, firing, *((previous,) if trigger.wants_previous else ()))
+        started = e.RunStarted(
+            at=self._now_us(),
+            run=firing.run,
+            agent=agent.name,
+            build=client.engine.build(agent),
+            priority=agent.options.priority if spec.priority is None else spec.priority,
+            tags=(trigger.log, *spec.tags),
+        )
+        return client.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
+
+    async def _queue(self, cause: _Cause, *first: Entry) -> None:
+        if cause.number:
+            return  # it waits already
+        if cause.due is not None and len(self.known.queued) >= QUEUED_MAX:
+            await self._pass(cause, "overlap", *first)
+            return
+        event = e.TriggerQueued(
+            at=self._now_us(),
+            number=self.known.number + 1,
+            due=cause.due,
+            next=cause.next,
+            by=cause.by,
+        )
+        await self._append(cause, *first, Entry(event, cause.told))
+
+    async def _pass(self, cause: _Cause, because: e.PassedBecause, *first: Entry, **why: Any) -> None:
+        event = e.TriggerPassed(
+            at=self._now_us(),
+            first=cause.at,
+            last=cause.at,
+            because=because,
+            number=cause.number,
+            next=cause.next,
+            by=cause.by,
+        )
+        await self._append(cause, *first, Entry(event, {**cause.told, **why}))
+
+    async def _append(self, cause: _Cause, *entries: Entry, also: tuple[Append, ...] = ()) -> None:
+        """One commit; a message that set it off is taken with it."""
+        message = cause.message
+        if message is None:
+            await self.log.append_soon(*entries, also=also)
+            return
+        taken = e.MessageTaken(
+            at=self._now_us(), message=message.number, name=message.name, id=message.id, by=message.by
+        )
+        await self.log.append_soon(Entry(taken), *entries, takes=(message.number,), also=also)
+
+    def _busy(self) -> str | None:
+        """The run of the firing before, if it has not ended; followed through renewals."""
+        if self.known.run is None:
+            return None
+        run = waits.latest(self.client.log, self.known.run)
+        row = self.client.store.index(run)
+        return None if row is None or row.status in ENDED else run
+
+
+def _taken(agent: AnyAgent, given: Any) -> Any:
+    """An input as the agent will see it, now and on replay."""
+    return agent.checked(through_codec(given, at="input")) if agent.takes_input else None
+
+
+def _previous(client: Client, run: str | None) -> Previous | None:
+    if run is None:
+        return None
+    run = waits.latest(client.log, run)
+    row = client.store.index(run)
+    if row is None:
+        return None
+    result = ended(client.engine, run).result if row.status == "completed" else None
+    return Previous(id=run, status=row.status, result=result)
+
+
+def spec_of(log: Log, run: str, known: fold.Trigger) -> Spec:
+    """What a trigger is, as it is on record."""
+    spec: Spec = convert(log.data(run, known.set)["spec"], Spec, at="spec")
+    return spec
+
+
+# what clients do ----------------------------------------------------------------------------------
+
+
+def publish(client: Client, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
+    """Give an event to every trigger that listens to it; returns how many those are."""
+    message = id or client.ids.new("event")
+    at = client.clock.now_us()
+    there = [row.run for row in _rows(client.store, EVENT + name) if row.status not in ENDED]
+    outcomes = client.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
+    return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
+
+
+async def fire(client: Client, name: str, *, by: str | None, given: Any) -> str:
+    """Fire a trigger by hand: here and now where that can be done, otherwise by whoever attends to it."""
+    trigger = TRIGGERS.get(name)
+    run, log_id = f"{name}#{client.ids.new('hand')}", LOG + name
+    if trigger is not None:
+        _ensure(client, trigger)
+        if given is not msgspec.UNSET:
+            _taken(trigger.agent, given)
+    head = client.store.head(log_id)
+    if head is None:
+        raise RunUnknown(log_id)
+    if trigger is not None:
+        with contextlib.suppress(RunBusy):
+            log = client.log.open(log_id, holder=client.ids.new("command"), seconds=30)
+            try:
+                at_work = _AtWork(client, log, trigger)
+                cause = _Cause(client.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
+                failed = await at_work.set_off(cause)
+            finally:
+                with contextlib.suppress(KillickError):
+                    client.store.release(log_id, epoch=log.epoch, left=head.holder is not None)
+            if failed is not None:
+                raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
+            return run
+    wish = {"run": run} if given is msgspec.UNSET else {"run": run, "input": given}
+    message = delivery(log_id, FIRE, wish, id=run, by=by, at_us=client.clock.now_us())
+    [outcome] = client.store.deliver([message])
+    if isinstance(outcome, KillickError):
+        raise outcome
+    return run
+
+
+def triggers(client: Client) -> list[TriggerInfo]:
+    """Every trigger that is declared here or on record, by name."""
+    found = {row.run.removeprefix(LOG): _info(client, row) for row in _rows(client.store, TAG)}
+    for trigger in TRIGGERS:
+        if trigger.name not in found:
+            spec = trigger.spec
+            found[trigger.name] = TriggerInfo(
+                name=trigger.name, sort=spec.sort, what=str(spec), agent=spec.agent, declared=True, is_set=False
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def _info(client: Client, row: RunRow) -> TriggerInfo:
+    name = row.run.removeprefix(LOG)
+    facts = client.log.state(row.run).fold.facts
+    known = facts.trigger
+    assert known is not None
+    spec = spec_of(client.log, row.run, known)
+    last = client.store.index(waits.latest(client.log, known.run)) if known.run is not None else None
+    return TriggerInfo(
+        name=name,
+        sort=spec.sort,
+        what=str(spec),
+        agent=spec.agent,
+        next_us=known.next if spec.schedule is not None else None,
+        last_us=known.last or None,
+        fired=known.fired,
+        queued=len(known.queued),
+        holds=known.holds,
+        paused=facts.paused,
+        run=known.run,
+        status=last.status if last is not None else None,
+        declared=TRIGGERS.get(name) is not None,
+    )
+
+
+def _rows(store: Store, tag: str) -> Iterable[RunRow]:
+    """The logs of triggers that bear a tag."""
+    return [row for row in store.runs(RunQuery(tag=tag), limit=10_000) if row.agent.startswith(OWN)]

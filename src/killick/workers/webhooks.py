@@ -1,0 +1,291 @@
+"""Webhooks: hooks that tell another service, signed in the form of Standard Webhooks; and how a receiver verifies them.
+
+A secret is read when it is needed and enters no record; nor does the address, beyond its origin. No redirect is
+followed, and nothing is sent in the clear to another machine unless somebody says so.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.client
+import os
+import urllib.error
+import urllib.request
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from ipaddress import ip_address
+from typing import Any, Final, TypeAlias
+from urllib.parse import SplitResult, quote, urlsplit
+
+import msgspec
+
+from killick.clock import Clock, SystemClock
+from killick.engine.failures import rate_limit_seconds
+from killick.errors import DeclarationRefused, ValueErased, WebhookFailed, WebhookGone, WebhookRefused
+from killick.model.codec import plain
+from killick.model.retry import Duration, Retry, seconds
+from killick.workers.hooks import Agents, Hook, HookEvent, declare_hook
+
+WEBHOOK_VERSION: Final = 1
+"""The version of the document that is sent."""
+
+DATA_BYTES_MAX: Final = 65_536
+"""How much of an event's values is sent; those that do not fit are named instead."""
+
+ANSWER_BYTES: Final = 500
+"""How much of an answer is kept, where it says no."""
+
+_SPARE_SECONDS: Final = 5.0
+"""What a call may take beyond its time, so that the connection's own error is the one on record."""
+
+Secrets: TypeAlias = str | Sequence[str]
+"""A secret, or several while they are being changed: `whsec_…`, plain text, or `env:NAME` to read one there."""
+
+
+def webhook(
+    url: str,
+    *kinds: str,
+    secret: Secrets,
+    name: str | None = None,
+    agent: Agents = (),
+    waits_for: str | Sequence[str] = (),
+    retry: Retry | int | None = None,
+    timeout: Duration = 10,
+    insecure: bool = False,
+) -> Hook:
+    """Declare that a service is told of events of these kinds, by signed POST, at least once and in order.
+
+    secret     what it is signed with: `whsec_…`, plain text, or `env:NAME`; several while they are being changed
+    name       of the hook, and of its place in the record; the address's host unless given
+    timeout    how long the service may take to answer
+    insecure   let it go to another machine in the clear
+    The rest is as for `killick.on`.
+    """
+    called = name or urlsplit(url).hostname or "webhook"
+    address = _checked(called, url, insecure=insecure)
+    secrets = (secret,) if isinstance(secret, str) else tuple(secret)
+    _check_secrets(called, secrets)
+    return declare_hook(
+        called,
+        _Sending(url, address, secrets, seconds(timeout)),
+        kinds,
+        to=_origin(address),
+        same=sha256(url.encode()).digest(),
+        agent=agent,
+        waits_for=waits_for,
+        retry=retry,
+        timeout=seconds(timeout) + _SPARE_SECONDS if seconds(timeout) else 0,
+    )
+
+
+def _checked(name: str, url: str, *, insecure: bool) -> SplitResult:
+    try:
+        address = urlsplit(url)
+        host, _ = address.hostname, address.port
+    except ValueError:
+        host, address = None, SplitResult("", "", "", "", "")
+    if host is None or address.scheme not in ("http", "https"):
+        raise DeclarationRefused(name, "is no address of a webhook; give one such as https://example.org/hook")
+    if address.username is not None:
+        raise DeclarationRefused(name, "its address names a user; leave that out, for the signature says who sends")
+    if address.scheme == "http" and not insecure and not _is_loopback(host):
+        raise DeclarationRefused(name, f"http://{host} is in the clear; use https://, or say insecure=True")
+    return address
+
+
+def _check_secrets(name: str, secrets: tuple[str, ...]) -> None:
+    if not secrets or not all(secrets):
+        raise DeclarationRefused(name, "a webhook is signed; give secret='env:NAME', or the secret itself")
+    for secret in secrets:
+        if not secret.startswith("env:"):
+            _key(secret)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _origin(address: SplitResult) -> str:
+    """Where an address leads, without what may be secret in it."""
+    return f"{address.scheme}://{address.netloc}"
+
+
+# signing ------------------------------------------------------------------------------------------
+
+
+def _key(secret: str) -> bytes:
+    """The bytes to sign with. What is wrong with a secret is said without the secret."""
+    if secret.startswith("env:"):
+        name = secret.removeprefix("env:")
+        secret = os.environ.get(name, "")
+        if not secret:
+            raise DeclarationRefused("secret", f"the environment has no {name}; set it to the webhook's secret")
+    if not secret:
+        raise DeclarationRefused("secret", "is empty; anybody could sign with that")
+    if not secret.startswith("whsec_"):
+        return secret.encode()
+    try:
+        key = b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (NotBase64, ValueError):
+        key = b""
+    if not key:
+        raise DeclarationRefused("secret", "what follows whsec_ in it is not base64; copy it again")
+    return key
+
+
+def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:  # noqa: A002
+    signed = hmac.new(key, f"{id}.{timestamp}.".encode() + body, sha256)
+    return f"v1,{b64encode(signed.digest()).decode()}"
+
+
+# sending ------------------------------------------------------------------------------------------
+
+
+def document(told: HookEvent) -> dict[str, Any]:
+    """What a webhook says of an event: the same each time that it is told."""
+    event: dict[str, Any] = msgspec.to_builtins(told.event)
+    left_out: list[str] = []
+    data: dict[str, msgspec.Raw] = {}
+    room = DATA_BYTES_MAX
+    values: Mapping[str, Any] = {}
+    try:
+        values = told.data
+    except ValueErased:
+        left_out.append("data")
+    for name, value in values.items():
+        encoded = msgspec.json.encode(plain(value, at=name))
+        if len(encoded) > room:
+            left_out.append(name)
+            continue
+        room -= len(encoded)
+        data[name] = msgspec.Raw(encoded)
+    return {
+        "version": WEBHOOK_VERSION,
+        "id": told.key,
+        "type": told.kind,
+        "run": told.run,
+        "agent": told.agent,
+        "seq": told.seq,
+        "at": datetime.fromtimestamp(told.at / 1_000_000, UTC).isoformat(),
+        "event": {name: value for name, value in event.items() if name not in ("kind", "at", "data")},
+        "data": data,
+        "left_out": left_out,
+    }
+
+
+class _Sending:
+    """The hook of a webhook: one POST for each event."""
+
+    def __init__(self, url: str, address: SplitResult, secrets: tuple[str, ...], timeout: float) -> None:
+        self._url = url
+        self._to = _origin(address)
+        self._secrets = secrets
+        self._timeout = timeout
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        if _is_loopback(address.hostname or ""):
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def __call__(self, told: HookEvent) -> None:
+        body = msgspec.json.encode(document(told))
+        headers = self._headers(quote(told.key, safe=":"), str(told.told_at // 1_000_000), body)
+        request = urllib.request.Request(self._url, body, headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=self._timeout):
+                return
+        except urllib.error.HTTPError as answered:
+            with answered:
+                raise self._refused(answered, told.told_at) from None
+        except (OSError, http.client.HTTPException) as broken:
+            reason = getattr(broken, "reason", None) or broken
+            if isinstance(reason, TimeoutError):
+                raise WebhookFailed(self._to, f"no answer within {self._timeout:g} s") from None
+            raise WebhookFailed(self._to, f"could not be reached: {reason or type(broken).__name__}") from None
+
+    def _headers(self, id: str, timestamp: str, body: bytes) -> dict[str, str]:  # noqa: A002
+        return {
+            "content-type": "application/json",
+            "user-agent": "killick",
+            "webhook-id": id,
+            "webhook-timestamp": timestamp,
+            "webhook-signature": " ".join(_signature(_key(each), id, timestamp, body) for each in self._secrets),
+        }
+
+    def _refused(self, answered: urllib.error.HTTPError, now_us: int) -> WebhookFailed:
+        try:
+            said = answered.read(ANSWER_BYTES)
+        except (OSError, http.client.HTTPException):
+            said = b""
+        status = answered.code
+        reason = f"answered {status}"
+        if 300 <= status < 400:
+            reason += " and points elsewhere, which is not followed; give the address it points to"
+        return (WebhookGone if status == 410 else WebhookFailed)(
+            self._to, reason, status_code=status, body=said, retry_after=rate_limit_seconds(answered, now_us=now_us)
+        )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Whoever is told was named by somebody; where that one points to was not."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+# receiving ----------------------------------------------------------------------------------------
+
+
+def webhook_verify(
+    secret: Secrets,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance: Duration = "5m",
+    clock: Clock | None = None,
+) -> dict[str, Any]:
+    """The document of a webhook that came in, if it is what was sent, by who has the secret, not long ago.
+
+    `WebhookRefused` says what does not hold. What is told twice has the same `id`: take it once.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
+        if not given.get(name):
+            raise WebhookRefused(f"it has no header {name}")
+        if not given[name].isascii():
+            raise WebhookRefused(f"its header {name} is not plain ASCII")
+    timestamp = given["webhook-timestamp"]
+    if not timestamp.isdigit() or len(timestamp) > 15:
+        raise WebhookRefused("its webhook-timestamp is not a number of seconds")
+    _check_age(int(timestamp), seconds(tolerance), (clock or SystemClock()).now_us() / 1_000_000)
+    _check_signature(secret, given, body)
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise WebhookRefused("its body is not a JSON object") from None
+
+
+def _check_age(sent: int, tolerance: float, now: float) -> None:
+    if sent < now - tolerance:
+        raise WebhookRefused(f"it was sent {now - sent:.0f} s ago, more than {tolerance:g} s")
+    if sent > now + tolerance:
+        raise WebhookRefused(f"it was sent {sent - now:.0f} s in the future; is this machine's clock right?")
+
+
+def _check_signature(secret: Secrets, headers: Mapping[str, str], body: bytes) -> None:
+    signatures = [each for each in headers["webhook-signature"].split() if each.startswith("v1,")]
+    if not signatures:
+        raise WebhookRefused("it has no signature of version v1")
+    holds = False
+    for each in (secret,) if isinstance(secret, str) else secret:
+        right = _signature(_key(each), headers["webhook-id"], headers["webhook-timestamp"], body).encode()
+        for signature in signatures:
+            # All are compared, so that how long it takes says nothing of which one was near.
+            holds |= hmac.compare_digest(right, signature.encode())
+    if not holds:
+        raise WebhookRefused("no signature fits; the body was changed on its way, or the secret is another")

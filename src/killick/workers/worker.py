@@ -1,0 +1,539 @@
+"""A worker: claims runs that are due, by priority and age, drives them, gives way to more urgent ones, and drains.
+
+Owns who gets a slot and when. How a run is driven is the executor's business; what is due, the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from killick.definitions.registry import AGENTS
+from killick.engine.executor import ClaimedRun, Executor
+from killick.engine.leases import LEASE_SECONDS
+from killick.engine.outcome import RunOutcome
+from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
+from killick.log.writer import RunLog
+from killick.logger import get_logger
+from killick.store.protocol import FEED_RANG, Claimed
+from killick.workers import hooks, trigger_runner
+from killick.workers.own_process import OwnProcess
+
+if TYPE_CHECKING:
+    from killick.client.client import Client
+
+logger: Final = get_logger("killick.worker")
+
+POLL_SECONDS: Final = 1.0
+"""How often a worker looks by itself, for what rang no bell: a time that came, a lease that ran out."""
+
+SLICE_SECONDS: Final = 1.0
+"""What a run is given at the least, before a more urgent one may have its slot."""
+
+DUTIES_MAX: Final = 1_000
+TRIM_SECONDS: Final = 60.0
+_CALM_SECONDS: Final = 0.005
+"""How long a look that found nothing is good for, however often it rings."""
+
+_REST_SECONDS: Final = (1.0, 60.0)
+"""How long a run that cannot even be begun here is kept from everybody, at first and at the most."""
+
+
+class Worker:
+    """Serves the runs of a store until it is told to stop: `async with kd.worker(): …`, or `await worker.serve()`."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        agents: Collection[str] | None = None,
+        concurrency: int = 10,
+        per_agent: Mapping[str, int] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        slice_seconds: float = SLICE_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+        duties: bool = True,
+    ) -> None:
+        _refuse_odd(concurrency, per_agent or {}, lease_seconds)
+        for name in (*(agents or ()), *(per_agent or ())):
+            AGENTS.get(name)
+        self._client = client
+        self._agents = tuple(agents) if agents is not None else None
+        self._concurrency = concurrency
+        self._per_agent = dict(per_agent or {})
+        self._lease_seconds = lease_seconds
+        self._slice_seconds = slice_seconds
+        self._poll_seconds = poll_seconds
+        self._has_duties = duties
+        self._duty_agents: tuple[str, ...] = ()
+        self._slots: dict[str, _Slot] = {}
+        self._attending: dict[str, asyncio.Task[None]] = {}
+        self._resting: set[asyncio.Task[None]] = set()
+        self._failures: Counter[str] = Counter()
+        self._bell = asyncio.Event()
+        self._duties: set[_Resting] = set()
+        self._draining = False
+        self._serving: asyncio.Task[None] | None = None
+        self._watching = False
+        self._stop_watching: Callable[[], None] = lambda: None
+        self.idle = asyncio.Event()
+        """Set while nothing is due and nothing runs here."""
+
+    @property
+    def name(self) -> str:
+        """Who holds the leases of this worker."""
+        return self._client.engine.holder
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it takes nothing new any more."""
+        return self._draining
+
+    async def __aenter__(self) -> Worker:
+        self._serving = asyncio.get_running_loop().create_task(self.serve(), name="killick-worker")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drain()
+        assert self._serving is not None
+        await self._serving
+
+    # serving ----------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Claim and drive runs until `drain` or `stop`."""
+        executor = self._client.executor()
+        usual, executor.poll_seconds = (
+            executor.poll_seconds,
+            self._poll_seconds * 2,
+        )  # the bell tells runs that are live of what comes
+        _tell("started", worker=self.name, concurrency=self._concurrency)
+        trimmed = self._client.clock.monotonic()
+        try:
+            while not self._draining:
+                self._bell.clear()
+                found = await self._look(executor)
+                if self._client.clock.monotonic() - trimmed > TRIM_SECONDS:
+                    trimmed = self._client.clock.monotonic()
+                    await self._quietly(partial(hooks.trim, self._client))
+                if not self._draining:
+                    await self._rest(calm=not found)
+            await self._drained(executor)
+        finally:
+            self._stop_watching()
+            executor.poll_seconds = usual
+            for task in [*self._attending.values(), *self._resting]:
+                task.cancel()
+            if pending := {*self._attending.values(), *self._resting}:
+                await asyncio.wait(pending)
+            _tell("stopped", worker=self.name)
+
+    def drain(self) -> None:
+        """Take nothing new; let every run finish its step, and leave it to others."""
+        if not self._draining:
+            self._draining = True
+            _tell("draining", worker=self.name, runs=len(self._slots))
+        self._ring_all()
+
+    def stop(self) -> None:
+        """Stop now: what is under way is cut off, and settled by whoever goes on with it."""
+        self._draining = True
+        for slot in self._slots.values():
+            slot.task.cancel()
+        self._ring_all()
+
+    async def until_idle(self) -> None:
+        """Until nothing is due and nothing runs here."""
+        await self.idle.wait()
+
+    async def _drained(self, executor: Executor) -> None:
+        while self._slots:
+            for slot in self._slots.values():
+                slot.leave(executor)
+            await asyncio.wait({slot.task for slot in self._slots.values()}, timeout=0.2)
+        self._ring_all()
+        if self._attending:
+            await asyncio.wait(set(self._attending.values()), timeout=10)
+
+    async def _rest(self, *, calm: bool) -> None:
+        """Until it rings, or the next time to wake has come; after a look that found nothing, at least a moment."""
+        if calm:
+            await asyncio.sleep(_CALM_SECONDS)
+        seconds = self._poll_seconds
+        with contextlib.suppress(Exception):
+            agents = (*(self._known() if self._room() > 0 else ()), *self._duty_agents)
+            soonest = await asyncio.to_thread(self._client.store.soonest_us, agents=agents)
+            if soonest is not None:
+                seconds = min(seconds, max((soonest - self._client.clock.now_us()) / 1_000_000, 0.0))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(self._client.clock.nap_seconds(seconds), _CALM_SECONDS)):
+                await self._bell.wait()
+
+    def _watch(self) -> None:
+        """Hear of what happens in the store; where that fails, the next look tries again."""
+        if not self._watching:
+            self._stop_watching = self._client.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
+            self._watching = True
+
+    def _rung(self, run: str) -> None:
+        """Something happened in the store: to the feed, to a run that is live here, or to one that may be due."""
+        executor = self._client.executor()
+        if run == FEED_RANG:
+            self._ring_duties()
+            return
+        if run and executor.notify(run):
+            return
+        if not run:
+            executor.notify_all()
+        self._ring_all()
+
+    def _ring_all(self) -> None:
+        self._bell.set()
+        self._ring_duties()
+
+    def _ring_duties(self) -> None:
+        for duty in self._duties:
+            duty.bell.set()
+
+    # claiming ---------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        return self._concurrency - len(self._slots)
+
+    async def _look(self, executor: Executor) -> bool:
+        """Take what is due. True: something was taken."""
+        try:
+            self._watch()
+            quiet = not self._slots
+            await self._take_up_duties()
+            room = self._room()
+            claimed = await self._claim(self._known(), room) if room > 0 else []
+            if not claimed and room <= 0:
+                await self._give_way(executor)
+        except Exception as error:
+            # Whatever goes wrong in one look, a fault of our own included, the next one comes all the same.
+            unknown = None if isinstance(error, KillickError) else error
+            _tell("store", level=logging.WARNING, worker=self.name, error=str(error), exc_info=unknown)
+            return False
+        for each in claimed:
+            self._begin(executor, *each)
+        if quiet and not claimed and not any(duty.busy for duty in self._duties):
+            self.idle.set()  # nothing ran here when we looked, and nothing was due
+        else:
+            self.idle.clear()
+        return bool(claimed)
+
+    def _known(self) -> tuple[str, ...]:
+        return self._agents if self._agents is not None else AGENTS.names()
+
+    async def _claim(self, agents: Sequence[str], limit: int) -> list[tuple[Claimed, ClaimedRun]]:
+        client = self._client
+        live = Counter(slot.agent for slot in self._slots.values())
+        room = {agent: most - live[agent] for agent, most in self._per_agent.items()}
+        since = client.clock.monotonic()
+        claimed = await asyncio.to_thread(
+            client.store.claim,
+            self.name,
+            now_us=client.clock.now_us(),
+            seconds=self._lease_seconds,
+            limit=limit,
+            agents=[agent for agent in agents if room.get(agent, 1) > 0],
+            room=room,
+        )
+        if self._draining:
+            # Somebody said to stop while we looked: what was found is for others.
+            await asyncio.to_thread(self._give_back, claimed)
+            return []
+        return [
+            (each, ClaimedRun(each.head, since, self._lease_seconds, each.left, each.left_until_us, patient=True))
+            for each in claimed
+        ]
+
+    def _give_back(self, claimed: Sequence[Claimed]) -> None:
+        for each in claimed:
+            self._client.engine.let_go(each.head.run, each.head.epoch, left=True)
+
+    async def _give_way(self, executor: Executor) -> None:
+        """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
+        client = self._client
+        if not self._slots:
+            return
+        waiting = await asyncio.to_thread(
+            client.store.due, client.clock.now_us(), limit=self._concurrency, agents=self._known()
+        )
+        leaving = [slot for slot in self._slots.values() if slot.leaves]
+        now = client.clock.monotonic()
+        staying = sorted(
+            (slot for slot in self._slots.values() if not slot.leaves),
+            key=lambda slot: (slot.priority(executor), -slot.since),
+        )
+        for row in waiting[len(leaving) :]:
+            if not staying or staying[0].priority(executor) >= row.priority:
+                return
+            slot = staying.pop(0)
+            if now - slot.since < self._slice_seconds:
+                asyncio.get_running_loop().call_later(self._slice_seconds - (now - slot.since), self._bell.set)
+                continue
+            if executor.leave(slot.run):
+                slot.leaves = True
+                _tell("preempted", run=slot.run, agent=slot.agent, for_run=row.run, priority=row.priority)
+
+    # runs -------------------------------------------------------------------------------------
+
+    def _begin(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> None:
+        row = claimed.row
+        since = self._client.clock.monotonic()
+        work = self._advance(executor, claimed, claim, self._slots.get(row.run))
+        task = asyncio.get_running_loop().create_task(work, name=f"killick {row.run}")
+        slot = self._slots[row.run] = _Slot(row.run, row.agent, row.priority, since, task)
+        task.add_done_callback(partial(self._ended, slot))
+
+    def _ended(self, slot: _Slot, task: asyncio.Task[None]) -> None:
+        if self._slots.get(slot.run) is slot:
+            del self._slots[slot.run]
+        if not task.cancelled():
+            task.exception()  # told where it happened
+        self._ring_all()
+
+    async def _advance(self, executor: Executor, claimed: Claimed, claim: ClaimedRun, before: _Slot | None) -> None:
+        row = claimed.row
+        more: dict[str, Any] = {"left_by": claimed.left} if claimed.left is not None else {}
+        try:
+            if before is not None:
+                # It was lost to another and is here again, before what was at it here has heard of that.
+                await asyncio.wait({before.task})
+            _tell(
+                "claimed", run=row.run, agent=row.agent, epoch=claimed.head.epoch, worker=self.name, was=row.status,
+                **more,
+            )  # fmt: skip
+            found = await executor.advance(row.run, claim=claim)
+            advanced = await self._run_alone(executor, claimed, claim) if found.suspect else found
+        except (EpochStale, LeaseLost) as error:
+            _tell("lost", level=logging.WARNING, run=row.run, agent=row.agent, error=str(error))
+        except asyncio.CancelledError:
+            _tell("cut off", run=row.run, agent=row.agent)
+            raise
+        except Exception as error:
+            self._refused(claimed, error)
+        else:
+            self._failures.pop(row.run, None)
+            if advanced is not None:
+                _tell_advanced(row.agent, advanced)
+
+    async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
+        """Run a suspect in a process of its own; here, where that cannot be. None: the other process was at it."""
+        row, head, client = claimed.row, claimed.head, self._client
+        with self._kept(claimed):
+            own = await OwnProcess.start(client, head, row.agent, lease_seconds=self._lease_seconds)
+        if own is None:
+            because = "no other process can import its agent, or open its store"
+            _tell("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
+            return await executor.advance(row.run, claim=claim._replace(patient=False))
+        slot = self._slots.get(row.run)
+        if slot is not None:
+            slot.own = own
+        _tell("alone", run=row.run, agent=row.agent)
+        code = await own.wait()
+        _tell("alone", level=logging.WARNING if code else logging.INFO, run=row.run, agent=row.agent, exit_code=code)
+        return None
+
+    def _refused(self, claimed: Claimed, error: Exception) -> None:
+        """A run could not be driven here: nobody gets it for a while, so that it does not come back at once."""
+        run = claimed.row.run
+        self._failures[run] += 1
+        least, most = _REST_SECONDS
+        seconds = min(least * 2 ** (self._failures[run] - 1), most)
+        unknown = None if isinstance(error, KillickError) else error
+        _tell(
+            "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
+            error=str(error) or type(error).__name__, exc_info=unknown,
+        )  # fmt: skip
+        if self._client.engine.keeps(run):
+            return  # a call of it lives here, and it is due again when that ends
+        resting = asyncio.get_running_loop().create_task(self._rested(claimed, seconds))
+        self._resting.add(resting)
+        resting.add_done_callback(self._resting.discard)
+
+    async def _rested(self, claimed: Claimed, seconds: float) -> None:
+        """Hold a run that nobody can go on with for a while; then it is due again."""
+        client, head = self._client, claimed.head
+        try:
+            with self._kept(claimed):
+                await asyncio.sleep(client.clock.nap_seconds(seconds))
+        finally:
+            client.engine.let_go(head.run, head.epoch, left=True)
+
+    @contextlib.contextmanager
+    def _kept(self, claimed: Claimed) -> Generator[None]:
+        """Keep the lease of a run that no executor has."""
+        leases, head = self._client.engine.leases, claimed.head
+        since = self._client.clock.monotonic()
+        lease = leases.hold(head.run, head.epoch, seconds=self._lease_seconds, since=since, lost=lambda _: None)
+        try:
+            yield
+        finally:
+            leases.drop(lease)
+
+    # duties -----------------------------------------------------------------------------------
+
+    async def _take_up_duties(self) -> None:
+        """Attend to Killick's own logs that are due: triggers and hooks that are declared here."""
+        if not self._has_duties:
+            return
+        if not self._duty_agents:
+            ensured = await asyncio.to_thread(self._ensure)
+            self._duty_agents = tuple(ensured)
+            self._has_duties = bool(ensured)
+            if not ensured:
+                return
+        for claimed, claim in await self._claim(self._duty_agents, DUTIES_MAX):
+            run = claimed.head.run
+            task = asyncio.get_running_loop().create_task(self._attend(claimed, claim), name=f"killick {run}")
+            self._attending[run] = task
+            task.add_done_callback(partial(self._attended, run))
+
+    def _attended(self, run: str, task: asyncio.Task[None]) -> None:
+        if self._attending.get(run) is task:
+            del self._attending[run]
+
+    def _ensure(self) -> list[str]:
+        return [*trigger_runner.ensure(self._client), *hooks.ensure(self._client)]
+
+    async def _attend(self, claimed: Claimed, claim: ClaimedRun) -> None:
+        client, head = self._client, claimed.head
+        attend = hooks.attend if claimed.row.agent.startswith("killick.hook:") else trigger_runner.attend
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+
+        def lost(_: LogError) -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        lease = client.engine.leases.hold(head.run, head.epoch, seconds=claim.seconds, since=claim.since, lost=lost)
+        left = True
+        with _Resting(self, self._duties) as duty:
+            try:
+                log: RunLog = await asyncio.to_thread(client.log.open, head.run, head=head)
+                await attend(client, log, duty)
+                left = False
+            except (EpochStale, HandleClosed, LeaseLost) as error:
+                _tell("lost", level=logging.WARNING, run=head.run, error=str(error))
+            except Exception as error:
+                unknown = None if isinstance(error, KillickError) else error
+                _tell("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
+                await duty.rest(_REST_SECONDS[0])
+            finally:
+                client.engine.leases.drop(lease)
+                client.engine.leases.release(head.run, head.epoch, left=left)
+                self._bell.set()
+
+    async def _quietly(self, do: Any) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(do)
+
+
+class _Slot:
+    """A run that a worker has in hand."""
+
+    __slots__ = ("agent", "first_priority", "leaves", "own", "run", "since", "task")
+
+    def __init__(self, run: str, agent: str, priority: int, since: float, task: asyncio.Task[None]) -> None:
+        self.run = run
+        self.agent = agent
+        self.first_priority = priority
+        self.since = since
+        self.task = task
+        self.leaves = False
+        self.own: OwnProcess | None = None
+
+    def leave(self, executor: Executor) -> None:
+        """Let the run go at its next step."""
+        if self.own is not None and not self.leaves:
+            self.leaves = True
+            self.own.leave()
+        executor.leave(self.run)
+
+    def priority(self, executor: Executor) -> int:
+        """As it is now: somebody may have changed it meanwhile."""
+        now = executor.priority(self.run)
+        return self.first_priority if now is None else now
+
+
+class _Resting:
+    """A duty's way to rest. It counts as busy until it does."""
+
+    def __init__(self, worker: Worker, duties: set[_Resting]) -> None:
+        self._worker = worker
+        self._duties = duties
+        self.bell = asyncio.Event()
+        self.busy = True
+
+    def __enter__(self) -> _Resting:
+        self._duties.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._duties.discard(self)
+
+    @property
+    def stopping(self) -> bool:
+        return self._worker.stopping
+
+    async def rest(self, seconds: float) -> None:
+        self.busy = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self.stopping else seconds):
+                await self.bell.wait()
+        # What rang while nobody rested counts, so it is cleared only by whoever heard it.
+        self.bell.clear()
+        self.busy = True
+
+
+def _refuse_odd(concurrency: int, per_agent: Mapping[str, int], lease_seconds: float) -> None:
+    if concurrency < 1:
+        raise KillickError(f"a worker needs a slot: concurrency={concurrency!r}; give a number from 1")
+    for agent, most in per_agent.items():
+        if most < 0:
+            raise KillickError(f"per_agent[{agent!r}]={most!r}; give a number from 0")
+    if not 0 < lease_seconds < float("inf"):
+        raise KillickError(f"lease_seconds={lease_seconds!r}; a worker's leases have to end, give it some seconds")
+
+
+def _ring(loop: asyncio.AbstractEventLoop, rung: Any, run: str) -> None:
+    """From any thread; a loop that is closed wants to hear nothing."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(rung, run)
+
+
+# telling ------------------------------------------------------------------------------------------
+
+
+def _tell(what: str, *, level: int = logging.INFO, exc_info: Any = None, **fields: Any) -> None:
+    """One line a transition, for people and for machines."""
+    told = " ".join(f"{name}={value}" for name, value in fields.items())
+    logger.log(level, "%s %s", what, told, exc_info=exc_info, extra={"killick": {"what": what, **fields}})
+
+
+def _tell_advanced(agent: str, advanced: RunOutcome) -> None:
+    fields: dict[str, Any] = {"run": advanced.run, "agent": agent}
+    if advanced.left:
+        _tell("left", **fields)
+    elif advanced.renewed_as is not None:
+        _tell("renewed", **fields, renewed_as=advanced.renewed_as)
+    elif advanced.status == "failed":
+        _tell("failed", level=logging.WARNING, **fields, step=advanced.step, failure=str(advanced.failure))
+    elif advanced.diverged is not None:
+        step, recorded, found, _ = advanced.diverged
+        _tell("diverged", level=logging.WARNING, **fields, step=step, recorded=recorded, found=found)
+    elif advanced.has_ended or advanced.wake_at_us is None:
+        _tell(advanced.status, **fields)
+    else:
+        _tell(advanced.status, **fields, wake_at_us=advanced.wake_at_us)

@@ -1,0 +1,97 @@
+"""Reads the files that a look has found to be new or other: short ones here, long ones by a thread beside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from killick.clock import Clock
+from killick.workspace.file_reader import Cloned, Cloning, Moving, Taken, taken
+from killick.workspace.scan_cache import Folder
+from killick.workspace.vault.snapshot_writer import Writing
+
+_LONG_BYTES: Final = 128 << 10
+_ALONE_BYTES: Final = 4 << 20
+"""So little is read by this thread alone."""
+
+Found = Mapping[str, Taken | Cloned | Moving | None]
+"""Files of a folder by name, as they were read; None where one went."""
+
+
+class FileRequest(NamedTuple):
+    """Files of a folder that are to be read, and whether each is a regular one; where to note that one was other."""
+
+    path: str
+    folder: Folder
+    names: dict[str, bool]
+    changed: set[str]
+
+
+class Gathering:
+    """Files to be read. More threads would hold up short ones, which take turns anyway; long ones need none of ours."""
+
+    def __init__(self, opened: Callable[[str], int], clock: Clock, cloning: Cloning) -> None:
+        self._opened, self._clock, self._cloning = opened, clock, cloning
+        self._short: list[FileRequest] = []
+        self._long: list[FileRequest] = []
+        self._bytes = 0
+        self._reading: list[tuple[FileRequest, Future[Found]]] = []
+        self._pool: ThreadPoolExecutor | None = None
+
+    def want(self, wanted: FileRequest, sizes: Mapping[str, int], writing: Writing) -> None:
+        """Some files of a folder. Where there is much in long ones, those are begun with at once."""
+        long = {name: each for name, each in wanted.names.items() if sizes[name] > _LONG_BYTES}
+        short = {name: each for name, each in wanted.names.items() if name not in long} if long else wanted.names
+        if short:
+            self._short.append(wanted._replace(names=short))
+        if not long:
+            return
+        self._long.append(wanted._replace(names=long))
+        self._bytes += sum(sizes[name] for name in long)
+        if self._bytes <= _ALONE_BYTES:
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="killick-read")
+        for each in self._long:
+            self._reading.append((each, self._pool.submit(self._read, each, writing)))
+        self._long.clear()
+
+    def taken(self, writing: Writing) -> Iterator[tuple[FileRequest, Found]]:
+        """All that was wanted, as it was read."""
+        wanted, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
+        reading, self._reading = self._reading, []
+        try:
+            for each in wanted:
+                yield each, self._read(each, writing)
+            for each, future in reading:
+                yield each, future.result()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+
+    def clear(self) -> None:
+        """Want nothing any more."""
+        self._short, self._long, self._bytes = [], [], 0
+        self._reading = []
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _read(self, wanted: FileRequest, writing: Writing) -> Found:
+        """The files of one folder by name; None where one cannot be read, or went."""
+        try:
+            fd = self._opened(wanted.path)
+        except OSError:
+            return dict.fromkeys(wanted.names)
+        try:
+            clock, add = self._clock, writing.add
+            at_ns = clock.now_us() * 1_000
+            return {
+                name: taken(fd, name, add, clock, at_ns, regular=is_regular, cloning=self._cloning)
+                for name, is_regular in wanted.names.items()
+            }
+        finally:
+            os.close(fd)

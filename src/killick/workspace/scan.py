@@ -1,0 +1,566 @@
+"""Finds what changed in a folder since it was last looked at, and stores that. Decides nothing by what anybody says.
+
+What a file was like is remembered by its stat data. A file that changed so shortly before it was read that a later
+change could leave the same data is not believed to be the same: it is read again the next time. Where the kernel tells
+in which folders something changed, only those are looked at, with whatever it does not tell of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from killick.clock import Clock
+from killick.logger import get_logger
+from killick.workspace import scan_cache, tree
+from killick.workspace.batch_reader import FileRequest, Found, Gathering
+from killick.workspace.file_reader import Cloned, Cloning, Moving, Taken, encoded, key_of, opened
+from killick.workspace.ignore import IGNORE_FILES, Rules
+from killick.workspace.inotify import Watch, is_trusted
+from killick.workspace.processes import written
+from killick.workspace.restore import PREFIX
+from killick.workspace.scan_cache import Folder, every, refs_of, walk
+from killick.workspace.tree import Entry, Id
+from killick.workspace.vault.vault import Vault, Writing
+
+logger: Final = get_logger("killick")
+
+ROUNDS_MAX: Final = 6
+"""How often what moved while it was looked at is looked at again, for one snapshot."""
+
+_DEPTH_MAX: Final = 100
+_LEFT_OUT_MAX: Final = 100
+_UNWATCHED_MAX: Final = 200
+"""So many folders that cannot be watched are looked at every time; with more, nothing is watched."""
+_OWN: Final = os.fsdecode(PREFIX)
+
+
+class _Sifted:
+    """What was found in a folder: files that are known, with those that are to be read; folders, and which are new."""
+
+    __slots__ = ("files", "folders", "ignored", "is_linked", "new", "wanted")
+
+    def __init__(self) -> None:
+        self.files: dict[str, Taken] = {}
+        self.folders: dict[str, Folder] = {}
+        self.ignored: set[str] = set()
+        self.wanted: dict[str, bool] = {}
+        self.new: list[str] = []
+        self.is_linked = False
+
+
+class Scanner:
+    """Looks at one folder again and again. Not to be used by two threads at once."""
+
+    def __init__(
+        self,
+        path: Path,
+        vault: Vault,
+        *,
+        exclude: tuple[str, ...] = (),
+        gitignore: bool = True,
+        hidden: Iterable[Path] = (),
+        stores: Iterable[Path] = (),
+        clock: Clock,
+    ) -> None:
+        self.path = path
+        self.vault = vault
+        self.changed = 0
+        """How many paths were found other than before, since this was last set back."""
+        self.left_out: list[str] = []
+        self.looked_us = 0
+        """When everything was last looked at; 0: not yet."""
+        self.took_us = 0
+        """How long that took."""
+        self._clock = clock
+        self._root = os.fsencode(path)
+        self._rules = Rules(exclude, gitignore=gitignore)
+        self._said = sha256(msgspec.msgpack.encode((exclude, gitignore))).hexdigest()
+        self._hidden = _below(path, [*hidden, *stores])
+        self._stores = frozenset(each.name for each in stores)
+        """A store has files beside it whose names begin with its own."""
+        self._top: Folder | None = None
+        self._generation = -1
+        self._watch: Watch | None = None
+        self._may_watch = is_trusted(self._root)
+        self._saved: Id | None = None
+        self._deep: list[str] = []
+        self._cloning = Cloning(vault.path)
+        self._cloned: list[tuple[str, Folder, str, Cloned]] = []
+        self._gathering = Gathering(self._open, clock, self._cloning)
+        self._force: Collection[str] = ()
+        self._was_forced = False
+        self._unwatched: set[str] = set()
+        self._inodes: dict[int, str] = {}
+        """In which folder each file was, by its inode."""
+        self._written: dict[str, set[str]] = {}
+        self._suspected: dict[str, set[str]] = {}
+        self._doubted: set[str] = set()
+        """Folders that are looked at every time: a file in them was read too shortly after it changed, or has other
+        names, by which it may change without anybody hearing of it here."""
+
+    # looking ----------------------------------------------------------------------------------
+
+    def look(
+        self,
+        writing: Writing,
+        *,
+        thorough: bool = False,
+        quick: bool = False,
+        force: Collection[str] = (),
+        quiet: Callable[[], None] = lambda: None,
+    ) -> Entry:
+        """The folder as it is now, stored: its root entry. With `thorough` everything is looked at, whatever the kernel
+        says; a `quick` look leaves it to the next whether somebody opened a file for writing since the last. `force`
+        are paths that are taken though a rule ignores them. `quiet` is called when the files may change again."""
+        try:
+            return self._looked(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
+        except BaseException:
+            self._gathering.clear()
+            self.doubt()
+            raise
+
+    def doubt(self) -> None:
+        """A look came to nothing, or what it stored was not published: the next is at everything, for what the kernel
+        told is lost, and takes nothing for stored that is not."""
+        self._was_forced = True
+        self._generation = -1
+
+    def _looked(
+        self, writing: Writing, *, thorough: bool, quick: bool, force: Collection[str], quiet: Callable[[], None]
+    ) -> Entry:
+        self.changed, self.left_out = 0, []
+        self._force = frozenset(part for path in force for part in _upwards(path))
+        self._settle_generation(writing)
+        if not quick or self._suspected:
+            self._suspect_open()
+        self._cloning.begin()
+        told = self._told() if self._top is not None and not self._force and not self._was_forced else None
+        known = None if told is None else {path for path in told if self._find(path) is not None}
+        self._doubted &= known or set()
+        if self._top is None:
+            self._top = Folder()
+        if self._watch is None and self._may_watch:
+            self._watch, told, known = Watch.begin(), None, None
+            self._may_watch = self._watch is not None
+        if known is None or thorough:
+            self._look_everywhere(writing, told)
+        else:
+            self._look_at(known, writing)
+        self._look_again(writing)
+        self._was_forced = bool(self._force)
+        quiet()
+        self._read_clones(writing)
+        self._store(self._top, writing)
+        return self._top.entry(b"")
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """How many files there are, and how many bytes they hold."""
+        return self._top.totals if self._top is not None else (0, 0)
+
+    @property
+    def watches(self) -> bool:
+        """Whether the kernel tells what changes."""
+        return self._watch is not None
+
+    def _settle_generation(self, writing: Writing) -> None:
+        """What was stored may have been swept away since, with whatever referred to it."""
+        generation = writing.sweeps
+        if generation == self._generation:
+            return
+        if self._top is not None:
+            refs = dict.fromkeys(ref for folder in every(self._top) for ref in refs_of(folder))
+            gone = refs.keys() - self.vault.has(refs.keys())
+            self._was_forced = self._was_forced or bool(gone)
+            for folder in every(self._top):
+                folder.files = {name: each for name, each in folder.files.items() if each.entry.ref not in gone}
+                folder.ref = None
+        self._generation = generation
+
+    def _suspect_open(self) -> None:
+        """Whatever is open for writing is read, now and once more when it no longer is: what is written through a
+        mapping leaves no trace in a file's times."""
+        found: dict[str, set[str]] = {}
+        open_now = written(self.path)
+        for path in open_now.paths:
+            above, _, name = os.fsdecode(path).rpartition("/")
+            found.setdefault(above, set()).add(name)
+        if open_now.inodes and self._top is not None:
+            # By names that are not here, or not any more, while the same file is here under another.
+            inodes = {inode for _, inode in open_now.inodes} & self._inodes.keys()
+            for place in {self._inodes[inode] for inode in inodes}:
+                if (known := self._find(place)) is not None:
+                    others = {name for name, each in known.files.items() if each.key[3] in inodes}
+                    found.setdefault(place, set()).update(others)
+        before, self._written = self._written, found
+        self._suspected = {
+            folder: found.get(folder, set()) | before.get(folder, set()) for folder in found.keys() | before.keys()
+        }
+
+    def _told(self) -> set[str] | None:
+        """Where something may have changed; None where only a look everywhere can tell."""
+        if self._watch is None:
+            return None
+        changed = self._watch.changed()
+        if changed is None:
+            return None
+        below = len(self._root) + 1
+        paths = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
+        return paths | self._doubted | self._unwatched | self._suspected.keys()
+
+    def _look_everywhere(self, writing: Writing, told: set[str] | None) -> None:
+        """Look at every folder. Where the kernel was to tell, and did not, it is not asked any more."""
+        assert self._top is not None
+        first, missed = self.looked_us == 0, set[str]()
+        self.looked_us = self._clock.now_us()
+        fd = self._open("")
+        try:
+            self._scan(fd, "", self._top, writing, deep=True, changed=missed)
+        finally:
+            os.close(fd)
+        while self._deep:
+            self._scan_at(self._deep.pop(), writing, deep=True, changed=missed)
+        self._take(writing)
+        self.took_us = self._clock.now_us() - self.looked_us
+        again = self._told() if told is not None and not first else None
+        if told is None or again is None:
+            return
+        missed -= told | again
+        if missed:
+            logger.warning("%s: the kernel did not tell of changes in %s; it is scanned from now on",
+                           self.path, ", ".join(sorted(missed)[:3]) or ".")  # fmt: skip
+            self._drop_watch()
+        self._look_at(again, writing)  # what changed in the meantime
+
+    def _look_at(self, paths: Iterable[str], writing: Writing) -> None:
+        """Look at some folders, and at what is new in them."""
+        for path in sorted(paths):
+            self._scan_at(path, writing, deep=False, changed=set())
+        while self._deep:
+            self._scan_at(self._deep.pop(), writing, deep=True, changed=set())
+        self._take(writing)
+
+    def _look_again(self, writing: Writing) -> None:
+        """What changed while it was looked at is looked at again, for as long as it seems to come to rest."""
+        for _ in range(ROUNDS_MAX):
+            if self._watch is None:
+                return
+            changed = self._watch.changed()
+            if changed is None:
+                self._look_everywhere(writing, None)
+                continue
+            below = len(self._root) + 1
+            moved = {os.fsdecode(path[below:]) for path in changed if path[: below - 1] == self._root}
+            if not moved:
+                return
+            self._look_at(moved, writing)
+
+    # folders ----------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> Folder | None:
+        found = self._top
+        for name in filter(None, path.split("/")):
+            found = None if found is None else found.folders.get(name)
+        return found
+
+    def _open(self, path: str) -> int:
+        """A folder by its path, through folders alone: never through a link."""
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for name in filter(None, path.split("/")):
+            above = fd
+            try:
+                fd = opened(name, fd)
+            finally:
+                os.close(above)
+        return fd
+
+    def _scan_at(self, path: str, writing: Writing, *, deep: bool, changed: set[str]) -> None:
+        folder = self._find(path)
+        if folder is None:
+            return  # it went, with the one above
+        try:
+            fd = self._open(path)
+        except FileNotFoundError:
+            return  # it is another thing now, or gone: the folder above was told of that too
+        except PermissionError:
+            self._doubted.add(path)
+            self._leave_out(path, "cannot be opened")
+            return
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                return
+            raise
+        try:
+            self._scan(fd, path, folder, writing, deep=deep, changed=changed)
+        finally:
+            os.close(fd)
+
+    def _scan(
+        self, fd: int, path: str, folder: Folder, writing: Writing, *, deep: bool, changed: set[str]
+    ) -> None:  # fmt: skip
+        """List a folder, and what is new or other in it. With `deep`, also the folders in it that are known."""
+        place = self._root + b"/" + os.fsencode(path) if path else self._root
+        if self._watch is not None:
+            (self._unwatched.discard if self._watch.add(place) else self._unwatched.add)(path)
+            if len(self._unwatched) > _UNWATCHED_MAX:
+                self._drop_watch()
+        deep = deep or path in self._unwatched
+        own, listed = self._listed(fd)
+        judges_anew = self._reread_rules(fd, path, folder, listed)
+        if judges_anew:
+            deep, changed = True, set()  # what was ignored until now, nobody was to tell of
+        if (own.st_mode, own.st_mtime_ns) != (folder.mode, folder.mtime_ns):
+            folder.mode, folder.mtime_ns = own.st_mode, own.st_mtime_ns
+            self._touched(path, folder, changed)
+        found = self._sifted(path, folder, listed, judges_anew=judges_anew)
+        gone = folder.files.keys() - found.files.keys() - found.wanted.keys()
+        gone_folders = folder.folders.keys() - found.folders.keys()
+        count = len(gone) + len(gone_folders) + len(found.new)
+        if count:
+            self.changed += count
+            self._touched(path, folder, changed)
+        if self._watch is not None:
+            for name in gone_folders:
+                self._watch.forget(os.fsencode(os.path.join(self.path, path, name)))
+        folder.files, folder.folders, folder.ignored = found.files, found.folders, found.ignored
+        (self._doubted.add if found.is_linked else self._doubted.discard)(path)
+        if found.wanted:
+            sizes = {name: listed[name].st_size for name in found.wanted}
+            self._gathering.want(FileRequest(path, folder, found.wanted, changed), sizes, writing)
+        for name in found.folders if deep else found.new:
+            below = f"{path}/{name}" if path else name
+            self._scan_below(fd, below, found.folders[name], writing, set() if name in found.new else changed)
+
+    def _sifted(
+        self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, judges_anew: bool
+    ) -> _Sifted:  # fmt: skip
+        """What is in a folder, held against what is known of it."""
+        found = _Sifted()
+        files, folders, wanted = found.files, found.folders, found.wanted
+        hidden = self._hidden.get(path, ())
+        own = (_OWN, *(f"{each}-" for each in hidden if each in self._stores))
+        suspected = self._suspected.get(path, ())
+        for name, status in listed.items():
+            known = folder.files.get(name)
+            is_known = known is not None and known.key == key_of(status)
+            if not is_known or judges_anew:
+                is_folder = stat.S_ISDIR(status.st_mode)
+                if name in hidden or name.startswith(own) or self._ignores(folder, path, name, is_folder=is_folder):
+                    found.ignored.add(name)
+                    continue
+                if is_folder:
+                    below = folder.folders.get(name)
+                    if below is None or below.inode != status.st_ino:
+                        below = Folder(status.st_ino)
+                        found.new.append(name)
+                    folders[name] = below
+                    if (status.st_mode, status.st_mtime_ns) != (below.mode, below.mtime_ns):
+                        below.mode, below.mtime_ns = status.st_mode, status.st_mtime_ns
+                        self._touched(path, folder, set())
+                    continue
+            if known is not None:
+                files[name] = known
+            if not is_known or (known is not None and known.racy) or name in suspected:
+                wanted[name] = stat.S_ISREG(status.st_mode)
+            found.is_linked |= status.st_nlink > 1
+        return found
+
+    def _scan_below(self, fd: int, path: str, folder: Folder, writing: Writing, changed: set[str]) -> None:
+        if path.count("/") % _DEPTH_MAX == _DEPTH_MAX - 1:
+            self._deep.append(path)  # so many folders are not held open at once
+            return
+        try:
+            below = opened(path.rpartition("/")[2], fd)
+        except PermissionError:
+            self._leave_out(path, "cannot be opened")
+            return
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return  # it went meanwhile
+            raise
+        try:
+            self._scan(below, path, folder, writing, deep=True, changed=changed)
+        finally:
+            os.close(below)
+
+    def _listed(self, fd: int) -> tuple[os.stat_result, dict[str, os.stat_result]]:
+        """What is in a folder, and the folder itself, from one moment as far as can be told."""
+        listed: dict[str, os.stat_result] = {}
+        own = os.fstat(fd)
+        for _ in range(ROUNDS_MAX):
+            listed.clear()
+            with os.scandir(fd) as entries:
+                for each in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        listed[each.name] = each.stat(follow_symlinks=False)
+            later = os.fstat(fd)
+            if (own.st_mtime_ns, own.st_ctime_ns) == (later.st_mtime_ns, later.st_ctime_ns):
+                break
+            own = later
+        return own, listed
+
+    def _reread_rules(self, fd: int, path: str, folder: Folder, listed: Mapping[str, os.stat_result]) -> bool:
+        """Whether what is ignored from here on may be other than before."""
+        read = {name: _small(fd, name) if os.fsdecode(name) in listed else None for name in IGNORE_FILES}
+        rules = tuple(read.values())
+        if folder.scope is not None and rules == folder.rules and not self._force and not self._was_forced:
+            return False
+        above = self._find(path.rpartition("/")[0]) if path else None
+        folder.scope = self._rules.scope(above.scope if above is not None else None, os.fsencode(path), read.get)
+        is_same = folder.is_same and rules == folder.rules and (above is None or above.is_same)
+        folder.rules, folder.is_same = rules, is_same and not self._force
+        for below in folder.folders.values():
+            below.scope = None
+        folder.ignored.clear()
+        return not folder.is_same
+
+    def _ignores(self, folder: Folder, path: str, name: str, *, is_folder: bool) -> bool:
+        if name in folder.ignored:
+            return True
+        if self._force and (f"{path}/{name}" if path else name) in self._force:
+            return False
+        assert folder.scope is not None
+        return folder.scope.ignores(encoded(name), is_folder=is_folder)
+
+    def _touched(self, path: str, folder: Folder, changed: set[str]) -> None:
+        """What a folder holds, or is, has changed: so have those above it."""
+        if folder.ref is None and path in changed:
+            return
+        changed.add(path)
+        found = self._top
+        assert found is not None
+        found.ref = folder.ref = None
+        for name in filter(None, path.split("/")):
+            found = found.folders.get(name)
+            if found is None:
+                return
+            found.ref = None
+
+    # files ------------------------------------------------------------------------------------
+
+    def _take(self, writing: Writing) -> None:
+        """Read what is new or other."""
+        for wanted, found in self._gathering.taken(writing):
+            self._keep(wanted.path, wanted.folder, found, wanted.changed)
+
+    def _keep(self, path: str, folder: Folder, found: Found, changed: set[str]) -> None:
+        for name, each in found.items():
+            known = folder.files.get(name)
+            if isinstance(each, Cloned):
+                self._cloned.append((path, folder, name, each))
+                continue
+            if isinstance(each, Moving):
+                self._leave_out(f"{path}/{name}" if path else name, each.reason)
+                each = each.last
+            if each is None:
+                folder.files.pop(name, None)
+                if known is None:
+                    continue
+            else:
+                folder.files[name] = each
+                self._inodes[each.key[3]] = path
+                if each.racy:
+                    self._doubted.add(path)
+                if known is not None and known.entry == each.entry:
+                    continue
+            self.changed += 1
+            self._touched(path, folder, changed)
+
+    def _read_clones(self, writing: Writing) -> None:
+        """Long files, from copies that nobody changes."""
+        cloned, self._cloned = self._cloned, []
+        for path, folder, name, each in cloned:
+            self._keep(path, folder, {name: each.read(name, writing.add)}, set())
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        if len(self.left_out) < _LEFT_OUT_MAX:
+            self.left_out.append(f"{path}: {reason}")
+
+    # storing ----------------------------------------------------------------------------------
+
+    def _store(self, top: Folder, writing: Writing) -> None:
+        """Store folders that are not, those below first."""
+        waiting: list[tuple[Folder, bool]] = [(top, False)]
+        while waiting:
+            folder, is_ready = waiting.pop()
+            if folder.ref is not None:
+                continue
+            if not is_ready:
+                waiting.append((folder, True))
+                waiting += [(below, False) for below in folder.folders.values()]
+                continue
+            entries = [each.entry for each in folder.files.values()]
+            entries += [below.entry(os.fsencode(name)) for name, below in folder.folders.items()]
+            folder.ref = tree.store_folder(entries, writing.add)
+            count = sum(each.kind == tree.FILE for each in entries)
+            size = sum(each.size for each in entries)
+            below_it = [below.totals for below in folder.folders.values()]
+            folder.totals = count + sum(each[0] for each in below_it), size + sum(each[1] for each in below_it)
+
+    # remembering ------------------------------------------------------------------------------
+
+    def save(self, place: Path) -> None:
+        """Remember on disk what is known, unless that is there already."""
+        top = self._top
+        for path, names in [*self._written.items(), *self._suspected.items()]:
+            folder = self._find(path)
+            for name in names if folder is not None else ():
+                if folder is not None and name in folder.files:
+                    folder.files[name].racy = True  # what still writes to it leaves no trace
+        if top is not None and top.ref is not None and self._saved != top.ref:
+            scan_cache.save(place, top, sweeps=self._generation, rules=self._said)
+            self._saved = top.ref
+
+    def remember(self, place: Path) -> None:
+        """Take up what another process knew; whatever is wrong with that, it is only looked at again."""
+        found = scan_cache.saved(place, rules=self._said)
+        if found is not None:
+            self._top, self._generation = found
+            self._inodes = {each.key[3]: path for path, folder in walk(self._top) for each in folder.files.values()}
+
+    def _drop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self._may_watch = None, False
+
+    def close(self) -> None:
+        """Let the kernel go."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _below(path: Path, hidden: Iterable[Path]) -> dict[str, tuple[str, ...]]:
+    """By folder, the names there of what is never looked at."""
+    found: dict[str, tuple[str, ...]] = {}
+    for each in hidden:
+        with contextlib.suppress(ValueError):
+            place = each.relative_to(path)
+            above = "" if str(place.parent) == "." else str(place.parent)
+            found[above] = (*found.get(above, ()), place.name)
+    return found
+
+
+def _upwards(path: str) -> Iterable[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def _small(fd: int, name: bytes) -> bytes | None:
+    """What a file of rules says, where there is one."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return None
+    with os.fdopen(file, "rb") as stream:
+        return stream.read(tree.BLOCK_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else None

@@ -1,0 +1,123 @@
+"""What is remembered of a folder between two looks, and between two processes. Reads no folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from killick.permissions import create_private, make_folder
+from killick.workspace import tree
+from killick.workspace.file_reader import Taken, decoded, encoded
+from killick.workspace.ignore import Scope
+from killick.workspace.tree import Entry, Id
+
+_SEEN: Final = 1
+"""The version of what is remembered on disk; what another version wrote is not read."""
+
+
+class Folder:
+    """What is remembered of one folder. `ref` is None while what it holds is not stored."""
+
+    __slots__ = (
+        "files", "folders", "ignored", "inode", "is_same", "mode", "mtime_ns", "ref", "rules", "scope", "totals"
+    )  # fmt: skip
+
+    def __init__(self, inode: int = 0) -> None:
+        self.inode = inode
+        self.mode: int = 0
+        self.mtime_ns: int = 0
+        self.files: dict[str, Taken] = {}
+        self.folders: dict[str, Folder] = {}
+        self.ignored: set[str] = set()
+        self.ref: Id | None = None
+        self.rules: tuple[bytes | None, ...] = ()
+        self.scope: Scope | None = None
+        self.is_same = False
+        """Whether it was remembered, and what is ignored in it is what was ignored then."""
+        self.totals: tuple[int, int] = (0, 0)
+
+    def entry(self, name: bytes) -> Entry:
+        """The folder as an entry of the one above."""
+        assert self.ref is not None
+        return Entry(name, tree.FOLDER, stat.S_IMODE(self.mode), self.mtime_ns, 0, self.ref)
+
+
+class _Remembered(msgspec.Struct, array_like=True):
+    inode: int
+    mode: int
+    mtime_ns: int
+    ref: Id | None
+    totals: tuple[int, int]
+    rules: tuple[bytes | None, ...]
+    files: dict[bytes, Taken]
+    folders: dict[bytes, _Remembered]
+
+
+class _Cache(msgspec.Struct, array_like=True):
+    version: int
+    generation: int
+    rules: str
+    top: _Remembered
+
+
+def walk(top: Folder) -> Iterator[tuple[str, Folder]]:
+    """All folders, each with its path."""
+    waiting = [("", top)]
+    while waiting:
+        path, folder = waiting.pop()
+        yield path, folder
+        waiting += [(f"{path}/{name}" if path else name, below) for name, below in folder.folders.items()]
+
+
+def every(top: Folder) -> Iterator[Folder]:
+    """All folders."""
+    return (folder for _, folder in walk(top))
+
+
+def refs_of(folder: Folder) -> Iterator[Id]:
+    """What was stored of a folder and of the files in it."""
+    yield from (each.entry.ref for each in folder.files.values() if each.entry.kind == tree.FILE)
+    if folder.ref is not None:
+        yield folder.ref
+
+
+def _remember(folder: Folder) -> _Remembered:
+    return _Remembered(
+        folder.inode, folder.mode, folder.mtime_ns, folder.ref, folder.totals, folder.rules,
+        {encoded(name): each for name, each in folder.files.items()},
+        {encoded(name): _remember(below) for name, below in folder.folders.items()},
+    )  # fmt: skip
+
+
+def _recall(saved: _Remembered) -> Folder:
+    folder = Folder(saved.inode)
+    folder.mode, folder.mtime_ns, folder.ref, folder.totals = saved.mode, saved.mtime_ns, saved.ref, saved.totals
+    folder.rules, folder.is_same = saved.rules, True
+    folder.files = {decoded(name): each for name, each in saved.files.items()}
+    folder.folders = {decoded(name): _recall(below) for name, below in saved.folders.items()}
+    return folder
+
+
+def save(place: Path, top: Folder, *, sweeps: int, rules: str) -> None:
+    """Remember on disk what is known, so that another process need not read everything again."""
+    cache = _Cache(_SEEN, sweeps, rules, _remember(top))
+    make_folder(place.parent)
+    new = place.with_name(f"{place.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    with create_private(new) as file:
+        file.write(msgspec.msgpack.encode(cache))
+    new.replace(place)
+
+
+def saved(place: Path, *, rules: str) -> tuple[Folder, int] | None:
+    """What another process knew by the same rules, and after how many sweeps; None where nothing can be made of it."""
+    try:
+        cache = msgspec.msgpack.decode(place.read_bytes(), type=_Cache)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
+    return (_recall(cache.top), cache.generation) if (cache.version, cache.rules) == (_SEEN, rules) else None

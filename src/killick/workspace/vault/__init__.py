@@ -1,0 +1,1 @@
+"""The vault: snapshot content in packs, stored once under its hash."""

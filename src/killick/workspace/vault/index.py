@@ -1,0 +1,267 @@
+"""The index of a vault: where each object is, which snapshots are wanted, which restores have begun.
+
+Owns the transactions. What is in no row is not there, whatever the packs hold.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from killick.ids import RandomIds
+from killick.store.sql import queries
+from killick.store.sqlite.file import FileKind, SqliteFile
+from killick.workspace.tree import Id
+
+KIND: Final = FileKind("vault", 0x6B656476, 1, "the index of a vault")
+"""`kedv` in the file's header."""
+
+Q: Final[Any] = queries("vault")
+
+_ASKED_AT_ONCE: Final = 500
+_READ_AT_ONCE: Final = 10
+"""Reading so many ids takes no longer than looking for one."""
+
+_paths: Final = msgspec.msgpack.Decoder(list[bytes])
+
+
+class ObjectLocation(NamedTuple):
+    """Where an object is: in which pack, from which byte, how many there, how many when it is unpacked."""
+
+    pack: int
+    offset: int
+    stored: int
+    size: int
+
+
+class Placed(NamedTuple):
+    """An object and where it is, as a row."""
+
+    id: Id
+    pack: int
+    offset: int
+    stored: int
+    size: int
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A snapshot that somebody wants kept."""
+
+    root: Id
+    owner: str
+    at_us: int
+
+
+class Restoring(msgspec.Struct, frozen=True):
+    """A restore that has begun and not ended; `paths` is None where the whole folder is restored."""
+
+    workspace: str
+    target: Id
+    before: Id | None
+    paths: tuple[bytes, ...] | None
+    at_us: int
+
+
+class Index:
+    """The index, open. Threads and processes may share it."""
+
+    def __init__(self, path: Path, *, busy_seconds: float) -> None:
+        def setup(writer: sqlite3.Cursor) -> None:
+            # A vault that takes the place of one that was removed is known to be another.
+            first = int.from_bytes(RandomIds().key()[:6], "big")
+            writer.execute(Q.lift_counter, (first, "sweeps"))
+
+        self._file = SqliteFile(
+            path, durability="power", busy_seconds=busy_seconds, create=True, setup=setup, kind=KIND
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    # objects ----------------------------------------------------------------------------------
+
+    def locate(self, ref: Id) -> ObjectLocation | None:
+        with self._file.reading() as db:
+            found = db.execute(Q.locate, (ref,)).fetchone()
+        return None if found is None else ObjectLocation(*found)
+
+    def has(self, refs: Iterable[Id]) -> set[Id]:
+        wanted = set(refs)
+        if len(wanted) > _ASKED_AT_ONCE and self.count() < _READ_AT_ONCE * len(wanted):
+            return wanted & self.ids()
+        with self._file.reading() as db:
+            return {ref for ref in wanted if db.execute(Q.has, (ref,)).fetchone() is not None}
+
+    def count(self) -> int:
+        """About how many objects there are."""
+        return self._number(Q.count)
+
+    def ids(self) -> set[Id]:
+        """All of them; ask first how many that is."""
+        with self._file.reading() as db:
+            return {ref for (ref,) in db.execute(Q.ids)}
+
+    def objects(self) -> Iterator[Placed]:
+        """Every object, all as of one moment."""
+        with self._file.reading() as db:
+            for row in db.execute(Q.objects):
+                yield Placed(*row)
+
+    # packs ------------------------------------------------------------------------------------
+
+    def packs(self) -> dict[int, int]:
+        """Every pack, and how far it is published."""
+        with self._file.reading() as db:
+            return dict(db.execute(Q.packs).fetchall())
+
+    def open_packs(self, *, below_bytes: int, limit: int) -> list[int]:
+        with self._file.reading() as db:
+            return [number for (number,) in db.execute(Q.open_packs, (below_bytes, limit))]
+
+    def pack_end(self, pack: int) -> int | None:
+        with self._file.reading() as db:
+            found = db.execute(Q.pack_end, (pack,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def loose_packs(self) -> list[int]:
+        """Packs whose objects are to be compressed."""
+        with self._file.reading() as db:
+            return [number for (number,) in db.execute(Q.loose_packs)]
+
+    def members(self, pack: int) -> list[Placed]:
+        """What is in a loose pack, in the order in which it lies there."""
+        with self._file.reading() as db:
+            ids: bytes = (db.execute(Q.members, (pack,)).fetchone() or (None,))[0] or b""
+            refs = [ids[at : at + 32] for at in range(0, len(ids), 32)]
+            found = [Placed(ref, *row) for ref in refs for row in db.execute(Q.locate, (ref,))]
+        return sorted((each for each in found if each.pack == pack), key=lambda each: each.offset)
+
+    def settle(self, pack: int) -> None:
+        """A loose pack is one like others from now on."""
+        with self._file.writing() as db:
+            db.execute(Q.forget_members, (pack,))
+
+    def packs_taken_away(self) -> int:
+        """The highest number of a pack that was taken away."""
+        return self._number(Q.counter, "packs")
+
+    def sweeps(self) -> int:
+        """A number that goes up whenever a sweep deletes anything, and that no other vault begins with."""
+        return self._number(Q.counter, "sweeps")
+
+    def supersede(self) -> None:
+        """Commit, for the sake of it.
+
+        A process that dies while it commits may leave a transaction that nobody sees, and that would come to light if
+        the next to open the index had to recover it. The next commit takes its place for good. So this comes before
+        anything is cut off that no row is known to need.
+        """
+        with self._file.writing() as db:
+            db.execute(Q.raise_counter, ("commits",))
+
+    # publishing -------------------------------------------------------------------------------
+
+    def publish(
+        self, rows: Sequence[Placed], ends: Mapping[int, int], reference: Reference, *, loose: Collection[int] = ()
+    ) -> None:
+        """A whole snapshot, at once: its objects, how far they fill the packs (which are loose?), and who wants it."""
+        ordered = sorted(rows)
+        members: dict[int, list[Id]] = {pack: [] for pack in ends}
+        for row in ordered:
+            members[row.pack].append(row.id)
+        with self._file.writing() as db:
+            # In the order of the index, which then writes each of its pages once.
+            db.executemany(Q.put_object, ordered)
+            for pack, own in members.items():
+                db.execute(Q.put_pack, (pack, ends[pack], len(own), b"".join(own) if pack in loose else None))
+            db.execute(Q.put_root, (reference.owner, reference.root, reference.at_us))
+
+    def references(self, owner: str | None = None) -> list[Reference]:
+        with self._file.reading() as db:
+            rows = db.execute(Q.roots) if owner is None else db.execute(Q.roots_of, (owner,))
+            return [Reference(*row) for row in rows]
+
+    def is_wanted(self, root: Id) -> bool:
+        with self._file.reading() as db:
+            return db.execute(Q.has_root, (root,)).fetchone() is not None
+
+    def forget(self, owner: str) -> int:
+        with self._file.writing() as db:
+            return db.execute(Q.drop_roots, (owner,)).rowcount
+
+    def forget_owners(self, prefix: str, keep: Callable[[str], bool]) -> int:
+        with self._file.reading() as db:
+            owners = [owner for (owner,) in db.execute(Q.owners, (prefix,))]
+        gone = [owner for owner in owners if not keep(owner)]
+        if not gone:
+            return 0
+        with self._file.writing() as db:
+            return sum(db.execute(Q.drop_roots, (owner,)).rowcount for owner in gone)
+
+    # restoring --------------------------------------------------------------------------------
+
+    def restoring(self, workspace: str) -> Restoring | None:
+        with self._file.reading() as db:
+            found = db.execute(Q.restore, (workspace,)).fetchone()
+        return None if found is None else _restoring(found)
+
+    def unfinished(self) -> list[Restoring]:
+        with self._file.reading() as db:
+            return [_restoring(found) for found in db.execute(Q.restores)]
+
+    def begin_restoring(self, restoring: Restoring) -> None:
+        paths = None if restoring.paths is None else msgspec.msgpack.encode(restoring.paths)
+        row = (restoring.workspace, restoring.target, restoring.before, paths, restoring.at_us)
+        with self._file.writing() as db:
+            db.execute(Q.put_restore, row)
+
+    def end_restoring(self, workspace: str) -> None:
+        with self._file.writing() as db:
+            db.execute(Q.drop_restore, (workspace,))
+
+    # sweeping ---------------------------------------------------------------------------------
+
+    def wanted(self, without: Callable[[str], bool] = lambda owner: False) -> list[Id]:
+        """Every snapshot that must stay: those that are referred to, and those that a restore still needs."""
+        with self._file.reading() as db:
+            roots = dict.fromkeys(root for root, owner, _ in db.execute(Q.roots) if not without(owner))
+            return list(roots | dict.fromkeys(root for (root,) in db.execute(Q.needed)))
+
+    def discard(self, refs: Collection[Id], counts: Mapping[int, int]) -> None:
+        """Delete objects; `counts` says how many each pack then has."""
+        with self._file.writing() as db:
+            db.executemany(Q.drop_object, ((ref,) for ref in refs))
+            db.executemany(Q.count_pack, ((count, pack) for pack, count in counts.items()))
+            db.execute(Q.raise_counter, ("sweeps" if refs else "commits",))
+
+    def move(
+        self, moves: Sequence[tuple[Placed, ObjectLocation]], ends: Mapping[int, int], gone: Collection[int]
+    ) -> None:
+        """Objects are elsewhere from now on, and the packs that they were in are no more."""
+        counts = dict.fromkeys(ends, 0)
+        for _, to in moves:
+            counts[to.pack] += 1
+        with self._file.writing() as db:
+            db.executemany(Q.move_object, ((to.pack, to.offset, to.stored, was.id, was.pack) for was, to in moves))
+            db.executemany(Q.put_pack, ((pack, end, counts[pack], None) for pack, end in ends.items()))
+            db.executemany(Q.drop_pack, ((pack,) for pack in gone))
+            db.execute(Q.lift_counter, (max(gone, default=0), "packs"))
+
+    def damage(self) -> str | None:
+        """What SQLite finds wrong with the file itself, in its words."""
+        with self._file.reading() as db:
+            found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        return None if found == "ok" else found
+
+    def _number(self, query: str, *columns: object) -> int:
+        with self._file.reading() as db:
+            return int(db.execute(query, columns).fetchone()[0])
+
+
+def _restoring(row: tuple[str, Id, Id | None, bytes | None, int]) -> Restoring:
+    workspace, target, before, paths, at_us = row
+    return Restoring(workspace, target, before, None if paths is None else tuple(_paths.decode(paths)), at_us)

@@ -1,0 +1,157 @@
+"""Appending to packs: what is appended is on the disk before the index knows of it, and is cut off if it never does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeAlias
+
+from killick.errors import StoreError
+from killick.workspace.vault.index import Index
+from killick.workspace.vault.locks import let_go
+from killick.workspace.vault.os_errors import explained
+from killick.workspace.vault.packs import Pack, Packs, sync_folder
+
+_BUFFER_BYTES: Final = 2 << 20
+_AT_WORK_MAX: Final = 4
+"""No more is waiting to be written, for it is all in memory."""
+
+_SHORT_PACKS_MAX: Final = 64
+"""Each is an open file until it is published; who has so many takes longer ones."""
+
+_CHUNKS_MAX: Final = 1_000
+_fdatasync: Final = getattr(os, "fdatasync", os.fsync)
+
+_Write: TypeAlias = tuple[Pack, int, int, list[bytes]]
+"""A pack, from where on, how many bytes in all, and which."""
+
+
+class Appending:
+    """Objects that are appended, to as many packs as it takes, or to loose ones of their own. Threads may share it.
+    Nothing of it can be found before the index has it."""
+
+    def __init__(self, packs: Packs, index: Index, *, loose: bool = False) -> None:
+        self._packs = packs
+        self._index = index
+        self._is_loose = loose
+        self._bytes_max = packs.loose_bytes_max if loose else packs.pack_bytes_max
+        self._mutex = threading.Lock()
+        self._taken: list[Pack] = []
+        self._doubtful = False
+        self._beside: ThreadPoolExecutor | None = None
+        self._at_work: deque[Future[None]] = deque()
+
+    def append(self, stored: bytes) -> tuple[int, int]:
+        """Append, and say to which pack and from which byte on."""
+        with self._mutex:
+            taken = self._taken
+            pack = taken[-1] if taken else self._next()
+            writes = list[_Write]()
+            if pack.end >= self._bytes_max:
+                writes.append(_emptied(pack))
+                pack = self._next()
+            offset = pack.end
+            pack.end = end = offset + len(stored)
+            pack.buffer.append(stored)
+            pack.is_used = True
+            if end - pack.written >= _BUFFER_BYTES:
+                writes.append(_emptied(pack))
+            oldest = self._hand_over(writes) if writes and self._is_loose else None
+        if oldest is not None:
+            oldest.result()
+        elif not self._is_loose:
+            # Several threads may be here at once: each writes where nobody else does.
+            for write in writes:
+                self._write(*write)
+        return pack.number, offset
+
+    def sync(self) -> dict[int, int]:
+        """See to it that everything appended is on the disk; how far each pack then goes."""
+        with self._mutex:
+            while self._at_work:
+                self._at_work.popleft().result()
+            for pack in self._taken:
+                self._write(*_emptied(pack))
+                if pack.synced != pack.end:
+                    self._sync(pack)
+            if any(pack.is_new for pack in self._taken):
+                with explained(self._packs.place):
+                    sync_folder(self._packs.folder)
+                for pack in self._taken:
+                    pack.is_new = False
+            return {pack.number: pack.end for pack in self._taken if pack.is_used}
+
+    @contextlib.contextmanager
+    def publishing(self) -> Generator[dict[int, int], None, None]:
+        """Sync, and have the index take in what was appended. If that fails, nobody knows whether it did."""
+        ends = self.sync()
+        self._doubtful = True
+        yield ends
+        for pack in self._taken:
+            pack.published, pack.is_used = pack.end, False
+        self._doubtful = False
+
+    def close(self) -> None:
+        """Give the packs back, without what was not published."""
+        with self._mutex:
+            if self._beside is not None:
+                self._beside.shutdown(cancel_futures=True)
+            for pack in self._taken:
+                # What cannot be cut off now is cut off by who takes the pack next.
+                with contextlib.suppress(OSError, StoreError):
+                    self._cut(pack)
+                let_go(pack.descriptor)
+            self._taken.clear()
+
+    def _hand_over(self, writes: list[_Write]) -> Future[None] | None:
+        """Let another thread write, in this order, while whoever appends goes on; what to wait for, if that is much."""
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(1, "killick-appending")
+        for write in writes:
+            self._at_work.append(self._beside.submit(self._write, *write))
+            if write[0] is not self._taken[-1]:
+                # It is full: the sync in the end has less to wait for.
+                self._at_work.append(self._beside.submit(self._sync, write[0]))
+        return self._at_work.popleft() if len(self._at_work) > _AT_WORK_MAX else None
+
+    def _sync(self, pack: Pack) -> None:
+        with explained(self._packs.place):
+            _fdatasync(pack.descriptor)
+        pack.synced = pack.end
+
+    def _next(self) -> Pack:
+        if len(self._taken) == _SHORT_PACKS_MAX:
+            self._bytes_max = self._packs.pack_bytes_max
+        pack = self._packs.take_new(self._index) if self._is_loose else self._packs.take(self._index)
+        self._taken.append(pack)
+        return pack
+
+    def _cut(self, pack: Pack) -> None:
+        if pack.end == pack.published:
+            return
+        if self._doubtful:
+            self._index.supersede()
+        end = self._index.pack_end(pack.number)
+        if end is None:
+            os.unlink(self._packs.path(pack.number))
+        elif end != pack.end:
+            os.ftruncate(pack.descriptor, end)
+
+    def _write(self, pack: Pack, start: int, size: int, chunks: list[bytes]) -> None:
+        with explained(self._packs.place):
+            done = os.pwritev(pack.descriptor, chunks, start) if 0 < len(chunks) <= _CHUNKS_MAX else 0
+            if done < size:
+                # Too many for one call, or not all were written by it.
+                rest = memoryview(b"".join(chunks))
+                while done < size:
+                    done += os.pwrite(pack.descriptor, rest[done:], start + done)
+
+
+def _emptied(pack: Pack) -> _Write:
+    chunks, start = pack.buffer, pack.written
+    pack.buffer, pack.written = [], pack.end
+    return pack, start, pack.end - start, chunks

@@ -1,0 +1,180 @@
+"""The packs of a vault: files that only grow, in which objects lie one behind the other.
+
+Owns which pack is appended to, and by whom: a pack has one who appends at a time, by a lock on the file. Knows nothing
+of snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from killick.permissions import open_private
+from killick.workspace.vault.index import Index, ObjectLocation
+from killick.workspace.vault.locks import is_still, let_go, try_lock
+from killick.workspace.vault.os_errors import explained
+
+PACK_BYTES_MAX: Final = 256 << 20
+"""A pack that is as long is not appended to any more."""
+
+LOOSE_BYTES_MAX: Final = 32 << 20
+"""Nor is a loose one: it is short, so that it takes little time to compress what is in it."""
+
+_CANDIDATES_MAX: Final = 1_000
+
+
+class Pack:
+    """A pack that is locked, to append to or to take away."""
+
+    __slots__ = ("buffer", "descriptor", "end", "is_new", "is_used", "number", "published", "synced", "written")
+
+    def __init__(self, number: int, descriptor: int, end: int, *, is_new: bool = False) -> None:
+        self.number = number
+        self.is_new = is_new
+        self.descriptor = descriptor
+        self.published = end
+        self.synced = end
+        self.written = end
+        self.end = end
+        self.is_used = False
+        """Whether an object was appended that is not published; it may have no bytes."""
+        self.buffer: list[bytes] = []
+
+
+class Packs:
+    """The folder of packs."""
+
+    def __init__(self, folder: Path, place: str) -> None:
+        self.folder = folder
+        self.place = place
+        self.pack_bytes_max = PACK_BYTES_MAX
+        self.loose_bytes_max = LOOSE_BYTES_MAX
+        self._above = os.fspath(folder)
+        self._last: int | None = None
+
+    def path(self, number: int) -> str:
+        return f"{self._above}/{number:04}.pack"
+
+    def numbers(self) -> list[int]:
+        """Every pack that has a file."""
+        with explained(self.place):
+            try:
+                names = os.listdir(self.folder)
+            except FileNotFoundError:
+                return []
+        found = (name.removesuffix(".pack") for name in names if name.endswith(".pack"))
+        return sorted(int(number) for number in found if number.isdecimal())
+
+    def size_bytes(self, number: int) -> int:
+        """How long a pack's file is; 0 where there is none."""
+        with explained(self.place):
+            try:
+                return os.stat(self.path(number)).st_size
+            except FileNotFoundError:
+                return 0
+
+    def read(self, place: ObjectLocation) -> bytes | str:
+        """What is stored at a place, or why that cannot be had."""
+        try:
+            descriptor = os.open(self.path(place.pack), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return f"its pack {place.pack} is not there"
+        except OSError as error:
+            return f"its pack {place.pack} cannot be opened: {error.strerror}"
+        try:
+            found = os.pread(descriptor, place.stored, place.offset)
+            while len(found) < place.stored:
+                more = os.pread(descriptor, place.stored - len(found), place.offset + len(found))
+                if not more:
+                    return f"its pack {place.pack} is too short"
+                found += more
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            return f"its pack {place.pack} cannot be read: {getattr(error, 'strerror', None) or error}"
+        finally:
+            os.close(descriptor)
+        return found
+
+    # locking ----------------------------------------------------------------------------------
+
+    def lock(self, number: int) -> int | None:
+        """Lock a pack; None: somebody has it, or it is not there."""
+        try:
+            descriptor = open_private(self.path(number), os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        if try_lock(descriptor) and is_still(descriptor, self.path(number)):
+            return descriptor
+        let_go(descriptor)
+        return None
+
+    def take(self, index: Index) -> Pack:
+        """A pack to append to: one that has room and that nobody has, else a new one."""
+        with explained(self.place):
+            for number in self._candidates(index):
+                pack = self._taken(number, index)
+                if pack is not None:
+                    self._last = number
+                    return pack
+            pack = self._made(index)
+            self._last = pack.number
+            return pack
+
+    def take_new(self, index: Index) -> Pack:
+        """A pack that nobody had before."""
+        with explained(self.place):
+            return self._made(index)
+
+    def _candidates(self, index: Index) -> Iterator[int]:
+        if self._last is not None:
+            yield self._last
+        known = index.open_packs(below_bytes=self.pack_bytes_max, limit=_CANDIDATES_MAX)
+        yield from known
+        # Those of processes that died before they published anything.
+        published, gone = index.packs(), index.packs_taken_away()
+        yield from (number for number in self.numbers() if number not in published and number > gone)
+
+    def _taken(self, number: int, index: Index) -> Pack | None:
+        descriptor = self.lock(number)
+        if descriptor is None:
+            return None
+        try:
+            # Asked for under the lock: whoever had it has published by now, or never will.
+            end = index.pack_end(number)
+            size = os.fstat(descriptor).st_size
+            if end is None and number > index.packs_taken_away():
+                end = 0
+            # A pack that is shorter than it should be is damaged: left alone, so that no more is lost.
+            if end is not None and end < self.pack_bytes_max and size >= end:
+                if size > end:
+                    index.supersede()
+                    os.ftruncate(descriptor, end)
+                return Pack(number, descriptor, end)
+        except BaseException:
+            let_go(descriptor)
+            raise
+        let_go(descriptor)
+        return None
+
+    def _made(self, index: Index) -> Pack:
+        number = max([*self.numbers(), *index.packs(), index.packs_taken_away()], default=0)
+        while True:
+            number += 1
+            try:
+                descriptor = open_private(self.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                continue
+            # Between the two, somebody may have taken it for one that was left behind.
+            if try_lock(descriptor) and is_still(descriptor, self.path(number)) and index.pack_end(number) is None:
+                return Pack(number, descriptor, 0, is_new=True)
+            let_go(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,65 @@
+"""Moves objects from one pack to others, so that the pack can go. Decides neither which nor why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+
+from killick.workspace.vault.index import Index, ObjectLocation, Placed
+from killick.workspace.vault.locks import let_go
+from killick.workspace.vault.pack_writer import Appending
+from killick.workspace.vault.packs import Packs
+
+
+@contextlib.contextmanager
+def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, None]:
+    """Have packs for oneself, those that can be had."""
+    held: Mapping[int, int | None] = {}
+    try:
+        held = {number: packs.lock(number) for number in numbers}
+        yield [number for number, descriptor in held.items() if descriptor is not None]
+    finally:
+        for descriptor in held.values():
+            if descriptor is not None:
+                let_go(descriptor)
+
+
+def move_out(
+    index: Index, packs: Packs, number: int, held: Sequence[Placed], pack_up: Callable[[bytes], bytes] = bytes
+) -> bool:
+    """Move all that is left in a locked pack, and delete it. False: something there is damaged, and all stays.
+
+    The copies are on the disk before the rows move, in one transaction, and the rows have moved before the pack goes.
+    Whoever read an old row meanwhile finds the pack gone, and asks the index again.
+    """
+    appending = Appending(packs, index)
+    try:
+        moves = list[tuple[Placed, ObjectLocation]]()
+        for each in sorted(held, key=lambda each: each.offset):
+            stored = packs.read(ObjectLocation(*each[1:]))
+            if isinstance(stored, str):
+                return False
+            stored = pack_up(stored)
+            pack, offset = appending.append(stored)
+            moves.append((each, ObjectLocation(pack, offset, len(stored), each.size)))
+        with appending.publishing() as ends:
+            index.move(moves, ends, [number])
+        delete(packs, [number])
+        return True
+    finally:
+        appending.close()
+
+
+def drop(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
+    """Delete locked packs that hold nothing any more."""
+    if numbers:
+        index.move((), {}, numbers)
+        delete(packs, numbers)
+
+
+def delete(packs: Packs, numbers: Iterable[int]) -> None:
+    """Delete the files of locked packs that no row knows."""
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(packs.path(number))

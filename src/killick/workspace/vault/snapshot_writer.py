@@ -1,0 +1,108 @@
+"""One snapshot being made: its objects are stored once each, and nobody sees any before all are published."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from hashlib import sha256
+from typing import Final
+
+from killick.errors import SnapshotBroken, StoreUnavailable
+from killick.workspace.tree import Id
+from killick.workspace.vault.compression import compressed
+from killick.workspace.vault.index import Index, Placed, Reference
+from killick.workspace.vault.pack_writer import Appending
+from killick.workspace.vault.packs import Packs
+
+_COMPRESSED_BYTES_MAX: Final = 4 << 20
+"""What is new beyond that is stored as it is, which is quicker than copying files; `Vault.compress` does the rest."""
+
+_ASKED_MAX: Final = 200
+"""So many objects are looked up one by one; who adds more has all ids read at once."""
+
+_KNOWN_MAX: Final = 400_000
+"""No more ids are kept in memory, which takes about 100 bytes each."""
+
+
+class Writing:
+    """What `Vault.writing` gives. Threads may add at the same time; publishing comes after all of them."""
+
+    def __init__(self, index: Index, packs: Packs, place: str) -> None:
+        self.sweeps: Final = index.sweeps()
+        """The vault's `generation`. While it is what it was, every id that was seen since is still there."""
+        self._index = index
+        self._place = place
+        self._appending = Appending(packs, index)
+        self._loose = Appending(packs, index, loose=True)
+        self._new_bytes = 0
+        self._mutex = threading.Lock()
+        self._added: dict[Id, object] = {}
+        self._rows: list[Placed] = []
+        self._asked = 0
+        count = index.count()
+        self._may_know = count <= _KNOWN_MAX
+        self._known: Collection[Id] | None = None if count else frozenset()
+        self._failed: str | None = None
+
+    def add(self, data: bytes | memoryview) -> Id:
+        """Store an object, unless it is there, and say its id. The data may change as soon as this returns."""
+        ref = sha256(data).digest()
+        if ref in self._added or self._is_known(ref):
+            return ref
+        token = object()
+        if self._added.setdefault(ref, token) is not token:
+            return ref  # another thread is at it
+        self._refuse_failed()
+        try:
+            size = len(data)
+            self._new_bytes += size
+            if self._new_bytes <= _COMPRESSED_BYTES_MAX:
+                stored = bytes(compressed(data))
+                pack, offset = self._appending.append(stored)
+            else:
+                stored = bytes(data)
+                pack, offset = self._loose.append(stored)
+            self._rows.append(Placed(ref, pack, offset, len(stored), size))
+        except BaseException as error:
+            # Others may have been told that it is there.
+            self._failed = str(error) or type(error).__name__
+            raise
+        return ref
+
+    def publish(self, root: Id, owner: str, at_us: int) -> None:
+        """Make the snapshot visible, whole and for good, and note who wants it."""
+        with self._mutex:
+            self._refuse_failed()
+            if root not in self._added and not self._index.has([root]):
+                raise SnapshotBroken(root.hex(), f"was not added to the vault {self._place}, so it cannot be published")
+            rows, self._rows = self._rows, []
+            try:
+                with self._appending.publishing() as ends, self._loose.publishing() as loose:
+                    self._index.publish(rows, ends | loose, Reference(root, owner, at_us), loose=loose.keys())
+            except BaseException as error:
+                self._failed = str(error) or type(error).__name__
+                raise
+
+    def close(self) -> None:
+        """Leave nothing of what was not published."""
+        self._failed = self._failed or "it is over"
+        self._appending.close()
+        self._loose.close()
+
+    def _refuse_failed(self) -> None:
+        if self._failed is not None:
+            raise StoreUnavailable(
+                self._place, f"this snapshot cannot be gone on with: {self._failed}; begin a new one"
+            )
+
+    def _is_known(self, ref: Id) -> bool:
+        known = self._known
+        if known is not None:
+            return ref in known
+        self._asked += 1
+        if self._asked <= _ASKED_MAX or not self._may_know:
+            return bool(self._index.has((ref,)))
+        with self._mutex:
+            if self._known is None:
+                self._known = self._index.ids()
+            return ref in self._known

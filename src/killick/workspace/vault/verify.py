@@ -1,0 +1,95 @@
+"""Reads everything that snapshots stand on, and says in words what does not hold. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from killick.errors import SnapshotBroken, StoreBroken
+from killick.workspace import tree
+from killick.workspace.tree import FILE, Entry, Id, Load
+from killick.workspace.vault.index import Index
+from killick.workspace.vault.packs import Packs
+
+Progress = Callable[[int, int], object]
+"""Told now and then how many objects have been read, and about how many there are in the vault."""
+
+_TOLD_EVERY: Final = 500
+
+
+def verify(
+    index: Index, packs: Packs, load: Load, roots: Collection[Id] | None, progress: Progress | None, place: str
+) -> list[str]:
+    """What is wrong with these snapshots, or with all and with the vault itself."""
+    problems = list[str]()
+    try:
+        if roots is None:
+            problems += _house(index, packs, place)
+        problems += _snapshots(index, load, roots, progress or _nobody)
+    except StoreBroken as error:
+        # The index cannot be read on; what was found before is told too.
+        problems.append(str(error))
+    return problems
+
+
+def _nobody(done: int, total: int) -> None:
+    """Whom nobody asked, nobody tells."""
+
+
+def _house(index: Index, packs: Packs, place: str) -> Iterator[str]:
+    damage = index.damage()
+    if damage is not None:
+        yield f"the index of the vault {place} is damaged: {damage}"
+    for number, end in index.packs().items():
+        size = packs.size_bytes(number)
+        if size < end:
+            yield f"pack {number} of the vault {place} has {size} bytes and should have {end}"
+
+
+def _snapshots(index: Index, load: Load, roots: Collection[Id] | None, tell: Progress) -> Iterator[str]:
+    owners: dict[Id, str] = {}
+    for reference in index.references():
+        owners.setdefault(reference.root, reference.owner)
+    total = index.count()
+    seen: set[tuple[Id, bool]] = set()
+    for root in owners if roots is None else roots:
+        found = list(_snapshot(root, load, seen, lambda done: tell(done, total)))
+        # Somebody may have forgotten and swept it while it was read.
+        if found and (roots is not None or index.is_wanted(root)):
+            owner = f" of {owners[root]}" if owners.get(root) else ""
+            yield from (f"snapshot {root.hex()[:12]}{owner}: {problem}" for problem in found)
+    tell(len(seen), total)
+
+
+def _snapshot(root: Id, load: Load, seen: set[tuple[Id, bool]], tell: Callable[[int], object]) -> Iterator[str]:
+    """What is wrong with a snapshot, by path; what was read before is not read again."""
+    waiting: list[tuple[bytes, Entry | None, Id]] = [(b"", None, root)]
+    while waiting:
+        path, entry, ref = waiting.pop()
+        # A file may hold the very bytes that list a folder.
+        role = ref, entry is not None and entry.kind == FILE and not entry.is_long
+        if role in seen:
+            continue
+        seen.add(role)
+        if len(seen) % _TOLD_EVERY == 0:
+            tell(len(seen))
+        try:
+            waiting += _read(path, entry, ref, load)
+        except SnapshotBroken as error:
+            yield f"{path.decode(errors='backslashreplace')}: {error}" if path else str(error)
+
+
+def _read(path: bytes, entry: Entry | None, ref: Id, load: Load) -> Iterator[tuple[bytes, Entry | None, Id]]:
+    """Read one thing; what it leads to. No entry: a snapshot itself."""
+    if entry is None:
+        top = tree.root(ref, load)
+        yield path, top, top.ref
+    elif entry.is_folder:
+        for each in tree.folder(ref, load):
+            if each.is_folder or each.kind == FILE:
+                yield path + b"/" + each.name if path else each.name, each, each.ref
+    elif entry.is_long:
+        for block in tree.blocks(ref, load):
+            yield path, Entry(entry.name, FILE, entry.mode, entry.mtime_ns, block.size, block.ref), block.ref
+    elif len(load(ref)) != entry.size:
+        raise SnapshotBroken(ref.hex(), f"does not have the {entry.size} bytes that it should")

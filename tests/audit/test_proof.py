@@ -1,0 +1,228 @@
+"""R35: one event's proof shows that event alone, grows with log n, and needs nothing but the public key."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import killick
+from killick.audit.checkpoint import new_key
+from killick.audit.proof import Growth, Piece, Proof
+from killick.errors import KillickError, ProofBroken, RunUnknown, SealRefused
+from killick.log import Log
+from killick.model import events as e
+
+KEY, PUB = new_key()
+OTHER_KEY, OTHER_PUB = new_key()
+LONG = "a long text that is stored apart " * 100
+
+
+def note(text: Any) -> killick.Entry:
+    return killick.Entry(e.NoteMade(at=2), {"note": text})
+
+
+def started(log: Log, run: str, notes: int) -> None:
+    handle = log.create(e.RunStarted(at=1, run=run, agent="claims"), {"input": run})
+    for first in range(0, notes, 1_000):
+        handle.append(*(note(f"{run} says {number}") for number in range(first, min(notes, first + 1_000))))
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
+    with killick.open("memory:" if request.param == "memory" else str(tmp_path / "killick.db")) as kd:
+        for run, notes in (("a", 5), ("b", 9), ("c", 1)):
+            started(kd.log, run, notes)
+        yield kd
+
+
+def test_every_event_of_every_run_is_proved_with_the_public_key_alone(kd: killick.Client) -> None:
+    kd.seal(KEY)
+    kd.log.open("a").append(note("more"), note("and more"))
+    kd.log.fork(e.RunForked(at=3, run="b-fork", parent="b", cut=4, generation=1)).append(note("another way"))
+    done = kd.seal(KEY)
+    rows = {run: kd.events(run) for run in ("a", "b", "c", "b-fork")}
+    proofs = {(run, each.seq): kd.prove(run, each.seq).file for run, events in rows.items() for each in events}
+    place = kd.store.id
+    kd.close()
+    for (run, seq), proof in proofs.items():
+        proved = killick.verify_proof(proof, PUB, done.file)
+        assert (proved.store, proved.run, proved.seq, proved.size) == (place, run, seq, done.size)
+        assert msgspec.json.encode(proved.event) == rows[run][seq - 1].row.body
+        assert proved.values is None
+    assert len(proofs) == 8 + 10 + 2 + 6
+
+
+def test_with_values_it_shows_them_and_without_only_their_hash(kd: killick.Client) -> None:
+    kd.log.open("a").append(note({"text": LONG, "more": [LONG + "!", 7]}))
+    kd.seal(KEY)
+    proof = kd.prove("a", 7, values=True)
+    assert killick.verify_proof(proof.file, PUB).values == {"note": {"text": LONG, "more": [LONG + "!", 7]}}
+    assert len(proof.pieces) > 1
+    assert b"stored apart" not in kd.prove("a", 7).file
+    assert killick.verify_proof(kd.prove("a", 2, values=True).file, PUB).values == {"note": "a says 0"}
+
+
+def test_values_that_were_erased_cannot_be_shown_and_the_event_still_can(kd: killick.Client) -> None:
+    kd.log.open("a").append(note(LONG))
+    log = kd.log.open("a")
+    kd.log.erase(log, at=4, reason="asked for it", seqs=[3], pieces=list(kd.log.pieces_of("a", 7)))
+    kd.seal(KEY)
+    for seq in (3, 7):
+        with pytest.raises(SealRefused, match=f"values of event {seq} were erased; prove it without them"):
+            kd.prove("a", seq, values=True)
+        assert killick.verify_proof(kd.prove("a", seq).file, PUB).seq == seq
+
+
+def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killick.Client) -> None:
+    with pytest.raises(SealRefused, match="event 1 is not sealed yet, nothing of it is; killick store seal does that"):
+        kd.prove("a", 1)
+    kd.seal(KEY)
+    kd.log.open("a").append(note("later"))
+    with pytest.raises(SealRefused, match="event 7 is not sealed yet, only up to 6; killick store seal does that"):
+        kd.prove("a", 7)
+    for seq in (0, 8):
+        with pytest.raises(SealRefused, match=f"has no event {seq}; it has 1 to 7"):
+            kd.prove("a", seq)
+    with pytest.raises(RunUnknown):
+        kd.prove("nobody", 1)
+
+
+def test_any_flipped_byte_fails() -> None:
+    with killick.open("memory:") as kd:
+        started(kd.log, "a", 5)
+        first = kd.seal(KEY).file
+        kd.log.open("a").append(note({"text": LONG[:700]}))
+        kd.seal(KEY)
+        proof = kd.prove("a", 7, values=True, since=first).file
+    assert killick.verify_proof(proof, PUB, first).run == "a"
+    chance = random.Random(35)
+    flips = [(at, 1 << chance.randrange(8)) for at in range(len(proof))]
+    flips += [(at, flip) for at in range(0, len(proof), 7) for flip in (1, 2, 4, 32)]
+    for at, flip in flips:
+        changed = bytearray(proof)
+        changed[at] ^= flip
+        with pytest.raises(ProofBroken):
+            killick.verify_proof(bytes(changed), PUB)
+
+
+def test_bytes_more_or_less_fail_and_so_does_another_order(kd: killick.Client) -> None:
+    kd.seal(KEY)
+    proof = kd.prove("b", 4).file
+    fields = msgspec.json.decode(proof, type=dict[str, Any])
+    for changed in (proof + b"\n", proof[:-1], b" " + proof, msgspec.json.encode(fields), b"{}", b"", b"[1]", b"\xff"):
+        with pytest.raises(ProofBroken):
+            killick.verify_proof(changed, PUB)
+    turned = msgspec.json.format(msgspec.json.encode(dict(reversed(fields.items()))), indent=2) + b"\n"
+    with pytest.raises(ProofBroken, match="is not written as proofs are"):
+        killick.verify_proof(turned, PUB)
+    with pytest.raises(ProofBroken, match="version 2, this build of Killick reads 1"):
+        killick.verify_proof(proof.replace(b'"version": 1', b'"version": 2'), PUB)
+
+
+def test_parts_of_two_proofs_make_no_third(kd: killick.Client) -> None:
+    kd.log.open("a").append(note({"text": LONG}))
+    kd.seal(KEY)
+    one, two = kd.prove("a", 3, values=True), kd.prove("b", 5)
+    for name in ("seq", "body", "path", "entry", "index", "entry_path"):
+        mixed = msgspec.structs.replace(one, **{name: getattr(two, name)})
+        with pytest.raises(ProofBroken):
+            killick.verify_proof(mixed.file, PUB)
+    extra = msgspec.structs.replace(one, pieces=(Piece("text", b"nothing refers to this"),))
+    with pytest.raises(ProofBroken, match="it has values that nothing refers to"):
+        killick.verify_proof(extra.file, PUB)
+    whole = kd.prove("a", 7, values=True)
+    with pytest.raises(ProofBroken, match="some of the values are missing or were changed"):
+        killick.verify_proof(msgspec.structs.replace(whole, pieces=whole.pieces[1:]).file, PUB)
+
+
+def test_another_key_proves_nothing(kd: killick.Client) -> None:
+    kd.seal(KEY)
+    proof = kd.prove("a", 1).file
+    with pytest.raises(ProofBroken, match="is not signed with this key"):
+        killick.verify_proof(proof, OTHER_PUB)
+    with pytest.raises(ProofBroken, match="is a private key"):
+        killick.verify_proof(proof, KEY)
+    with pytest.raises(ProofBroken, match="is no public key in PEM"):
+        killick.verify_proof(proof, "nonsense")
+
+
+# checkpoints that somebody kept -------------------------------------------------------------------
+
+
+def test_a_proof_fits_the_checkpoint_it_was_made_under_the_next_and_an_older_one_it_was_made_for(
+    kd: killick.Client,
+) -> None:
+    files: list[str] = []
+    for number in range(5):
+        kd.log.open("a").append(note(f"day {number}"))
+        files.append(kd.seal(KEY).file)
+    for since, kept in itertools.product([None, *range(5)], range(5)):
+        given = None if since is None else files[since]
+        proof = kd.prove("a", 3, since=given).file
+        if kept in (4, since):
+            assert killick.verify_proof(proof, PUB, files[kept]).since is not None
+        else:
+            with pytest.raises(ProofBroken, match=r"grew out of the one of .*; killick store prove --since CHECKPOINT"):
+                killick.verify_proof(proof, PUB, files[kept])
+
+
+def test_a_newer_checkpoint_shows_that_it_came_right_after_or_the_proof_has_to_be_made_anew(kd: killick.Client) -> None:
+    kd.seal(KEY)
+    proof = kd.prove("a", 3).file
+    kd.log.open("a").append(note("tuesday"))
+    tuesday = kd.seal(KEY).file
+    kd.log.open("a").append(note("wednesday"))
+    wednesday = kd.seal(KEY).file
+    assert killick.verify_proof(proof, PUB, tuesday).run == "a"
+    for kept in (wednesday, tuesday.partition("\n{")[0] + "\n"):
+        with pytest.raises(ProofBroken, match="make the proof anew, under the newer one"):
+            killick.verify_proof(proof, PUB, kept)
+
+
+def test_a_checkpoint_of_other_seals_or_another_store_does_not_fit(kd: killick.Client, tmp_path: Path) -> None:
+    kd.seal(KEY)
+    proof = kd.prove("a", 3)
+    with killick.open(str(tmp_path / "other.db")) as other:
+        started(other.log, "a", 5)
+        elsewhere = other.seal(KEY).file
+        with pytest.raises(SealRefused, match="these seals did not grow out of it"):
+            other.prove("a", 1, since=kd.seal(KEY).file)
+    with pytest.raises(ProofBroken, match=r"is of store store_.*, the checkpoint of store_"):
+        killick.verify_proof(proof.file, PUB, elsewhere)
+    forged = msgspec.structs.replace(proof, since=Growth(1, proof.path[0], ()))
+    with pytest.raises(ProofBroken, match="does not show that its seals grew out of the older checkpoint"):
+        killick.verify_proof(forged.file, PUB)
+
+
+def test_a_run_that_is_not_what_was_sealed_gives_no_proof() -> None:
+    with killick.open("memory:") as kd:
+        started(kd.log, "a", 3)
+        kd.seal(KEY)
+        kept: Any = kd.store
+        rows, number = kept._runs["a"].rows, 2
+        rows[number] = msgspec.structs.replace(rows[number], body=rows[number].body.replace(b'"at":2', b'"at":1'))
+        with pytest.raises(KillickError, match="do not fit the chain; killick verify a says more"):
+            kd.prove("a", 3)
+
+
+@pytest.mark.parametrize(("events", "bytes_max"), [(10, 1_200), (1_000, 1_600), (10_000, 1_900)])
+def test_a_proof_grows_with_log_n(events: int, bytes_max: int) -> None:
+    with killick.open("memory:") as kd:
+        started(kd.log, "long", events - 1)
+        kd.seal(KEY)
+        proof = kd.prove("long", events // 2)
+        assert len(proof.file) < bytes_max
+        assert len(proof.path) <= (events - 1).bit_length()
+        assert killick.verify_proof(proof.file, PUB).run == "long"
+
+
+def test_a_proof_is_the_file_that_is_documented() -> None:
+    fields = {field.name for field in msgspec.structs.fields(Proof)}
+    page = (Path(__file__).parents[2] / "docs" / "proof.md").read_text(encoding="utf-8")
+    assert {name for name in fields if f"`{name}`" not in page} == set()

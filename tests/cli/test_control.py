@@ -1,0 +1,280 @@
+"""The commands that act on runs: on those that are named, on many that fit, and stepping into one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import killick
+from claims import call, move_in, on_terminal, open_office, plain_environment
+from killick.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    move_in(tmp_path, monkeypatch)
+    open_office()
+    return tmp_path
+
+
+def statuses() -> dict[str, str]:
+    with killick.open("killick.db") as kd:
+        return {listed.run: listed.status for listed in kd.list()}
+
+
+# many ---------------------------------------------------------------------------------------------
+
+
+def test_each_run_is_reported_on_its_own_line_and_one_refusal_makes_the_exit_code_1(
+    office: Path, capsys: Capture
+) -> None:
+    found = call(capsys, "pause", "claim_17", "done_1", "claim_19", "claim_18")
+    assert found.code == 1
+    assert found.out.splitlines() == [
+        "claim_17  paused",
+        "done_1    refused: is over (completed)",
+        "claim_19  refused: is paused already",
+        "claim_18  paused",
+    ]
+    assert statuses()["claim_18"] == "paused"
+
+
+def test_a_run_that_does_not_exist_stops_everything_before_it_begins(office: Path) -> None:
+    assert main(["pause", "claim_17", "claim_99"]) == 2
+    assert statuses()["claim_17"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (["--waiting"], ["claim_17", "claim_18"]),
+        (["--paused"], ["claim_19"]),
+        (["--status", "waiting", "--status", "paused"], ["claim_17", "claim_18", "claim_19"]),
+        (["--agent", "review"], ["claim_17", "claim_18", "claim_19"]),
+        (["--all"], ["claim_17", "claim_18", "claim_19"]),
+        (["--all", "--since", "1h"], ["claim_17", "claim_18", "claim_19"]),
+    ],
+)
+def test_a_selection_finds_what_fits_oldest_first(
+    office: Path, capsys: Capture, options: list[str], runs: list[str]
+) -> None:
+    found = call(capsys, "cancel", *options, "--dry-run", "--json")
+    assert found.code == 0
+    assert [outcome["run"] for outcome in json.loads(found.out)] == runs
+
+
+def test_a_dry_run_changes_nothing(office: Path, capsys: Capture) -> None:
+    before = statuses()
+    found = call(capsys, "pause", "--all", "--dry-run")
+    assert (found.code, found.out) == (0, "claim_17  would be paused\nclaim_18  would be paused\n")
+    assert "nothing done" in found.err
+    assert statuses() == before
+
+
+def test_a_pipe_needs_yes_for_a_selection_and_not_for_names(office: Path, capsys: Capture) -> None:
+    assert call(capsys, "pause", "--all").code == 2
+    assert statuses()["claim_17"] == "waiting"
+    assert call(capsys, "pause", "--all", "--yes").code == 0
+    assert statuses()["claim_17"] == "paused"
+
+
+def test_a_terminal_is_asked_before_many_are_touched(office: Path) -> None:
+    command = [sys.executable, "-m", "killick", "pause", "--waiting"]
+    question = "pause 2 runs (claim_17, claim_18)? [y/N]:"
+    code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
+    assert (code, "killick: nothing done" in seen) == (1, True)
+    assert statuses()["claim_17"] == "waiting"
+    code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
+    assert code == 0
+    assert statuses()["claim_17"] == "paused"
+
+
+def test_json_says_of_each_what_was_done_or_why_not(office: Path, capsys: Capture) -> None:
+    found = json.loads(call(capsys, "pause", "claim_17", "done_1", "--json").out)
+    assert found == [
+        {"run": "claim_17", "status": "waiting", "done": "paused", "refused": None, "dry_run": False},
+        {"run": "done_1", "status": "completed", "done": None, "refused": "is over (completed)", "dry_run": False},
+    ]
+
+
+def test_a_selection_goes_through_every_page(office: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("killick.cli.selection.PAGE", 2)
+    for number in range(5):
+        main(["start", "app.py:greet", "-i", "Ann", "--id", f"g{number}", "--tag", "batch"])
+    found = call(capsys, "cancel", "--tag", "batch", "--yes")
+    assert [line.split()[0] for line in found.out.splitlines()] == [f"g{number}" for number in range(5)]
+
+
+# resume -------------------------------------------------------------------------------------------
+
+
+def test_resume_does_what_each_run_needs_and_says_which(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "resume", "claim_19", "claim_16", "claim_17", "done_1")
+    assert found.code == 1
+    assert found.out.splitlines() == [
+        "claim_19  resumed; to go on: killick run app.py:review --id claim_19",
+        "claim_16  rewound to step 1, which failed; to go on: killick run app.py:pay_out --id claim_16",
+        "claim_17  refused: waits for answer claim_17:9; `killick inbox` says how to answer",
+        "done_1    refused: is over (completed); start another",
+    ]
+    assert call(capsys, "run", "app.py:pay_out", "--id", "claim_16").out == "paid 13 to Ann\n"
+
+
+def test_resume_all_leaves_alone_what_needs_nothing(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "resume", "--all", "--dry-run")
+    assert found.out.splitlines() == [
+        "claim_19  would be resumed: it is paused",
+        "claim_16  would be resumed: it failed",
+    ]
+
+
+def test_why_is_on_record(office: Path) -> None:
+    main(["resume", "claim_19", "--because", "the bank is open", "--by", "mia"])
+    with killick.open("killick.db") as kd:
+        resumed = next(each for each in kd.events("claim_19") if type(each.event).__name__ == "RunResumed")
+        assert kd.log.data("claim_19", resumed.seq) == {"because": "the bank is open"}
+        assert resumed.event.by == "mia"  # type: ignore[attr-defined]
+
+
+def test_a_run_whose_process_was_killed_is_resumed_and_a_live_one_is_not(office: Path, capsys: Capture) -> None:
+    (office / "slow.py").write_text(
+        "import asyncio\nfrom pathlib import Path\nimport killick\n"
+        "@killick.tool(effect='idempotent')\nasync def nap() -> None:\n    Path('asleep').touch()\n"
+        "    while not Path('awake').exists():\n        await asyncio.sleep(0.01)\n"
+        "@killick.agent\nasync def sleeper(run: killick.Run) -> str:\n    await run.call(nap)\n    return 'rested'\n",
+        encoding="utf-8",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "killick", "run", "slow.py", "--id", "s1"], cwd=office, env=plain_environment(),
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while not (office / "asleep").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    found = call(capsys, "resume", "s1")
+    assert (found.code, found.out) == (1, "s1  refused: is being run right now; nothing holds it back\n")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "s1        would be resumed: its process is gone" in call(capsys, "resume", "--all", "--dry-run").out
+    found = call(capsys, "resume", "s1")
+    assert found.out == "s1  taken from a process that is gone; to go on: killick run slow.py:sleeper --id s1\n"
+    (office / "awake").touch()
+    assert call(capsys, "run", "slow.py", "--id", "s1").out == "rested\n"
+
+
+def test_a_diverged_run_is_resumed_with_mended_code(office: Path, capsys: Capture) -> None:
+    text = (office / "app.py").read_text(encoding="utf-8")
+    changed = text.replace("await run.call(fetch_docs, claim.id)", "await run.call(pay, 1, 'Ann', 2)")
+    (office / "app.py").write_text(changed, encoding="utf-8")
+    sys.modules.pop("app", None)
+    main(["answer", "claim_17", "approve"])
+    found = call(capsys, "run", "app.py:review", "--id", "claim_17")
+    assert found.code == 3
+    assert "at step 8 the record has tool fetch_docs" in found.err
+    assert found.err.count("\n") == 1
+    assert "would be resumed: its code and its record disagreed" in call(capsys, "resume", "claim_17", "--dry-run").out
+
+
+# cancel -------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_run_ends_when_it_is_run_next(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "cancel", "claim_17")
+    assert found.out == "claim_17  cancelled when it is run next: killick run app.py:review --id claim_17\n"
+    assert call(capsys, "cancel", "claim_17").out == "claim_17  refused: is being cancelled already\n"
+    assert call(capsys, "resume", "claim_17").out.startswith("claim_17  refused: is being cancelled; to let it end: ")
+    found = call(capsys, "run", "app.py:review", "--id", "claim_17")
+    assert (found.code, found.err.count("\n")) == (1, 1)
+    assert statuses()["claim_17"] == "cancelled"
+
+
+# send, set ----------------------------------------------------------------------------------------
+
+
+def test_a_message_with_an_id_counts_once(office: Path, capsys: Capture) -> None:
+    main(["start", "app.py:listen", "--id", "l1"])
+    for body in ("1", "2"):
+        assert main(["send", "l1", "paid", body, "--id", "m1"]) == 0
+    assert call(capsys, "run", "app.py:listen", "--id", "l1").out == "1\n"
+
+
+def test_set_changes_and_takes_out_entries_of_the_context(office: Path) -> None:
+    assert main(["set", "claim_17", "route=manager", "limit=500", 'who={"name": "mia"}']) == 0
+    assert main(["set", "claim_17", "limit=600", "--unset", "route"]) == 0
+    with killick.open("killick.db") as kd:
+        assert kd.state("claim_17").context.document == {"limit": 600, "who": {"name": "mia"}}
+
+
+# stepping into one run ----------------------------------------------------------------------------
+
+
+def test_set_with_a_version_that_is_not_there_any_more_shows_what_changed(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "set", "claim_17", "limit=500", "--because", "as agreed", "--by", "mia", "--json")
+    told = json.loads(found.out)
+    assert (told["names"], told["version"], told["done"]) == (["limit"], 1, "changed")
+    found = call(capsys, "set", "claim_17", "limit=600", "--saw", "0")
+    assert found.code == 2
+    assert "the context is at version 1, and 0 was seen; since then: limit nothing → 500 by mia" in found.err
+    assert call(capsys, "set", "claim_17", "limit=600", "--saw", "1").code == 0
+    assert call(capsys, "set", "claim_17", "saw=600").code == 2
+    with killick.open("killick.db") as kd:
+        assert kd.state("claim_17").context.document == {"limit": 600}
+
+
+def test_override_answers_a_question_and_names_the_way_back_for_what_is_over(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "override", "claim_17", "9", "no", "--because", "too much", "--by", "mia")
+    assert (found.code, found.err.strip()) == (
+        0,
+        "claim_17: step 9 is given this result; to go on: killick run app.py:review --id claim_17",
+    )
+    found = call(capsys, "override", "claim_18", "8", "{}")
+    assert found.code == 2
+    assert "is over (done); to have it otherwise, take the run back (rewind to 8:before)" in found.err
+    assert call(capsys, "run", "app.py:review", "-q", "--id", "claim_17").out == "not paid: None\n"
+
+
+def test_skip_takes_the_default_of_a_question(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "skip", "claim_18", "9", "--json")
+    assert (found.code, json.loads(found.out)) == (
+        0,
+        {"run": "claim_18", "step": "9", "done": "step 9 is skipped"},
+    )
+    assert call(capsys, "run", "app.py:review", "-q", "--id", "claim_18").out == "not paid: None\n"
+
+
+def test_retry_says_what_waits_instead(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "retry", "claim_17")
+    assert (found.code, found.err) == (2, "killick: claim_17: no step sits out a delay; the run is waiting\n")
+    found = call(capsys, "retry", "claim_17", "9")
+    assert "step 9 (ask) sits out no delay; it is waiting for answer ask" in found.err
+
+
+def test_notes_and_priorities_are_on_record_with_who(office: Path, capsys: Capture) -> None:
+    assert call(capsys, "note", "claim_17", "called them", "--by", "mia").err.startswith("claim_17: noted")
+    found = call(capsys, "prioritize", "claim_17", "7", "--because", "they wait", "--json")
+    assert json.loads(found.out) == {"run": "claim_17", "priority": 7, "done": "prioritized"}
+    shown = call(capsys, "show", "claim_17").out
+    assert "called them" in shown
+    with killick.open("killick.db") as kd:
+        assert kd.info("claim_17").priority == 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["set", "done_1", "x=1"], ["override", "done_1", "1", "x"], ["skip", "done_1", "1"], ["retry", "done_1"],
+     ["note", "done_1", "x"], ["prioritize", "done_1", "1"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_run_that_is_over_is_told_so_in_one_line(office: Path, capsys: Capture, words: list[str]) -> None:
+    found = call(capsys, *words)
+    told = f"killick: done_1: the run is over (completed); {words[0]} does nothing to it\n"
+    assert (found.code, found.err) == (2, told)

@@ -1,0 +1,98 @@
+"""`killick export`: with children, and redacted, and what each file says of itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from claims import call
+from killick.archive.export import load, read
+
+APP = """
+import killick
+
+
+@killick.tool(effect="reads")
+async def fetch(name: str) -> dict:
+    return {"name": name, "email": f"{name}@example.org"}
+
+
+@killick.agent
+async def below(run: killick.Run, name: str) -> dict:
+    return await run.call(fetch, name)
+
+
+@killick.agent
+async def above(run: killick.Run, name: str) -> str:
+    child = await run.spawn(below, name)
+    found = await child.result()
+    return found["email"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "app", raising=False)
+    Path("app.py").write_text(APP, encoding="utf-8")
+    assert call(capsys, "run", "app.py:above", "-q", "-i", "annabel", "--id", "a").code == 0
+    return tmp_path
+
+
+def exported(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[bytes, str]:
+    found = call(capsys, "export", "a", *words, "-o", "a.killick")
+    assert (found.code, found.out) == (0, ""), found
+    return Path("a.killick").read_bytes(), found.err
+
+
+def test_with_children_the_file_has_them_and_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    alone, told = exported(capsys)
+    assert told.startswith("a.killick: ")
+    assert "child" not in told
+    assert json.loads(alone.splitlines()[0])["version"] == 1
+    _, told = exported(capsys, "--with-children")
+    assert ", 1 child, " in told
+    assert read("a.killick").runs == ("a", "a/1")
+    assert "the file holds: 2 runs, " in call(capsys, "verify", "a.killick").out
+    assert call(capsys, "replay", "a.killick", "--run", "a/1", "--agent", "app.py:below").code == 0
+    refused = call(capsys, "replay", "a.killick", "--run", "b", "--agent", "app.py:below")
+    assert (refused.code, refused.err) == (2, "killick: a.killick: has no run b; it has a, a/1\n")
+
+
+def test_redacted_throughout_it_can_be_handed_to_anybody_and_still_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    data, told = exported(capsys, "--redact", "--with-children")
+    assert told.rstrip().endswith(", redacted")
+    assert b"annabel" not in data
+    assert b"example.org" not in data
+    assert call(capsys, "verify", "a.killick").code == 0
+    assert call(capsys, "replay", "a.killick", "--agent", "app.py:above").code == 0
+
+
+@pytest.mark.parametrize(
+    "how", [["--redact", "name"], ["--redact", "name,email"], ["--redact", "name", "--redact", "email"]]
+)
+def test_fields_are_named_one_by_one_or_together(capsys: pytest.CaptureFixture[str], how: list[str]) -> None:
+    data, told = exported(capsys, *how)
+    assert told.rstrip().endswith("name, email redacted" if "email" in " ".join(how) else "name redacted")
+    assert b"annabel" not in data
+    assert load("a.killick").run == "a"
+
+
+def test_a_field_that_is_not_there_is_one_line_and_makes_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    found = call(capsys, "export", "a", "--redact", "nmae", "-o", "x.killick")
+    assert found.code == 2
+    assert found.err.startswith("killick: nmae: no value on record has such a field")
+    assert not Path("x.killick").exists()
+    both = call(capsys, "export", "a", "--redact", "name", "--redact", "-o", "x.killick")
+    assert (both.code, "leave one of the two out" in both.err) == (2, True)
+
+
+def test_a_run_of_an_archive_is_replayed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "store", "prune", "--older", "0s", "--to", "old.killick.gz", "--yes").code == 0
+    found = call(capsys, "replay", "old.killick.gz", "--run", "a", "--agent", "app.py:above")
+    assert (found.code, "✓ agrees" in found.out) == (0, True), found
+    assert "b: no such run" in call(capsys, "replay", "old.killick.gz", "--run", "b", "--agent", "app.py:above").err

@@ -1,0 +1,431 @@
+"""`fork`, `rewind` and `undo`: each says first what stays as it is, then does it, and says what next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import killick
+from claims import Called, call, move_in, on_terminal, plain_environment
+from killick.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+APP: Final = '''
+"""An agent that pays bills."""
+
+from pathlib import Path
+
+import killick
+
+
+def said(line: str) -> None:
+    with Path("bank.txt").open("a") as book:
+        book.write(line + "\\n")
+
+
+def refund(effect: killick.Effect) -> str:
+    if Path("line-is-dead").exists():
+        raise OSError("the line is dead")
+    said(f"refund {effect.result['receipt']}")
+    return f"refunded {effect.result['receipt']}"
+
+
+@killick.tool(effect="reads")
+async def bill(number: int) -> dict:
+    return {"payee": "b-17", "amount": 1250}
+
+
+@killick.tool(effect="reads")
+async def rate(currency: str) -> dict:
+    return {"status": "up", "rate": 2}
+
+
+@killick.tool(compensate=refund, identity=("to",), consumes=("token",))
+async def pay(to: str, amount: int, token: str) -> dict:
+    said(f"pay {amount} to {to}")
+    return {"receipt": "PA-2211", "amount": amount}
+
+
+@killick.tool
+async def mail(to: str, text: str) -> str:
+    said("mail")
+    return "M-77012"
+
+
+@killick.agent
+async def payer(run: killick.Run, number: int) -> str:
+    due = await run.call(bill, number)
+    today = await run.call(rate, "EUR")
+    if today["status"] == "down":
+        return "not paid: no rate today"
+    answer = await run.ask(f"Pay {due['amount']}?", to="managers")
+    if not answer.approved:
+        return "rejected"
+    note = await run.wait("note")
+    paid = await run.call(pay, due["payee"], due["amount"] * today["rate"], getattr(run.context, "token", "T-1"))
+    await run.update(receipt=paid["receipt"])
+    sent = await run.call(mail, "ann@example.org", f"Paid, see {paid['receipt']}: {note}")
+    await run.decided("Is anything left?", "no", options=["yes", "no"], because=f"mail {sent} is out")
+    return f"paid, {paid['receipt']}"
+
+
+@killick.agent
+async def lasting(run: killick.Run, count: int) -> int:
+    if count < 2:
+        await run.renew(count + 1)
+    return count
+
+
+@killick.agent
+async def reader(run: killick.Run, count: int) -> int:
+    await run.call(bill, count)
+    await run.call(rate, "EUR")
+    return count
+'''
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where a bill was paid, by the run bill_17."""
+    move_in(tmp_path, monkeypatch)
+    (tmp_path / "app.py").write_text(APP, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text('[tool.killick]\napp = "app.py"\n', encoding="utf-8")
+    assert main(["run", "app.py:payer", "-q", "-i", "17", "--id", "bill_17"]) == 3
+    assert main(["answer", "bill_17", "approve", "--by", "mia"]) == 0
+    assert main(["send", "bill_17", "note", "thanks"]) == 0
+    assert main(["run", "--id", "bill_17", "-q"]) == 0
+    return tmp_path
+
+
+def bank() -> list[str]:
+    return Path("bank.txt").read_text(encoding="utf-8").splitlines()
+
+
+def status(run: str) -> str:
+    with killick.open("killick.db") as kd:
+        return kd.info(run).status
+
+
+# mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["fork", "bill17"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["fork", "bill_17", "--at", "9:after"], "bill_17: there is no step 9; it has step 1 to 7"),
+        (["fork", "bill_17", "--at", "soon"], "'soon' names no place; write 6:before"),
+        (["fork", "bill_17", "--output", "2={status: down}"], "--output 2: is not JSON"),
+        (["fork", "bill_17", "--output", "2"], "--output 2: no name and value; write it as 2=VALUE"),
+        (["fork", "bill_17", "--output", "=1"], "--output =1: no name and value"),
+        (["fork", "bill_17", "--set", "route"], "--set route: no name and value; write it as route=VALUE"),
+        (["fork", "bill_17", "--input", "{"], "--input: is not JSON"),
+        (["fork", "bill_17", "--input", "many"], "input: expected int, got str; payer takes int"),
+        (["fork", "bill_17", "--output", "2=[1]"], "step 2 (rate)"),
+        (["fork", "bill_17", "--at", "1:after", "--output", "2={}"], "fork at 2:after to change it"),
+        (["fork", "bill_17", "--at", "5:after", "--output", "2={}"], "fork at 2:after to change it"),
+        (["fork", "bill_17", "--id", "bill_17"], "bill_17"),
+        (["fork", "bill_17", "--effects", "some"], "--effects: 'some' is not one of"),
+        (["rewind", "bill17", "--to", "1"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["rewind", "bill_17"], "rewind: needs"),
+        (["rewind", "bill_17", "--to", "9:before"], "bill_17: there is no step 9; it has step 1 to 7"),
+        (["rewind", "bill_17", "--to", "4~3:before"], "there is no generation 3"),
+        (["rewind", "bill_17", "--to", "5:before"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
+        (["rewind", "old", "--to", "start"], "old: goes on as old+2; rewind that, or fork this one"),
+        (["undo", "bill17", "--step", "5"], "bill17: no such run in killick.db; did you mean bill_17?"),
+        (["undo", "bill_17"], "undo: needs"),
+        (["undo", "bill_17", "--step", "9"], "bill_17: there is no step 9; it has step 1 to 7"),
+        (["undo", "bill_17", "--step", "1"], "step 1 cannot be undone: it did nothing to the world (bill reads)"),
+        (["undo", "bill_17", "--step", "3"], "step 3 cannot be undone: it did nothing to the world (ask is a wait)"),
+        (
+            ["undo", "bill_17", "--step", "6"],
+            "step 6 cannot be undone: mail has no compensate=; undo it by hand, then --settled happened",
+        ),
+        (["undo", "bill_17", "--step", "5"], "Nobody is here to say so; add --yes, or --dry-run to only look"),
+    ],
+)
+def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture, args: list[str], line: str) -> None:
+    main(["run", "app.py:lasting", "-q", "-i", "1", "--id", "old"])
+    with killick.open("killick.db") as kd:
+        before = {each.run: kd.log.head(each.run).seq for each in kd.list()}
+    found = call(capsys, *args)
+    assert found.code == 2
+    assert found.err.startswith("killick: ")
+    assert found.err.count("\n") == 1
+    assert line in found.err
+    with killick.open("killick.db") as kd:
+        assert {each.run: kd.log.head(each.run).seq for each in kd.list()} == before
+    assert bank() == ["pay 2500 to b-17", "mail"]
+
+
+def test_an_app_that_does_not_know_the_tool_is_asked_for(office: Path, capsys: Capture) -> None:
+    (office / "pyproject.toml").unlink()
+    for name in ("pay", "mail"):
+        killick.definitions.registry.TOOLS.pop(name)
+    found = call(capsys, "undo", "bill_17", "--step", "5")
+    assert found.err == (
+        "killick: bill_17: step 5 cannot be undone: its tool pay is not declared here; name its module with --app\n"
+    )
+
+
+# fork ---------------------------------------------------------------------------------------------
+
+
+def test_a_fork_says_what_it_shares_what_differs_and_how_to_go_on(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "fork", "bill_17", "--at", "4:after", "--set", "limit=9", "--because", "what if?")
+    assert found.code == 0
+    assert found.out.splitlines() == [
+        "bill_17-fork leaves bill_17 at 4:after @15",
+        "  shares      steps 1 to 4, nothing is copied",
+        "  differs     context limit=9",
+        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new is put to a person first",
+        "  next        killick run --id bill_17-fork",
+        "              killick diff bill_17 bill_17-fork",
+    ]
+    assert status("bill_17-fork") == "queued"
+    assert call(capsys, "fork", "bill_17", "--at", "start", "--effects", "none").out.splitlines()[:4] == [
+        "bill_17-fork-2 leaves bill_17 at start @1",
+        "  shares      its start, nothing is copied",
+        "  differs     in nothing",
+        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new fails the step",
+    ]
+
+
+def test_another_output_forks_right_after_its_step_and_the_run_says_where_they_part(
+    office: Path, capsys: Capture
+) -> None:
+    found = call(capsys, "fork", "bill_17", "--output", '2={"status": "down", "rate": 0}', "--run")
+    assert found.code == 0
+    assert found.out.splitlines() == [
+        "bill_17-fork leaves bill_17 at 2:after @8",
+        "  shares      steps 1 to 2, nothing is copied",
+        '  differs     2 returned {"status":"down","rate":0}',
+        "  world       adopts what bill_17 did (5 pay, 6 mail); what is new is put to a person first",
+        "  now         is completed: not paid: no rate today",
+        "  parts at    step 2: the same call, and something else came of it",
+        '              bill_17       rate(currency="EUR") → {"status":"up","rate":2}',
+        '              bill_17-fork  rate(currency="EUR") → {"status":"down","rate":0}',
+        "  next        killick diff bill_17 bill_17-fork",
+    ]
+    assert bank() == ["pay 2500 to b-17", "mail"]
+    assert status("bill_17") == "completed"
+
+
+def test_a_fork_that_waits_says_for_what_and_ends_with_3(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "fork", "bill_17", "--at", "3:before", "--id", "again", "--run")
+    assert found.code == 3
+    assert "  now         is waiting" in found.out.splitlines()
+    assert "again:3  Pay 1250?" in found.out
+    assert "killick answer again:3 approve" in found.out
+
+
+def test_a_fork_pays_once_with_its_parent(office: Path, capsys: Capture) -> None:
+    assert call(capsys, "fork", "bill_17", "--at", "4:after", "--run", "--id", "other").code == 0
+    assert bank() == ["pay 2500 to b-17", "mail"]
+
+
+def test_a_fork_can_have_another_input_and_a_program_reads_it_as_json(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
+    found = call(capsys, "fork", "read", "--at", "start", "--input", "7", "--model", "m-2", "--run", "--json")
+    told = json.loads(found.out)
+    assert (found.code, told["run"], told["parent"], told["at"], told["status"]) == (
+        0,
+        "read-fork",
+        "read",
+        "start",
+        "completed",
+    )
+    assert (told["generation"], told["effects"]) == (1, "recorded")
+    assert [(each["what"], each["value"]) for each in told["conditions"]] == [
+        ("input", 7),
+        ("model", "m-2"),
+        ("effects", "recorded"),
+    ]
+    assert told["parts"].startswith("step 1: the same call with other arguments")
+    with killick.open("killick.db") as kd:
+        assert kd.state("read-fork").result == 7
+
+
+def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: Path, capsys: Capture) -> None:
+    (office / "pyproject.toml").unlink()
+    (office / "app.py").rename(office / "elsewhere.txt")
+    names = killick.definitions.registry.AGENTS.copy()
+    killick.definitions.registry.AGENTS.restore(({}, {}))
+    found = call(capsys, "fork", "bill_17", "--at", "2:after", "--run")
+    killick.definitions.registry.AGENTS.restore(names)
+    assert found.code == 2
+    assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
+        found.err
+    )
+
+
+# rewind -------------------------------------------------------------------------------------------
+
+LEAVES_3: Final = [
+    "bill_17 would go back to 3:before @8",
+    "  leaves      steps 3 to 7, which stay on record",
+    '  stays done  5   pay(to="b-17", amount=2500, token="T-1") → {"receipt": "PA-2211", "amount": 2500}',
+    '              6   mail(to="ann@example.org", text="Paid, see PA-2211: thanks") → M-77012',
+    "              the same again gets this result; nothing is done twice",
+    "  consumed    token; stays so",
+    "  returns     to the inbox: note, 1×",
+    "  asked anew  step 3: mia said approve",
+]
+
+
+def test_a_rewind_says_first_what_it_does_not_take_back(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "rewind", "bill_17", "--to", "3:before", "--dry-run")
+    assert found == Called(0, "\n".join(LEAVES_3) + "\n", "nothing done; without --dry-run, rewind does this\n")
+    assert status("bill_17") == "completed"
+    found = call(capsys, "rewind", "bill_17", "--to", "3:before", "--yes", "--because", "the wrong payee")
+    assert found.out.splitlines() == [
+        *LEAVES_3,
+        "bill_17  rewound to 3:before",
+        "  next        killick run --id bill_17",
+    ]
+    assert status("bill_17") == "queued"
+
+
+def test_what_was_done_before_a_rewind_is_not_done_again(office: Path, capsys: Capture) -> None:
+    assert call(capsys, "rewind", "bill_17", "--to", "3:before", "--yes").code == 0
+    assert call(capsys, "run", "--id", "bill_17", "-q").code == 3  # it asks again, and has its note back
+    assert call(capsys, "answer", "bill_17", "approve").code == 0
+    assert call(capsys, "run", "--id", "bill_17", "-q").out == "paid, PA-2211\n"
+    assert bank() == ["pay 2500 to b-17", "mail"]
+
+
+def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> None:
+    command = [sys.executable, "-m", "killick", "rewind", "bill_17", "--to", "5:before"]
+    question = "rewind bill_17 to 5:before? [y/N]:"
+    code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
+    assert (code, "killick: nothing done" in seen, status("bill_17")) == (1, True, "completed")
+    code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
+    assert (code, "rewound to 5:before" in seen, status("bill_17")) == (0, True, "queued")
+
+
+def test_nobody_is_asked_where_nothing_was_done_to_the_world(office: Path, capsys: Capture) -> None:
+    main(["run", "app.py:reader", "-q", "-i", "1", "--id", "read"])
+    assert call(capsys, "rewind", "read", "--to", "2:before").out.splitlines() == [
+        "read would go back to 2:before @5",
+        "  leaves      step 2, which stays on record",
+        "read  rewound to 2:before",
+        "  next        killick run --id read",
+    ]
+
+
+def test_a_program_is_told_what_stays_as_json(office: Path, capsys: Capture) -> None:
+    found = json.loads(call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes", "--json").out)
+    assert (found["run"], found["to"], found["done"]) == ("bill_17", "5:before", "rewound to 5:before")
+    assert [(effect["step"], effect["tool"], effect["status"]) for effect in found["effects"]] == [
+        ("5", "pay", "happened"),
+        ("6", "mail", "happened"),
+    ]
+    assert found["effects"][0]["arguments"] == {"to": "b-17", "amount": 2500, "token": "T-1"}
+    assert (found["steps"], found["consumed"], found["messages"]) == (["5", "6", "7"], ["token"], [])
+
+
+def test_a_run_that_somebody_is_at_is_taken_back_by_them(office: Path, capsys: Capture) -> None:
+    with killick.open("killick.db") as holder:
+        holder.log.open("bill_17", holder="somebody")
+        found = call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes")
+        assert found.code == 0
+        assert "will be taken back to 5:before, by somebody, who is at it" in found.out
+        undo = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+        assert undo.code == 4
+        assert undo.err.count("\n") == 1
+
+
+# undo ---------------------------------------------------------------------------------------------
+
+
+def test_an_undo_says_who_used_it_then_undoes_it_and_says_what_came_of_it(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--because", "paid twice")
+    assert found.code == 0
+    with killick.open("killick.db") as kd:
+        key = kd.undoing("bill_17", "5").key
+    assert found.out.splitlines() == [
+        'bill_17 step 5: pay(to="b-17", amount=2500, token="T-1")',
+        '  returned    {"receipt": "PA-2211", "amount": 2500}',
+        f"  effect      happened  {key}",
+        "  undone by   refund",
+        "  used by         context.receipt is PA-2211",
+        "              6   mail  arguments.text has PA-2211  (happened, and stays)",
+        "                  result has PA-2211",
+        "  and so by   7   decision  because has M-77012, through 6",
+        "  consumed    token; stays so",
+        "bill_17  undid step 5, pay",
+        "  came to     refunded PA-2211",
+        "  next        leave it so, or take the run back to before it:",
+        "              killick rewind bill_17 --to 5:before",
+    ]
+    assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
+    again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    assert again == Called(2, "", "killick: bill_17: step 5 cannot be undone: it was undone already, by step 0.1\n")
+    assert "  undone      5   pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
+
+
+def test_an_undo_asks_a_terminal_and_may_only_look(office: Path, capsys: Capture) -> None:
+    assert "nothing done" in call(capsys, "undo", "bill_17", "--step", "5", "--dry-run").err
+    command = [sys.executable, "-m", "killick", "undo", "bill_17", "--step", "5"]
+    question = "undo step 5 of bill_17? [y/N]:"
+    code, seen = on_terminal(command, cwd=office, env=plain_environment(), types={question: "n\n"})
+    assert (code, "killick: nothing done" in seen, bank()) == (1, True, ["pay 2500 to b-17", "mail"])
+    code, _ = on_terminal(command, cwd=office, env=plain_environment(), types={question: "y\n"})
+    assert (code, bank()[-1]) == (0, "refund PA-2211")
+
+
+def test_what_was_undone_by_hand_is_put_on_record(office: Path, capsys: Capture) -> None:
+    found = call(capsys, "undo", "bill_17", "--step", "6", "--yes", "--settled", "happened", "--by", "mia")
+    assert (found.code, "step 6, mail, is undone by hand" in found.out) == (0, True)
+    found = call(capsys, "undo", "bill_17", "--step", "6", "--yes")
+    assert "it was undone already, by step 0.1" in found.err
+    assert bank() == ["pay 2500 to b-17", "mail"]
+
+
+def test_an_undoing_that_is_lost_sight_of_is_settled_and_done_again(office: Path, capsys: Capture) -> None:
+    (office / "line-is-dead").touch()
+    lost = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    assert (lost.code, lost.err.count("\n")) == (1, 1)
+    assert "undoing pay began and its outcome is not known (OSError: the line is dead)" in lost.err
+    assert "--settled happened, or --settled not" in lost.err
+    again = call(capsys, "undo", "bill_17", "--step", "5", "--yes")
+    assert (again.code, again.out) == (2, "")
+    assert (
+        "undoing it began, as step 0.1, and whether that happened is not known; look, and say which it is" in again.err
+    )
+    (office / "line-is-dead").unlink()
+    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--settled", "not").code == 0
+    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes").code == 0
+    assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211"]
+
+
+def test_a_program_is_told_of_an_undo_as_json(office: Path, capsys: Capture) -> None:
+    found = json.loads(call(capsys, "undo", "bill_17", "--step", "5", "--yes", "--json").out)
+    assert (found["tool"], found["status"], found["compensated_by"], found["done"]) == (
+        "pay",
+        "happened",
+        "refund",
+        "undid step 5, pay",
+    )
+    assert [(use["step"], use["what"], use["through"]) for use in found["used_by"]] == [
+        (None, "context.receipt", None),
+        ("6", "arguments.text", None),
+        ("7", "because", "6"),
+        (None, "result", None),
+    ]
+
+
+def test_pay_undo_rewind_pay_is_charged_again_but_not_by_the_same_token(office: Path, capsys: Capture) -> None:
+    assert call(capsys, "undo", "bill_17", "--step", "5", "--yes").code == 0
+    assert call(capsys, "rewind", "bill_17", "--to", "5:before", "--yes").code == 0
+    refused = call(capsys, "run", "--id", "bill_17", "-q")
+    assert (refused.code, "token was claimed by bill_17" in refused.err) == (1, True)
+    assert call(capsys, "rewind", "bill_17", "--to", "4:before", "--yes").code == 0
+    assert call(capsys, "set", "bill_17", "token=T-2").code == 0
+    assert call(capsys, "run", "--id", "bill_17", "-q").out == "paid, PA-2211\n"
+    assert bank() == ["pay 2500 to b-17", "mail", "refund PA-2211", "pay 2500 to b-17"]

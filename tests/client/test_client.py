@@ -1,0 +1,752 @@
+"""The client: running, starting, looking, and being told clearly what is wrong (section 13)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import killick
+from killick.errors import (
+    AgentUnknown,
+    CalledDirectly,
+    DeclarationRefused,
+    DurationRefused,
+    RunMismatch,
+    RunUnknown,
+    ValueRefused,
+)
+from killick.model import events as e
+from processes import Processes, kinds, told
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    with Processes() as made:
+        yield made
+
+
+DONE: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> None:
+    DONE.clear()
+
+
+@dataclass
+class Claim:
+    id: int
+    amount: float = 0.0
+
+
+@dataclass
+class Verdict:
+    paid: bool
+    why: str = ""
+
+
+@killick.tool(effect="at_most_once", name="client_does")
+async def does(what: Any) -> Any:
+    DONE.append(what)
+    return what
+
+
+@killick.agent(name="client_reviews")
+async def reviews(run: killick.Run, claim: Claim) -> Verdict:
+    await run.call(does, claim.id)
+    return Verdict(True, f"{run.input.amount:g} for {claim.id}")
+
+
+@killick.agent(name="client_asks")
+async def asks(run: killick.Run, claim: Claim) -> str:
+    await run.call(does, claim.id)
+    return (await run.ask("well?")).kind
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "killick"]
+
+
+# running ------------------------------------------------------------------------------------------
+
+
+def test_run_returns_the_result_as_the_type_that_the_agent_declares(processes: Processes) -> None:
+    assert processes.new().run(reviews, Claim(17, 1250)) == Verdict(True, "1250 for 17")
+
+
+def test_an_ended_run_gives_its_recorded_result_again_and_says_so(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    kd = processes.new()
+    first = kd.run(reviews, Claim(17), id="r")
+    assert said(caplog) == []
+    before = kinds(kd, "r")
+    for again in (kd, processes.new()):
+        assert again.run(reviews, Claim(17), id="r") == first
+    assert [message.partition(";")[0] for message in said(caplog)] == ["r: completed earlier"] * 2
+    assert (DONE, kinds(kd, "r")) == ([17], before)
+
+
+def test_a_failed_run_raises_its_recorded_failure_again(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+    @killick.agent(name="fails")
+    async def fails(run: killick.Run) -> None:
+        await run.call(does, 1)
+        raise LookupError("no such claim")
+
+    kd = processes.new()
+    failures: list[Any] = []
+    for client in (kd, kd, processes.new()):
+        with pytest.raises(killick.RunFailed, match="no such claim") as failed:
+            client.run(fails, id="r")
+        failures.append(failed.value.failure)
+    assert failures[0].is_a(LookupError)
+    assert failures[0] == failures[1] == failures[2]
+    assert DONE == [1]
+    assert any("failed earlier" in message for message in said(caplog))
+
+
+MISMATCHED: list[tuple[Any, Any]] = [(reviews, Claim(18)), (reviews, Claim(17, 1)), (asks, Claim(17))]
+
+
+@pytest.mark.parametrize(("agent", "claim"), MISMATCHED)
+@pytest.mark.parametrize("how", ["run", "start"])
+def test_the_same_id_with_another_agent_or_input_is_refused_and_changes_nothing(
+    processes: Processes, agent: Any, claim: Any, how: str
+) -> None:
+    kd = processes.new()
+    kd.run(reviews, Claim(17), id="r")
+    before = kinds(kd, "r"), len(kd.list())
+    with pytest.raises(RunMismatch) as refused:
+        getattr(kd, how)(agent, claim, id="r")
+    assert ("agent" if agent is asks else "input") in refused.value.what
+    assert (kinds(kd, "r"), len(kd.list())) == before
+    assert DONE == [17]
+
+
+def test_the_same_id_twice_goes_on_with_the_run(processes: Processes) -> None:
+    kd = processes.new()
+    for _ in range(3):
+        with pytest.raises(killick.RunWaiting):
+            kd.run(asks, Claim(17), id="r")
+    kd.answer("r", "approve")
+    assert kd.run(asks, Claim(17), id="r") == "approve"
+    assert DONE == [17]
+
+
+def test_the_same_id_by_two_threads_at_once_runs_once(processes: Processes) -> None:
+    kd = processes.new()
+    outcomes: list[Any] = []
+    barrier = threading.Barrier(4)
+
+    def go() -> None:
+        barrier.wait(300)
+        try:
+            outcomes.append(kd.run(reviews, Claim(17), id="r").paid)
+        except killick.KillickError as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert len(outcomes) == 4
+    assert set(outcomes) <= {True, "RunBusy"}
+    assert True in outcomes
+    assert DONE == [17]
+
+
+# without an id ------------------------------------------------------------------------------------
+
+
+def test_without_an_id_a_run_whose_process_died_is_resumed_with_one_line_saying_so(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    dying, life = processes.mortal()
+
+    @killick.tool(effect="idempotent", name="dies_once")
+    async def dies_once(n: int) -> int:
+        DONE.append(n)
+        life.die()
+        return n
+
+    @killick.agent(name="dies")
+    async def dies(run: killick.Run, claim: Claim) -> int:
+        await run.call(does, claim.id)
+        return await run.call(dies_once, claim.id)
+
+    with pytest.raises(killick.KillickError):
+        dying.run(dies, Claim(17))
+    processes.mourn()
+    caplog.clear()
+    kd = processes.new()
+    assert kd.run(dies, Claim(17)) == 17
+    assert len(kd.list()) == 1
+    assert DONE == [17, 17, 17]
+    [line] = said(caplog)
+    assert kd.list()[0].run in line
+    assert "fresh=True" in line
+
+
+def test_without_an_id_fresh_starts_another_run(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+    kd = processes.new()
+    for _ in range(2):
+        with pytest.raises(killick.RunWaiting):
+            kd.run(asks, Claim(17), fresh=True)
+    assert len(kd.list()) == 2
+    assert said(caplog) == []
+
+
+def test_without_an_id_another_input_or_an_ended_run_starts_another_run(processes: Processes) -> None:
+    kd = processes.new()
+    for claim in (Claim(17), Claim(17), Claim(18)):
+        kd.run(reviews, claim)
+    assert len(kd.list()) == 3
+    assert DONE == [17, 17, 18]
+
+
+def test_without_an_id_a_run_that_another_living_process_is_at_is_left_alone(processes: Processes) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    @killick.tool(effect="reads", name="client_holds")
+    def holds(n: int) -> int:
+        started.set()
+        go.wait(300)
+        return n
+
+    @killick.agent(name="held_elsewhere")
+    async def agent(run: killick.Run, n: int) -> int:
+        return await run.call(holds, n)
+
+    one, two = processes.new(), processes.new()
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(one.run(agent, 1)))
+    thread.start()
+    try:
+        assert started.wait(300)
+        threading.Timer(0.2, go.set).start()
+        assert two.run(agent, 1) == 1
+    finally:
+        go.set()
+        thread.join(300)
+    assert results == [1]
+    assert len(two.list()) == 2
+
+
+def test_a_run_that_was_given_an_id_is_not_taken_up_by_a_call_without_one(processes: Processes) -> None:
+    kd = processes.new()
+    with pytest.raises(killick.RunWaiting):
+        kd.run(asks, Claim(17), id="mine")
+    with pytest.raises(killick.RunWaiting) as waiting:
+        processes.new().run(asks, Claim(17))
+    assert waiting.value.run != "mine"
+
+
+# starting and following ---------------------------------------------------------------------------
+
+
+def test_start_creates_a_queued_run_and_runs_nothing(processes: Processes) -> None:
+    kd = processes.new()
+    handle = kd.start(reviews, Claim(17), id="r", priority=5, tags=["eu"])
+    assert (handle.id, DONE) == ("r", [])
+    info = handle.info()
+    assert (info.status, info.priority, info.agent) == ("queued", 5, "client_reviews")
+    assert "eu" in info.tags
+    again = kd.start(reviews, Claim(17), id="r")
+    assert again.id == "r"
+    assert kinds(kd, "r") == ["run.started"]
+    assert handle.state().run == "r"
+
+
+def test_a_handle_gives_the_result_when_somebody_else_has_advanced_the_run(processes: Processes) -> None:
+    handle = processes.new().start(reviews, Claim(17), id="r")
+    worker = threading.Thread(target=lambda: processes.new().advance("r"))
+    worker.start()
+    assert handle.result(timeout=3600) == Verdict(True, "0 for 17")
+    worker.join()
+    followed = [str(recorded.event.__struct_config__.tag) for recorded in handle.follow()]
+    assert followed == kinds(processes.new(), "r")
+    assert followed[-1] == "run.completed"
+
+
+def test_a_handle_s_patience_has_an_end(processes: Processes) -> None:
+    handle = processes.new().start(reviews, Claim(17), id="r")
+    with pytest.raises(TimeoutError, match="queued"):
+        handle.result(timeout=1)
+
+
+def test_runs_are_advanced_by_priority(processes: Processes) -> None:
+    kd = processes.new()
+    for run, priority in (("low", 1), ("high", 9), ("middle", 5)):
+        kd.start(reviews, Claim(17), id=run, priority=priority)
+    assert [advanced.run for advanced in kd.advance_due(limit=2)] == ["high", "middle"]
+
+
+def test_advance_says_ended_or_waiting_until(processes: Processes) -> None:
+    @killick.agent(name="sleeps_then_asks")
+    async def agent(run: killick.Run) -> int:
+        await run.sleep("1h")
+        await run.ask("well?")
+        return 1
+
+    kd = processes.new()
+    kd.start(agent, id="r")
+    first = kd.advance("r")
+    assert (first.has_ended, first.status) == (False, "waiting")
+    assert first.wake_at_us == processes.clock.now_us() + 3600 * 1_000_000
+    processes.clock.advance(3601)
+    second = kd.advance("r")
+    assert (second.status, second.wake_at_us) == ("waiting", None)
+    kd.answer("r", "approve")
+    third = kd.advance("r")
+    assert (third.has_ended, third.status, third.result) == (True, "completed", 1)
+
+
+def test_list_finds_runs_by_status_agent_and_tag_newest_first(processes: Processes) -> None:
+    kd = processes.new()
+    kd.run(reviews, Claim(1), id="a", tags=["eu"])
+    kd.start(reviews, Claim(2), id="b")
+    with pytest.raises(killick.RunWaiting):
+        kd.run(asks, Claim(3), id="c", tags=["eu"])
+    assert [listed.run for listed in kd.list()] == ["c", "b", "a"]
+    assert [listed.run for listed in kd.list(status="queued")] == ["b"]
+    assert [listed.run for listed in kd.list(status=["queued", "waiting"])] == ["c", "b"]
+    assert [listed.run for listed in kd.list(agent="client_reviews")] == ["b", "a"]
+    assert [listed.run for listed in kd.list(tag="eu")] == ["c", "a"]
+    newest = kd.list(limit=1)
+    assert [listed.run for listed in kd.list(before=newest[0].number)] == ["b", "a"]
+
+
+def test_the_statuses_are_these_and_no_others(processes: Processes) -> None:
+    seen: list[str] = []
+    kd = processes.new()
+
+    @killick.tool(effect="reads", name="looks_at_status")
+    async def looks() -> None:
+        seen.append(processes.new().info("r").status)
+
+    @killick.agent(name="goes_through_statuses")
+    async def agent(run: killick.Run, ends: str) -> None:
+        await run.call(looks)
+        await run.ask("well?")
+        if ends == "failed":
+            raise LookupError("broken")
+
+    for ends in ("completed", "failed", "cancelled"):
+        seen.clear()
+        run = "r"
+        with Processes() as fresh:
+            processes.store = fresh.store
+            kd = fresh.new()
+            kd.start(agent, ends, id=run)
+            seen.append(kd.info(run).status)
+            kd.advance(run)
+            seen.append(kd.info(run).status)
+            kd.pause(run)
+            seen.append(kd.info(run).status)
+            kd.resume(run)
+            if ends == "cancelled":
+                kd.cancel(run)
+            else:
+                kd.answer(run, "approve")
+            kd.advance(run)
+            seen.append(kd.info(run).status)
+            assert seen == ["queued", "running", "waiting", "paused", ends]
+
+
+# awaitable forms ----------------------------------------------------------------------------------
+
+
+def test_every_method_has_an_awaitable_form_that_does_not_block_the_loop(processes: Processes) -> None:
+    kd = processes.new()
+
+    async def go() -> list[Any]:
+        with pytest.raises(killick.RunWaiting):
+            await kd.run.soon(asks, Claim(17), id="r")
+        assert (await kd.info.soon("r")).status == "waiting"
+        assert (await kd.state.soon("r")).run == "r"
+        assert await kd.events.soon("r")
+        assert [listed.run for listed in await kd.list.soon()] == ["r"]
+        assert [wait.id for wait in await kd.inbox.soon()] == ["r:2"]
+        await kd.say.soon("r", "hello")
+        await kd.send.soon("r", "noise", 1)
+        await kd.set.soon("r", x=1)
+        await kd.prioritize.soon("r", 3)
+        await kd.pause.soon("r")
+        assert await kd.resume.soon("r") == "resumed"
+        await kd.answer.soon("r", "approve")
+        result = await kd.run.soon(asks, Claim(17), id="r")
+        handle = await kd.start.soon(reviews, Claim(18), id="s")
+        await kd.cancel.soon("s")
+        assert (await kd.verify.soon()).problems == []
+        return [result, handle.id]
+
+    assert asyncio.run(go()) == ["approve", "s"]
+
+
+def test_an_async_client_serves_many_runs_on_the_callers_loop(processes: Processes) -> None:
+    meeting: list[int] = []
+    everybody = asyncio.Event()
+
+    @killick.tool(effect="reads", name="meets")
+    async def meets(n: int) -> int:
+        meeting.append(n)
+        if len(meeting) == 20:
+            everybody.set()
+        await asyncio.wait_for(everybody.wait(), 300)
+        return n
+
+    @killick.agent(name="meets_others")
+    async def agent(run: killick.Run, n: int) -> int:
+        return await run.call(meets, n)
+
+    async def go() -> list[int]:
+        async with killick.open("memory:") as kd:
+            return list(await asyncio.gather(*(kd.run.soon(agent, n) for n in range(20))))
+
+    assert asyncio.run(go()) == list(range(20))
+
+
+def test_a_blocking_call_inside_an_agent_is_refused_by_name(processes: Processes) -> None:
+    kd = processes.new()
+
+    @killick.agent(name="blocks_itself")
+    async def agent(run: killick.Run, claim: Claim) -> None:
+        kd.run(reviews, claim)
+
+    with pytest.raises(killick.RunFailed, match=r"\.soon"):
+        kd.run(agent, Claim(17))
+    assert DONE == []
+
+
+# bad input ----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_run_is_one_clear_error_everywhere(processes: Processes) -> None:
+    kd = processes.new()
+    asked: list[Any] = [kd.info, kd.state, kd.events, kd.advance, kd.pause, kd.cancel, kd.resume]
+    for ask in asked:
+        with pytest.raises(RunUnknown, match="nobody"):
+            ask("nobody")
+    with pytest.raises(RunUnknown):
+        kd.say("nobody", "hello")
+    assert kd.list() == []
+
+
+def test_an_unknown_agent_is_one_clear_error_and_creates_nothing(processes: Processes) -> None:
+    kd = processes.new()
+    name: Any = "no_such_agent"
+    for call in (kd.run, kd.start):
+        with pytest.raises(AgentUnknown, match="no_such_agent"):
+            call(name, Claim(17), id="r")
+    assert kd.list() == []
+
+
+def test_an_agent_that_this_process_does_not_know_leaves_the_run_as_it_is(processes: Processes) -> None:
+    @killick.agent(name="known_elsewhere")
+    async def agent(run: killick.Run) -> None:
+        await run.ask("well?")
+
+    kd = processes.new()
+    kd.start(agent, id="r")
+    from killick.definitions.registry import AGENTS
+
+    agents: dict[str, Any] = AGENTS._agents  # pyright: ignore[reportPrivateUsage]
+    known = agents.pop("known_elsewhere")
+    before = kinds(kd, "r")
+    with pytest.raises(AgentUnknown, match="known_elsewhere"):
+        kd.advance("r")
+    assert kinds(kd, "r") == before
+    assert kd.info("r").holder is None
+    agents["known_elsewhere"] = known
+    assert kd.advance("r").status == "waiting"
+
+
+BAD_INPUTS: dict[str, Any] = {
+    "an object": object(), "a field of another type": {"id": "x"}, "another class": Verdict(True), "a number": 17,
+    "nothing": None, "a function": lambda: 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", BAD_INPUTS.values(), ids=BAD_INPUTS)
+@pytest.mark.parametrize("how", ["run", "start"])
+def test_an_input_that_does_not_fit_or_cannot_be_stored_is_refused_and_creates_nothing(
+    processes: Processes, claim: Any, how: str
+) -> None:
+    kd = processes.new()
+    with pytest.raises(ValueRefused, match="input"):
+        getattr(kd, how)(reviews, claim, id="r")
+    assert kd.list() == []
+    assert kd.store.head("r") is None
+
+
+def test_an_argument_that_cannot_be_stored_fails_at_once_naming_step_and_path(processes: Processes) -> None:
+    @killick.agent(name="passes_an_object")
+    async def agent(run: killick.Run) -> None:
+        await run.decided("first", 1)
+        await run.call(does, {"list": [1, object()]})
+
+    kd = processes.new()
+    with pytest.raises(killick.RunFailed, match=r"step 2 \(client_does\).*what.*list.*1") as failed:
+        kd.run(agent, id="r")
+    assert failed.value.failure.is_a(ValueRefused)
+    assert DONE == []
+    assert "attempt.started" not in kinds(kd, "r")
+
+
+def test_a_result_that_cannot_be_stored_fails_the_run_naming_it(processes: Processes) -> None:
+    @killick.agent(name="returns_an_object")
+    async def agent(run: killick.Run) -> Any:
+        return {"deep": [object()]}
+
+    with pytest.raises(killick.RunFailed, match=r"returns_an_object.*deep"):
+        processes.new().run(agent, id="r")
+
+
+def test_a_result_of_another_type_than_declared_fails_the_run(processes: Processes) -> None:
+    @killick.agent(name="returns_another_type")
+    async def agent(run: killick.Run) -> int:
+        wrong: Any = "many"
+        return wrong  # type: ignore[no-any-return]
+
+    kd = processes.new()
+    with pytest.raises(killick.RunFailed):
+        kd.run(agent, id="r")
+    assert kd.info("r").status == "failed"
+
+
+def test_calling_a_tool_directly_inside_an_agent_names_run_call_and_outside_it_is_the_function(
+    processes: Processes,
+) -> None:
+    @killick.agent(name="calls_directly")
+    async def agent(run: killick.Run) -> None:
+        await does(1)
+
+    with pytest.raises(killick.RunFailed, match=r"run\.call\(client_does") as failed:
+        processes.new().run(agent, id="r")
+    assert failed.value.failure.is_a(CalledDirectly)
+    assert DONE == []
+    assert asyncio.run(does(2)) == 2
+
+
+def test_something_that_is_no_tool_is_refused_by_name(processes: Processes) -> None:
+    def plain(n: int) -> int:
+        return n
+
+    @killick.agent(name="calls_a_function")
+    async def agent(run: killick.Run) -> None:
+        no_tool: Any = plain
+        await run.call(no_tool, 1)
+
+    with pytest.raises(killick.RunFailed, match=r"plain.*@killick\.tool"):
+        processes.new().run(agent, id="r")
+
+
+def test_arguments_that_a_tool_does_not_take_are_refused_before_anything_is_recorded(processes: Processes) -> None:
+    @killick.agent(name="calls_wrongly")
+    async def agent(run: killick.Run) -> None:
+        call: Any = run.call
+        await call(does, 1, 2, colour="red")
+
+    kd = processes.new()
+    with pytest.raises(killick.RunFailed) as failed:
+        kd.run(agent, id="r")
+    assert failed.value.failure.is_a(TypeError)
+    assert "step.intended" not in kinds(kd, "r")
+
+
+def test_a_declaration_that_cannot_work_is_refused_when_it_is_made() -> None:
+    def tool(**options: Any) -> None:
+        @killick.tool(name="badly_declared", **options)
+        async def declared(n: int) -> None: ...
+
+    for options in ({"effect": "perhaps"}, {"identity": ("m",)}, {"consumes": "m"}, {"isolate": "process"}):
+        with pytest.raises(DeclarationRefused, match="badly_declared"):
+            tool(**options)
+    for options in ({"timeout": "soon"}, {"patience": "never"}):
+        with pytest.raises(DurationRefused):
+            tool(**options)
+    with pytest.raises((TypeError, DeclarationRefused)):
+        tool(colour="red")
+    with pytest.raises(DeclarationRefused):
+
+        @killick.agent(name="takes_too_much")  # type: ignore[arg-type]  # pyright: ignore
+        async def agent(run: killick.Run, one: int, two: int) -> None: ...
+
+
+def test_a_closed_client_says_so(processes: Processes) -> None:
+    kd = processes.new()
+    kd.run(reviews, Claim(17), id="r")
+    kd.close()
+    kd.close()
+    with pytest.raises(killick.KillickError, match="closed"):
+        kd.run(reviews, Claim(17), id="r")
+
+
+def test_closing_a_client_parks_what_runs_and_another_goes_on(processes: Processes) -> None:
+    started = threading.Event()
+
+    @killick.tool(effect="idempotent", name="interrupted_by_close")
+    async def hangs(key: killick.Key = killick.KEY) -> str:
+        DONE.append(str(key))
+        if len(DONE) == 1:
+            started.set()
+            await asyncio.Event().wait()
+        return "over"
+
+    @killick.agent(name="interrupted")
+    async def agent(run: killick.Run) -> str:
+        return await run.call(hangs)
+
+    kd = processes.new()
+    raised: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            kd.run(agent, id="r")
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    assert started.wait(300)
+    kd.close()
+    thread.join(300)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    assert processes.new().run(agent, id="r") == "over"
+    assert len(set(DONE)) == 1
+
+
+QUITS = """
+    import sys
+    import killick
+
+    @killick.tool(effect="idempotent")
+    async def quits() -> None:
+        raise {error}("bye")
+
+    @killick.tool(effect="idempotent")
+    def quits_in_thread() -> None:
+        raise {error}("bye")
+
+    @killick.agent
+    async def agent(run: killick.Run) -> None:
+        if "{where}" == "agent":
+            raise {error}("bye")
+        await run.call(quits if "{where}" == "tool" else quits_in_thread)
+
+    with killick.open("memory:") as kd:
+        try:
+            kd.run(agent, id="r")
+        except BaseException as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("where", ["agent", "tool", "thread"])
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Path, error: str, where: str) -> None:
+    script = tmp_path / "quits.py"
+    script.write_text(textwrap.dedent(QUITS.format(error=error, where=where)))
+    outcome = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False)
+    assert outcome.stdout.split() != [], outcome.stderr
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_a_run_on_sqlite_is_verified_and_found_again_by_another_process(tmp_path: Path) -> None:
+    place = str(tmp_path / "killick.db")
+    with killick.open(place) as kd, pytest.raises(killick.RunWaiting):
+        kd.run(asks, Claim(17), id="r")
+    with killick.open(f"sqlite:///{place}") as kd:
+        kd.answer("r", "approve", by="ann")
+        assert kd.run(asks, Claim(17), id="r") == "approve"
+        assert kd.verify().problems == []
+        [closed] = told(kd, "r", e.WaitClosed)
+        assert closed.event.by == "ann"
+    assert DONE == [17]
+
+
+def test_logging_of_killick_is_silent_for_an_ordinary_run(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    processes.new().run(reviews, Claim(17))
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_whose_process_died_is_due_by_itself_or_for_whoever_resumes_it(tmp_path: Path, resumed: bool) -> None:
+    path, lives = str(tmp_path / "killick.db"), tmp_path / "lives"
+
+    @killick.tool(effect="reads")
+    async def dies_at_first() -> str:
+        if not lives.exists():
+            lives.write_text("one")
+            os._exit(1)
+        return "done"
+
+    @killick.agent
+    async def mortal(run: killick.Run) -> str:
+        return await run.call(dies_at_first)
+
+    def run() -> None:
+        with killick.open(path) as kd:
+            kd.run(mortal, id="r")
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join()
+    with killick.open(path) as kd:
+        assert kd.info("r").status == "running"
+        if resumed:
+            assert kd.resume("r", by="ann") == "taken from a process that is gone"
+            assert kd.info("r").status == "queued"
+        [advanced] = kd.advance_due()
+        assert advanced.result == "done"
+
+
+def test_of_two_who_start_the_same_id_at_once_both_get_the_one_run(tmp_path: Path) -> None:
+    @killick.agent(name="started_twice")
+    async def agent(run: killick.Run, n: int) -> int:
+        return n
+
+    path = str(tmp_path / "killick.db")
+    with killick.open(path) as one, killick.open(path) as other:
+        looked = one.begin
+
+        def overtaken(*args: Any) -> Any:
+            found = looked(*args)
+            other.start(agent, 7, id="r")
+            return found
+
+        one.begin = overtaken  # type: ignore[method-assign]
+        assert one.start(agent, 7, id="r").id == "r"
+        one.begin = looked  # type: ignore[method-assign]
+        assert len(one.list()) == 1
+        with pytest.raises(RunMismatch):
+            one.start(agent, 8, id="r")
+
+
+@killick.agent(name="raises_generator_exit")
+async def raises_generator_exit(run: killick.Run) -> None:
+    raise GeneratorExit("of its own")
+
+
+def test_an_agent_that_raises_generator_exit_fails_like_any_other() -> None:
+    with killick.open("memory:") as kd:
+        with pytest.raises(killick.RunFailed, match="GeneratorExit: of its own"):
+            kd.run(raises_generator_exit, id="r")
+        assert kd.info("r").status == "failed"

@@ -1,0 +1,275 @@
+"""What a run's model calls were sent, from its record alone: in every provider's form, with a window and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+import killick
+from killick.contracts.prices import Prices
+from killick.history.window_report import Windows, grouped, windows
+from killick.log import boundaries
+from killick.testing import scripted
+from killick.window import estimate
+from killick.window.messages import as_json
+from sessions import FILES, coder, edit, model, read, test, without_models
+
+PROVIDERS = ("openai", "openai-responses", "anthropic")
+
+
+@pytest.fixture
+def kd() -> Iterator[killick.Client]:
+    with killick.open("memory:") as made:
+        yield made
+
+
+def seen(kd: killick.Client, run: str = "r", **options: Any) -> Windows:
+    found = windows(kd.log, run, **options)
+    assert found is not None
+    return found
+
+
+def fills(found: Windows) -> dict[str, int]:
+    return {fill.kind: fill.tokens for fill in found.fills}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_run_without_a_window_is_told_as_well(kd: killick.Client, provider: str) -> None:
+    kd.run(coder, {"provider": provider, "calls": 30}, id="r")
+    found = seen(kd)
+    assert (len(found.calls), found.read, found.budget) == (30, 30, None)
+    assert found.sent == found.without == sum(call.sent for call in found.calls)
+    assert sum(fills(found).values()) == found.at.sent == found.largest.sent
+    assert set(fills(found)) == {"system", "schemas", "files", "results", "user", "assistant"}
+    waste = {each.kind: each for each in found.waste}
+    assert waste["unused"].names == ("session_deploy",)
+    assert waste["unused"].tokens % len(found.calls) == 0
+    assert waste["stale"].tokens > 0
+    assert waste["duplicate"].tokens > 0
+    assert (found.evictions, found.faults, found.pins, found.left) == ((), (), (), 0)
+    assert found.money.spent_micros == found.money.without_micros
+    assert found.money.spent_micros
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_left_and_came_back_is_told_with_what_it_saved(kd: killick.Client, provider: str) -> None:
+    kd.run(coder, {"provider": provider, "calls": 60, "budget": 4_000}, id="r")
+    found = seen(kd)
+    assert found.budget == 4_000
+    assert max(call.sent for call in found.calls) == found.largest.sent <= 4_000
+    assert found.without > 1.5 * found.sent
+    assert fills(found)["left"] > 0
+    assert found.money.spent_micros is not None
+    assert found.money.without_micros is not None
+    assert found.money.spent_micros < found.money.without_micros
+    assert found.left > 5
+    assert sum(call.evicted for call in found.calls) == sum(len(each.pages) for each in found.evictions)
+    assert sum(call.faulted for call in found.calls) == len(found.faults)
+    assert {"recalled"} <= {fault.how for fault in found.faults}
+    first = found.evictions[0]
+    assert first.pages[0].what
+    assert found.calls[first.call - 1].step == first.step
+    out = {page.page for page in found.pages if page.is_out}
+    assert out
+    assert not out & {page.page for page in found.pages if not page.is_out}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_without_is_what_the_whole_history_would_have_taken(kd: killick.Client, provider: str) -> None:
+    sizes: list[int] = []
+
+    @killick.agent(name=f"windows_truth_{provider}")
+    async def truth(run: killick.Run) -> None:
+        window = killick.Window(2_500)
+        model = scripted(*["Once more."] * 24, provider=provider)
+        said: list[Any] = []
+        for number in range(24):
+            said.append({"role": "user", "content": f"{number}: " + f"a word of {number} " * 40})
+            sent = await run.fit(window, said, (), system=None)
+            sizes.append(sent.without)
+            await run.model(model, **{"input" if provider == "openai-responses" else "messages": sent.messages},
+                            tools=sent.tools)  # fmt: skip
+            said.append({"role": "assistant", "content": "Once more."})
+
+    kd.run(truth, id="r")
+    found = seen(kd)
+    assert found.evictions
+    assert [call.without for call in found.calls] == pytest.approx(sizes, rel=0.02, abs=40)
+
+
+def test_each_place_in_its_history_has_its_window(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 20, "budget": 3_000}, id="r")
+    whole = seen(kd)
+    middle = whole.calls[11]
+    found = seen(kd, place=boundaries.at(kd.log, "r", middle.step))
+    assert found.calls[-1] == msgspec.structs.replace(middle, faulted=found.calls[-1].faulted)
+    assert len(found.calls) == 12
+    assert len(seen(kd, place=boundaries.at(kd.log, "r", f"{middle.step}:before")).calls) in (11, 12)
+
+
+def test_what_was_rewound_is_not_told(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 20, "budget": 3_000}, id="r")
+    whole = seen(kd)
+    assert whole.evictions
+    kd.rewind("r", f"{whole.calls[3].step}:after")
+    found = seen(kd)
+    assert [call.step for call in found.calls] == [call.step for call in whole.calls[:4]]
+    assert len(found.evictions) < len(whole.evictions)
+    kd.advance("r")
+    assert seen(kd).at.number > 4
+
+
+def test_a_fork_has_the_window_of_what_it_shares(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "anthropic", "calls": 16, "budget": 3_000}, id="r")
+    whole = seen(kd)
+    kd.fork("r", f"{whole.calls[8].step}:after", id="f")
+    assert [call.sent for call in seen(kd, "f").calls] == [call.sent for call in whole.calls[:9]]
+
+
+def test_conversations_of_branches_are_told_apart(kd: killick.Client) -> None:
+    model = scripted("Yes.", forever=True, provider="openai")
+
+    @killick.agent(name="windows_branches")
+    async def branches(run: killick.Run) -> None:
+        async def talk(topic: str) -> None:
+            said: list[Any] = []
+            for number in range(4):
+                said += [{"role": "user", "content": f"{topic} {number} " * 50}]
+                await run.model(model, messages=said)
+                said += [{"role": "assistant", "content": "Yes."}]
+
+        await run.gather(talk("apples"), talk("pears"))
+
+    kd.run(branches, id="r")
+    found = seen(kd)
+    assert len(found.calls) == 8
+    assert {waste.kind: waste.tokens for waste in found.waste} == {"unused": 0, "stale": 0, "duplicate": 0}
+
+
+def test_what_left_a_branch_is_told_with_its_own_calls(kd: killick.Client) -> None:
+    @killick.agent(name="windows_two")
+    async def two(run: killick.Run) -> None:
+        FILES.update({f"src/{at}.py": f"line {at} of this file\n" * 60 for at in range(10)})
+        talks = (
+            killick.loop(run, model(24, seed, "openai"), [read, edit, test], messages="Mend it.", system="Be careful.",
+                       provider="openai", model="gpt-5.4", budget=2_000)
+            for seed in (1, 2)
+        )  # fmt: skip
+        await run.gather(*talks)
+
+    kd.run(two, id="r")
+    found = seen(kd)
+    assert len(found.calls) == 48
+    assert {each.step.rpartition(".")[0] for each in found.evictions if each.step} == {"1.1", "1.2"}
+    for each in found.evictions:
+        assert found.calls[each.call - 1].step == each.step
+    assert sum(call.evicted for call in found.calls) == sum(len(each.pages) for each in found.evictions)
+    assert max(call.sent for call in found.calls) <= 2_000
+
+
+def test_a_run_that_called_no_model_has_no_window(kd: killick.Client) -> None:
+    kd.run(without_models, id="r")
+    assert windows(kd.log, "r") is None
+
+
+def test_calls_without_messages_are_passed_over(kd: killick.Client) -> None:
+    @killick.agent(name="windows_embeds")
+    async def embeds(run: killick.Run) -> None:
+        await run.model(lambda text: [1.0], text="apples")
+        await run.model(scripted("Yes.", provider="openai"), messages=[{"role": "user", "content": "Sure?"}])
+        await run.model(lambda text: [2.0], text="pears")
+
+    kd.run(embeds, id="r")
+    assert [call.step for call in seen(kd).calls] == ["2"]
+    assert seen(kd, read_max=2).calls == seen(kd).calls
+
+
+def test_erased_messages_are_not_told_and_spoil_nothing(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 6}, id="r")
+    second = seen(kd).calls[1].step
+    step = kd.log.state("r").fold.step(second)
+    assert step is not None
+    with_all = seen(kd)
+    opened = kd.log.open("r")
+    kd.log.erase(opened, at=1, reason="asked for", seqs=(step.intended,))
+    found = seen(kd)
+    assert [call.step for call in found.calls] == [call.step for call in with_all.calls if call.step != second]
+
+
+def test_a_model_without_a_price_is_named(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 3, "model": "homebrew-1"}, id="r")
+    money = seen(kd).money
+    assert (money.spent_micros, money.without_micros, money.unpriced) == (None, None, ("homebrew-1",))
+    prices = Prices({"homebrew-*": {"input": 1, "output": 0}})
+    found = seen(kd, prices=prices)
+    assert found.money.spent_micros == sum(call.counted or 0 for call in found.calls)
+
+
+def test_prices_of_the_runs_own_contract_count(kd: killick.Client) -> None:
+    contract = killick.Contract("cheap", [], prices={"homebrew-*": {"input": 2, "output": 0}})
+
+    @killick.agent(name="windows_contract", contract=contract)
+    async def priced(run: killick.Run) -> None:
+        model = scripted("Yes.", provider="openai", usage=(1_000, 5))
+        await run.model(model, messages=[{"role": "user", "content": "Sure?"}], model="homebrew-1")
+
+    kd.run(priced, id="r")
+    assert (seen(kd).money.spent_micros, seen(kd).money.without_micros) == (2_000, 2_000)
+
+
+def test_money_is_by_what_the_provider_counted_and_its_cache(kd: killick.Client) -> None:
+    usage = iter([(1_000, 0), (1_500, 1_000)])
+
+    def model(messages: Any, model: str) -> dict[str, Any]:
+        read, cached = next(usage)
+        used = {"input_tokens": read - cached, "cache_read_input_tokens": cached, "output_tokens": 10}
+        said = [{"type": "text", "text": "Yes."}]
+        return {"type": "message", "role": "assistant", "model": model, "content": said, "usage": used}
+
+    @killick.agent(name="windows_cached")
+    async def cached(run: killick.Run) -> None:
+        for number in (1, 2):
+            await run.model(model, messages=[{"role": "user", "content": "word " * 100 * number}], model="m")
+
+    kd.run(cached, id="r")
+    found = seen(kd, prices=Prices({"m": {"input": 10, "cached": 1, "output": 100}}))
+    assert (found.counted, found.cached) == (2_500, 1_000)
+    assert found.money.spent_micros == found.money.without_micros == (1_500 * 10) + 1_000 + 20 * 100
+
+
+def test_a_long_run_is_read_in_part_where_it_has_to_be_quick(kd: killick.Client) -> None:
+    model = scripted("Yes.", forever=True, provider="openai")
+
+    @killick.agent(name="windows_long")
+    async def long(run: killick.Run, calls: int) -> None:
+        said: list[Any] = []
+        for number in range(calls):
+            said += [{"role": "user", "content": f"{number} " + "a word " * 20}]
+            await run.model(model, messages=said)
+            said += [{"role": "assistant", "content": "Yes."}]
+
+    kd.run(long, 90, id="r")
+    whole, quick = seen(kd), seen(kd, read_max=20)
+    assert (whole.read, len(whole.calls)) == (90, 90)
+    assert quick.read <= 21
+    assert len(quick.calls) == len(whole.calls)
+    assert (quick.at, quick.fills, quick.calls[0]) == (whole.at, whole.fills, whole.calls[0])
+    assert quick.sent == pytest.approx(whole.sent, rel=0.01)
+
+
+def test_tokens_are_counted_as_asked(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 4}, id="r")
+    letters = seen(kd, tokens=len)
+    assert letters.at.sent == pytest.approx(4 * seen(kd).at.sent, rel=0.05)
+    assert estimate(as_json([1])) == 1
+
+
+def test_calls_are_put_into_groups_of_about_the_same_size(kd: killick.Client) -> None:
+    kd.run(coder, {"provider": "openai", "calls": 11}, id="r")
+    calls = seen(kd).calls
+    assert [len(group) for group in grouped(calls, 4)] == [3, 3, 2, 3]
+    assert [call for group in grouped(calls, 4) for call in group] == list(calls)
+    assert [len(group) for group in grouped(calls, 100)] == [1] * 11

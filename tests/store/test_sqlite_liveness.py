@@ -1,0 +1,101 @@
+"""Locks that prove life: who looks whether a holder lives never makes one that does look dead."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killick.errors import StoreUnavailable
+from killick.store import liveness
+from killick.store.liveness import Holders
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "killick.db"
+
+
+def before_first_lock(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Do something just before the next lock is asked for, once."""
+    real, pending = fcntl.flock, [do]
+
+    def flock(descriptor: int, operation: int) -> None:
+        if pending:
+            pending.pop()()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_a_holder_lives_until_it_is_closed(path: Path) -> None:
+    ours, theirs = Holders(path), Holders(path)
+    assert not theirs.lives("w1")
+    ours.hold("w1")
+    ours.hold("w1")
+    assert ours.lives("w1")
+    assert theirs.lives("w1")
+    ours.close()
+    assert not theirs.lives("w1")
+    assert os.listdir(path.parent) == []
+
+
+def test_two_cannot_be_the_same_holder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_NAPS_SECONDS", (0.0,))
+    ours, theirs = Holders(path), Holders(path)
+    ours.hold("w1")
+    with pytest.raises(StoreUnavailable, match="another process is holder 'w1'"):
+        theirs.hold("w1")
+    ours.close()
+    theirs.hold("w1")
+    theirs.close()
+
+
+def test_a_lock_on_a_file_that_was_just_cleared_away_is_not_taken_for_proof(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = Holders(path), Holders(path)
+    ours._file("w1").touch()
+    before_first_lock(monkeypatch, lambda: theirs.lives("w1"))
+    ours.hold("w1")
+    assert theirs.lives("w1")
+    ours.close()
+
+
+def test_who_finds_a_dead_holder_does_not_clear_away_its_successor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, third = Holders(path), Holders(path), Holders(path)
+    ours._file("w1").touch()
+
+    def succeed() -> None:
+        assert not third.lives("w1")
+        ours.hold("w1")
+
+    before_first_lock(monkeypatch, succeed)
+    assert theirs.lives("w1")
+    assert third.lives("w1")
+    ours.close()
+
+
+def test_who_is_only_looked_at_can_still_become_a_holder(path: Path) -> None:
+    looking, stop = Holders(path), threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            looking.lives("w1")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    failed: list[Any] = []
+    try:
+        for _ in range(200):
+            ours = Holders(path)
+            ours.hold("w1")
+            failed += [] if Holders(path).lives("w1") else ["dead"]
+            ours.close()
+    finally:
+        stop.set()
+        thread.join()
+    assert failed == []

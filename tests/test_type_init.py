@@ -1,0 +1,40 @@
+"""Types are made ready by one thread, however many want to read them at the same moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, threading, types
+from killick.model.typed import convert
+from killick.type_init import ready
+
+sys.setswitchinterval(1e-6)
+parts = "".join(
+    f"class S{number}(msgspec.Struct):\\n" + "".join(f"    a{field}: int | str | None = None\\n" for field in range(30))
+    for number in range(30)
+)
+for round in range(6):
+    module = sys.modules[f"kinds{round}"] = types.ModuleType(f"kinds{round}")
+    top = "class Top(msgspec.Struct):\\n" + "".join(f"    s{n}: S{n} | None = None\\n" for n in range(30))
+    exec(f"from __future__ import annotations\\nimport msgspec\\n{parts}{top}", module.__dict__)
+    begin = threading.Barrier(4)
+
+    def read():
+        begin.wait()
+        found = convert({"s0": {"a0": 1}, "s29": {"a1": "x"}}, module.Top) if round % 2 else ready(module.Top)()
+        assert isinstance(found, module.Top)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("alive")
+"""
+
+
+def test_threads_that_read_a_type_for_the_first_time_at_once_live_on() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr

@@ -1,0 +1,270 @@
+"""Triggers, workers and health: what is shown is how things stand, and what is done to a trigger is done as by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.testclient import TestClient
+
+import killick
+from killick.client.client import Client
+from killick.clock import ManualClock
+from killick.definitions.triggers import TRIGGERS
+from killick.errors import RunUnknown
+from killick.model import events as e
+from killick.store.protocol import RunQuery
+from killick.web.access import Identified
+from killick.web.app import asgi
+from killick.workers import hooks, trigger_runner
+
+
+@killick.agent
+async def report(run: killick.Run, day: str) -> str:
+    return f"report of {day}"
+
+
+@killick.agent
+async def sleeper(run: killick.Run) -> None:
+    await run.sleep("1h")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_794_819_600_000_000)
+
+
+@pytest.fixture
+def kd(tmp_path: Path, clock: ManualClock) -> Iterator[Client]:
+    declared, listening = TRIGGERS.copy(), dict(hooks.HOOKS)
+    with killick.open(str(tmp_path / "killick.db"), clock=clock) as made:
+        yield made
+    TRIGGERS.restore(declared)
+    hooks.HOOKS.clear()
+    hooks.HOOKS.update(listening)
+
+
+@pytest.fixture
+def web(kd: Client) -> Iterator[TestClient]:
+    app = asgi(kd, access=Identified(kd, lambda request: ("ann", "operator")))
+    # A header that no page of another site can make a browser send, so that no proof is asked for.
+    with TestClient(app, headers={"Authorization": "Bearer mine"}) as made:
+        yield made
+
+
+def often(web: TestClient) -> dict[str, Any]:
+    """The trigger that these tests declare, among those that others may have."""
+    [line] = [each for each in told(web, "/triggers")["triggers"] if each["name"] == "often"]
+    return cast("dict[str, Any]", line)
+
+
+def told(web: TestClient, path: str) -> Any:
+    answer = web.get(f"/api/v1{path}")
+    assert answer.status_code == 200, answer.text
+    page = web.get(path)
+    assert page.status_code == 200, page.text
+    return answer.json()
+
+
+# triggers -----------------------------------------------------------------------------------------
+
+
+def test_a_trigger_that_no_worker_has_taken_up_is_shown_with_its_policies(kd: Client, web: TestClient) -> None:
+    killick.every("10m", report, input="x", name="often", missed="all", overlap="queue")
+    line = often(web)
+    assert (line["name"], line["what"], line["agent"]) == ("often", "every 10m", "report")
+    assert (line["missed"], line["overlap"], line["is_set"]) == ("all", "queue", False)
+    assert "no worker has taken it up yet" in web.get("/triggers").text
+
+
+def test_firing_starts_a_run_in_the_name_of_who_asked(kd: Client, web: TestClient) -> None:
+    killick.every("10m", report, input="x", name="often")
+    fired = web.post("/api/v1/triggers/often/fire", json={"input": "today"})
+    assert fired.status_code == 200, fired.text
+    run = fired.json()["run"]
+    assert fired.json() == {"trigger": "often", "run": run, "started": True}
+    assert kd.log.data(run, 1)["input"] == "today"
+    line = often(web)
+    assert (line["run"], line["fired"], line["last_us"]) == (run, 1, kd.clock.now_us())
+    assert [(each["did"], each["by"]) for each in line["recent"]][:1] == [("fired", "ann")]
+
+
+def test_an_input_that_the_agent_cannot_take_is_refused_and_fires_nothing(kd: Client, web: TestClient) -> None:
+    killick.every("10m", report, input="x", name="often")
+    assert web.post("/api/v1/triggers/often/fire", json={"input": 5}).status_code in (409, 422)
+    assert kd.list(agent="report") == []
+
+
+def test_a_trigger_is_paused_and_resumed_with_who_and_why(kd: Client, web: TestClient) -> None:
+    killick.every("10m", report, input="x", name="often")
+    web.post("/api/v1/triggers/often/fire", json={})
+    assert web.post("/api/v1/triggers/often/pause", json={"because": "wrong numbers"}).json()["did"] == "paused"
+    line = often(web)
+    assert line["paused"] is True
+    assert (line["recent"][0]["did"], line["recent"][0]["by"], line["recent"][0]["why"]) == (
+        "paused",
+        "ann",
+        "wrong numbers",
+    )
+    assert web.post("/api/v1/triggers/often/resume", json={}).status_code == 200
+    assert often(web)["paused"] is False
+
+
+def test_pausing_a_trigger_that_nobody_took_up_says_who_does(web: TestClient) -> None:
+    killick.every("10m", report, input="x", name="often")
+    refused = web.post("/api/v1/triggers/often/pause", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "trigger_not_set")
+    assert "killick worker" in refused.json()["detail"]
+
+
+def test_a_trigger_that_is_not_there_is_not_found(web: TestClient) -> None:
+    for act in ("fire", "pause", "resume"):
+        refused = web.post(f"/api/v1/triggers/nobody/{act}", json={})
+        assert (refused.status_code, refused.json()["code"]) == (404, "trigger_unknown")
+
+
+def test_what_was_missed_is_counted_and_said_why(kd: Client, web: TestClient, clock: ManualClock) -> None:
+    killick.every("10m", report, input="x", name="often", missed="once", overlap="allow")
+    web.post("/api/v1/triggers/often/fire", json={})
+    clock.advance(3_600)
+    kd.blocking(_attended(kd))
+    line = often(web)
+    assert line["passed"] > 0
+    assert {each["why"] for each in line["recent"] if each["did"] == "passed"} == {"nobody was there"}
+
+
+async def _attended(kd: Client) -> None:
+    async with kd.worker():
+        while any(each.next_us is None or each.next_us <= kd.clock.now_us() for each in _ours(kd)):
+            await asyncio.sleep(0.01)
+
+
+def _ours(kd: Client) -> list[killick.TriggerInfo]:
+    return [each for each in trigger_runner.triggers(kd) if each.name == "often"]
+
+
+# hooks --------------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: TestClient) -> None:
+    @killick.on("run.started", name="chat")
+    def chat(event: killick.HookEvent) -> None:
+        raise ConnectionError("the chat is down")
+
+    async def until_it_failed() -> None:
+        hooks.ensure(kd)
+        async with kd.worker():
+            await kd.start.soon(report, "x", id="r1")
+            while not any(isinstance(each.event, e.HookFailed) for each in _recorded(kd)):
+                await asyncio.sleep(0.01)
+
+    kd.blocking(until_it_failed())
+    [line] = told(web, "/triggers")["hooks"]
+    assert (line["name"], line["failing"], line["attempts"], line["kinds"]) == ("chat", True, 1, ["run.started"])
+    [missed] = line["undelivered"]
+    assert (missed["run"], missed["seq"]) == ("r1", 1)
+    assert "the chat is down" in missed["why"]
+    assert missed["retry_at_us"] > kd.clock.now_us()
+    assert told(web, "/health")["feed_behind"] > 0
+
+
+def _recorded(kd: Client) -> Any:
+    with contextlib.suppress(RunUnknown):
+        return kd.events("hook:chat")
+    return []
+
+
+# workers ------------------------------------------------------------------------------------------
+
+
+def test_who_holds_a_run_is_shown_with_what_it_is_at(kd: Client, web: TestClient) -> None:
+    kd.start(sleeper, None, id="s1")
+    log = kd.log.open("s1", holder="worker-7", seconds=30)
+    [line] = told(web, "/workers")["workers"]
+    assert (line["holder"], line["runs"]) == ("worker-7", 1)
+    kd.store.release("s1", epoch=log.epoch)
+    assert told(web, "/workers")["workers"] == []
+
+
+def test_runs_that_are_due_and_nobody_takes_are_a_warning_that_says_what_to_start(
+    kd: Client, web: TestClient, clock: ManualClock
+) -> None:
+    assert told(web, "/workers")["advice"] is None
+    kd.start(report, "x", id="r1")
+    clock.advance(90)
+    found = told(web, "/workers")
+    assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", None)]
+    assert found["late"] is True
+    assert "nobody holds anything" in found["advice"]
+    assert "killick worker" in web.get("/workers").text
+
+
+def test_a_run_whose_holder_is_gone_is_shown_as_left_by_it(kd: Client, web: TestClient) -> None:
+    kd.start(report, "x", id="r1")
+    log = kd.log.open("r1", holder="worker-7", seconds=30)
+    kd.store.release("r1", epoch=log.epoch, left=True)
+    found = told(web, "/workers")
+    assert [(each["run"], each["left_by"]) for each in found["due"]] == [("r1", "worker-7")]
+    assert found["orphaned"] == 1
+
+
+# health -------------------------------------------------------------------------------------------
+
+
+def test_health_counts_runs_and_names_what_its_promises_rest_on(kd: Client, web: TestClient) -> None:
+    kd.run(report, "x", id="r1")
+    kd.start(report, "y", id="r2")
+    found = told(web, "/health")
+    assert (found["counts"]["completed"], found["counts"]["queued"], found["due"]) == (1, 1, 1)
+    assert found["oldest_due"]["run"] == "r2"
+    assert {"engine", "durability"} <= {each["name"] for each in found["conditions"]}
+    assert found["seal"] is None
+
+
+def test_a_run_that_was_set_apart_is_wrong_and_named(kd: Client, web: TestClient) -> None:
+    kd.run(report, "x", id="r1")
+    assert told(web, "/health")["wrong"] == 0
+    kd.store.quarantine("r1", "its log is shorter than its head")
+    found = told(web, "/health")
+    assert (found["wrong"], found["apart"][0]["run"]) == (1, "r1")
+    assert "its log is shorter than its head" in web.get("/health").text
+
+
+def test_the_last_seal_is_told_without_its_entries(kd: Client, web: TestClient) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    kd.run(report, "x", id="r1")
+    kd.seal(key, by="ann")
+    seal = told(web, "/health")["seal"]
+    assert (seal["number"], seal["by"], seal["at_us"]) == (1, "ann", kd.clock.now_us())
+
+
+def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client) -> None:
+    with TestClient(asgi(kd, access=Identified(kd, lambda request: None))) as web:
+        assert web.get("/api/v1/alive").json() == {"alive": True}
+        assert web.get("/api/v1/health").status_code == 401
+
+
+def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestClient) -> None:
+    """However long the log of a trigger is, as much of it is read as is shown."""
+    killick.every("10m", report, input="x", name="often")
+    for _ in range(80):
+        web.post("/api/v1/triggers/often/fire", json={})
+    read: list[int] = []
+    whole = kd.store.read
+
+    def counting(run: str, **given: Any) -> Any:
+        rows = whole(run, **given)
+        read.append(len(rows))
+        return rows
+
+    kd.store.read = counting  # type: ignore[method-assign]
+    assert web.get("/api/v1/triggers").status_code == 200
+    assert sum(read) < 400
+    assert len(kd.store.runs(RunQuery(agent="report"), limit=100)) == 80

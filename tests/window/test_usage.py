@@ -1,0 +1,200 @@
+"""What fills a request is told by kind, for every provider's form; and what it would have been without the window is
+what the window itself says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from killick.window import Decision, Shape, Window, estimate
+from killick.window.messages import as_json, size_of
+from killick.window.usage import Filled, Filling, Left, request_of
+
+SHAPES: tuple[Shape, ...] = ("openai", "openai-responses", "anthropic")
+
+
+def called(shape: Shape, number: int, name: str, given: dict[str, Any], result: str) -> list[Any]:
+    """A turn: the model calls a tool, and is told the result."""
+    known_as = f"call_{number}"
+    match shape:
+        case "openai":
+            function = {"name": name, "arguments": as_json(given)}
+            said = {"role": "assistant", "content": None, "tool_calls": [
+                {"id": known_as, "type": "function", "function": function}]}  # fmt: skip
+            return [said, {"role": "tool", "tool_call_id": known_as, "content": result}]
+        case "openai-responses":
+            return [
+                {"type": "function_call", "call_id": known_as, "name": name, "arguments": as_json(given)},
+                {"type": "function_call_output", "call_id": known_as, "output": result},
+            ]
+        case "anthropic":
+            block = {"type": "tool_result", "tool_use_id": known_as, "content": result}
+            return [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": known_as, "name": name, "input": given}]},
+                {"role": "user", "content": [block]},
+            ]
+
+
+def tool(shape: Shape, name: str, about: str) -> dict[str, Any]:
+    takes = {"type": "object", "properties": {"path": {"type": "string"}}}
+    match shape:
+        case "openai":
+            return {"type": "function", "function": {"name": name, "description": about, "parameters": takes}}
+        case "openai-responses":
+            return {"type": "function", "name": name, "description": about, "parameters": takes}
+        case "anthropic":
+            return {"name": name, "description": about, "input_schema": takes}
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join(f"w{chance.randrange(10_000)}" for _ in range(count))
+
+
+def one(messages: list[Any], tools: list[Any] | None = None, system: Any = None) -> Filled:
+    return Filling().fill(messages, tools or [], system)
+
+
+USER = {"role": "user", "content": "Mend the parser."}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_token_of_a_request_is_of_one_kind(shape: Shape) -> None:
+    chance = random.Random(1)
+    messages = [USER, {"role": "user", "content": words(chance, 900)}]
+    messages += called(shape, 1, "read_file", {"path": "a.py"}, words(chance, 300))
+    messages += called(shape, 2, "run_tests", {"where": "all"}, words(chance, 200))
+    messages += called(shape, 3, "fetch_page", {"url": "http://x"}, words(chance, 150))
+    tools = [tool(shape, name, f"does {name}") for name in ("read_file", "run_tests", "fetch_page")]
+    filled = one(messages, tools, "Be careful.")
+    whole = sum(size_of(each, estimate) for each in (*messages, *tools)) + estimate("Be careful.")
+    assert filled.tokens == sum(filled.kinds.values()) == whole
+    assert (filled.without, filled.stale, filled.duplicate) == (whole, 0, 0)
+    found = {kind: filled.counts[kind] for kind in filled.counts if filled.counts[kind]}
+    assert found == {
+        "system": 1, "schemas": 3, "files": 1, "results": 1, "documents": 2, "user": 1, "assistant": 3,
+    }  # fmt: skip
+    assert filled.kinds["files"] > filled.kinds["results"] > filled.kinds["user"] > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_read_is_stale_once_a_later_one_says_something_else(shape: Shape) -> None:
+    chance = random.Random(2)
+    old, new = words(chance, 200), words(chance, 220)
+    read = {"path": "a.py"}
+    messages = [USER, *called(shape, 1, "read_file", read, old)]
+    assert one(messages).stale == 0
+    messages += called(shape, 2, "read_file", {"path": "b.py"}, new)
+    assert one(messages).stale == 0
+    messages += called(shape, 3, "read_file", read, new + " more")
+    assert one(messages).stale >= estimate(old)
+
+
+def test_a_read_is_stale_once_its_file_was_written() -> None:
+    chance = random.Random(3)
+    old = words(chance, 200)
+    messages = [USER, *called("openai", 1, "read_file", {"path": "a.py"}, old)]
+    messages += called("openai", 2, "edit_file", {"path": "a.py", "text": "x"}, "done, and the file was saved")
+    before = one(messages)
+    assert before.stale >= estimate(old)
+    messages += called("openai", 3, "read_file", {"path": "a.py"}, old + " x")
+    assert one(messages).stale == before.stale
+
+
+def test_what_stands_in_a_request_twice_is_a_duplicate_once() -> None:
+    text = words(random.Random(4), 200)
+    messages = [USER]
+    for number in range(3):
+        messages += called("anthropic", number, "read_file", {"path": "a.py"}, text)
+    filled = one(messages)
+    assert 2 * estimate(text) <= filled.duplicate <= 2 * estimate(text) + 60
+    assert filled.stale == 0
+    messages += [m for number in range(3, 9) for m in called("anthropic", number, "run_tests", {"n": number}, "ok")]
+    assert one(messages).duplicate == filled.duplicate  # what is that small is no waste
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int) -> None:
+    """Whatever is cut off, changed or added between two requests."""
+    chance = random.Random(seed)
+    texts = [words(chance, chance.choice((5, 60, 300))) for _ in range(6)]
+    following, messages = Filling(), [USER]
+    for number in range(60):
+        match chance.randrange(10):
+            case 0:
+                messages = messages[: chance.randrange(len(messages) + 1)] or [USER]
+            case 1 if len(messages) > 2:
+                at = chance.randrange(1, len(messages))
+                messages = [*messages[:at], {"role": "user", "content": chance.choice(texts)}, *messages[at:]]
+            case _:
+                name = chance.choice(("read_file", "edit_file", "search"))
+                path = {"path": chance.choice(("a.py", "b.py", "c.py"))}
+                messages = [*messages, *called(shape, number, name, path, chance.choice(texts))]
+        alone = Filling()
+        assert following.fill(messages) == alone.fill(messages)
+
+
+@pytest.mark.parametrize("budget", [1_000_000, 12_000, 4_000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sent_and_without_are_what_the_window_says(shape: Shape, budget: int) -> None:
+    chance = random.Random(5)
+    made: list[Decision] = []
+    window, filling = Window(budget, shape=shape, record=made.append), Filling()
+    files = {f"src/{at}.py": words(chance, chance.choice((50, 200, 600))) for at in range(12)}
+    messages: list[Any] = [USER, *([{"role": "system", "content": words(chance, 60)}] if shape == "openai" else [])][
+        ::-1
+    ]
+    tools = [tool(shape, "read_file", "reads"), *(tool(shape, f"extra_{at}", words(chance, 300)) for at in range(4))]
+    left = 0
+    for number in range(90):
+        sent = window.fit(messages, tools, system=None if shape == "openai" else "Be careful.")
+        for decision in made:
+            pages = decision.told.get("pages", ())
+            filling.left |= {each["page"]: Left(*(each[name] for name in Left.__struct_fields__)) for each in pages}
+            left += len(pages)
+        made.clear()
+        filled = filling.fill(sent.messages, sent.tools, None if shape == "openai" else "Be careful.")
+        assert filled.tokens == sent.tokens
+        assert filled.without == pytest.approx(sent.without, rel=0.02, abs=40)
+        path = chance.choice(sorted(files))
+        if chance.random() < 0.2:
+            files[path] = words(chance, 300)
+        messages += called(shape, number, "read_file", {"path": path}, files[path])
+    assert left > 4
+    assert filled.counts["left"] > 0
+
+
+def test_a_page_knows_how_old_it_is_and_when_it_was_last_spoken_of() -> None:
+    chance = random.Random(6)
+    messages = [USER, *called("openai", 1, "read_file", {"path": "a.py"}, words(chance, 100))]
+    messages += called("openai", 2, "read_file", {"path": "b.py"}, words(chance, 100))
+    messages += called("openai", 3, "edit_file", {"path": "a.py"}, "done")
+    filling = Filling()
+    filling.fill(messages)
+    found = {seen.piece.path: (seen.turn, seen.used) for seen in filling.pieces() if seen.piece.kind == "files"}
+    assert found == {"a.py": (1, 3), "b.py": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        ({"messages": [USER], "tools": None}, [USER]),
+        ({"input": "Hello", "instructions": "Be brief."}, [{"role": "user", "content": "Hello"}]),
+        ({"input": [USER]}, [USER]),
+        ({"prompt": "Hello"}, None),
+        ("Hello", None),
+        (None, None),
+    ],
+)
+def test_a_request_is_found_in_the_arguments_of_a_call(arguments: Any, messages: list[Any] | None) -> None:
+    found = request_of(arguments)
+    assert (None if found is None else found[0]) == messages
+
+
+def test_messages_that_say_nothing_known_are_counted_and_no_more() -> None:
+    odd: list[Any] = [None, 17, "Hello", {}, {"role": "critic", "content": 3}, {"role": "user", "content": [None, 4]}]
+    filled = one(odd, [None, {}, {"type": "web_search"}])
+    assert filled.messages == 6
+    assert filled.tokens == sum(filled.kinds.values()) > 0

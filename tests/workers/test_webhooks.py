@@ -1,0 +1,510 @@
+"""Webhooks are signed so that receivers can tell, and sent so that nothing is lost and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+import killick
+from killick.errors import DeclarationRefused, WebhookRefused
+from killick.model import events as e
+from killick.store import MemoryStore, SqliteStore
+from killick.store.protocol import OutboxItem
+from killick.workers.hooks import HOOKS, HookEvent, attend, ensure
+from killick.workers.webhooks import document
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+NOW_US = 1_750_000_000_000_000
+
+
+class Taken(NamedTuple):
+    """A request as the far side got it."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class FarSide:
+    """A service that answers as it is told, the last answer for ever, and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], bytes]] = [(204, {}, b"")]
+        self.taken: list[Taken] = []
+        self.hangs: threading.Event | None = None
+        far = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                far.taken.append(Taken(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+                if far.hangs is not None:
+                    far.hangs.wait(300)
+                status, headers, said = far.answers.pop(0) if len(far.answers) > 1 else far.answers[0]
+                self.send_response(status)
+                for name, value in {"content-length": str(len(said)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(said)
+
+            do_GET = do_POST  # noqa: N815
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.origin = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = f"{self.origin}/in/s3cret-path?token=t0ken"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self.hangs is not None:
+            self.hangs.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def far() -> Iterator[FarSide]:
+    made = FarSide()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def declared() -> Iterator[None]:
+    before = dict(HOOKS)
+    yield
+    HOOKS.clear()
+    HOOKS.update(before)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
+    clock = killick.ManualClock(NOW_US)
+    path = tmp_path / "killick.db"
+    store = MemoryStore(clock=clock) if request.param == "memory" else SqliteStore(path, clock=clock)
+    with killick.Client(store, clock=clock) as client:
+        yield client
+
+
+class Rests:
+    """A worker that stops after so many rests; each moves the clock."""
+
+    def __init__(self, clock: Any, times: int) -> None:
+        self.clock, self.times = clock, times
+
+    @property
+    def stopping(self) -> bool:
+        return self.times <= 0
+
+    async def rest(self, seconds: float) -> None:
+        self.times -= 1
+        self.clock.advance(seconds)
+
+
+def attended(kd: killick.Client, name: str = "ops", rests: int = 1) -> None:
+    head = kd.store.lease(f"hook:{name}", kd.engine.holder, seconds=3600 * 24)
+    asyncio.run(attend(kd, kd.log.open(f"hook:{name}"), Rests(kd.clock, rests)))
+    kd.store.release(f"hook:{name}", epoch=head.epoch)
+
+
+def recorded(kd: killick.Client, name: str = "ops") -> list[tuple[str, dict[str, Any]]]:
+    """What is on record of a hook after its declaration."""
+    found = kd.events(f"hook:{name}", after=2)
+    return [
+        (str(each.event.__struct_config__.tag), kd.log.data(f"hook:{name}", each.seq).get("failure", {}))
+        for each in found
+    ]
+
+
+@killick.agent(name="webhooked")
+async def pays(run: killick.Run, claim: dict[str, Any]) -> Any:
+    return (await run.ask(f"Pay {claim['amount']}?", to="managers")).kind
+
+
+@killick.tool(name="webhooked_charge")
+def charge(card: killick.Secret) -> str:
+    return "charged"
+
+
+@killick.agent(name="webhooked_charges")
+async def charges(run: killick.Run) -> None:
+    await run.call(charge, killick.Secret("4242"))
+
+
+@killick.agent(name="webhooked_long")
+async def long(run: killick.Run) -> dict[str, str]:
+    return {"short": "x", "long": "y" * 100_000}
+
+
+def open_wait(kd: killick.Client, run: str = "claim-1") -> None:
+    with pytest.raises(killick.RunWaiting):
+        kd.run(pays, {"amount": 1250}, id=run)
+
+
+def hmac_by_hand(key: bytes, message: bytes) -> bytes:
+    """RFC 2104, as it is written there, for keys of up to a block."""
+    padded = key.ljust(64, b"\0")
+    inner = sha256(bytes(byte ^ 0x36 for byte in padded) + message).digest()
+    return sha256(bytes(byte ^ 0x5C for byte in padded) + inner).digest()
+
+
+# what is sent -------------------------------------------------------------------------------------
+
+
+def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    [taken] = far.taken
+    assert taken.path == "/in/s3cret-path?token=t0ken"
+    opened = kd.state("claim-1").fold.facts.waits["1"].opened
+    document = json.loads(taken.body)
+    assert document == {
+        "version": 1,
+        "id": f"claim-1:{opened}:ops",
+        "type": "wait.opened",
+        "run": "claim-1",
+        "agent": "webhooked",
+        "seq": opened,
+        "at": "2025-06-15T15:06:40+00:00",
+        "event": document["event"],
+        "data": document["data"],
+        "left_out": [],
+    }
+    assert document["event"].items() >= {"step": "1", "waits_for": "answer", "to": ["managers"]}.items()
+    assert document["data"]["prompt"] == "Pay 1250?"
+    headers = taken.headers
+    assert (headers["content-type"], headers["webhook-id"]) == ("application/json", document["id"])
+    assert headers["webhook-timestamp"] == "1750000000"
+    signed = f"{document['id']}.1750000000.".encode() + taken.body
+    by_hand = b64encode(hmac_by_hand(b64decode(SECRET.removeprefix("whsec_")), signed)).decode()
+    assert headers["webhook-signature"] == f"v1,{by_hand}"
+    assert killick.webhook_verify(SECRET, headers, taken.body, clock=kd.clock) == document
+
+
+def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    ensure(kd)
+    open_wait(kd, "Zürich 1. 2")
+    attended(kd)
+    [taken] = far.taken
+    document = killick.webhook_verify("s", taken.headers, taken.body, clock=kd.clock)
+    assert (taken.headers["webhook-id"].isascii(), document["run"]) == (True, "Zürich 1. 2")
+
+
+def test_large_values_are_left_out_and_named(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "run.completed", secret="s", name="ops")
+    ensure(kd)
+    kd.run(long, id="long")
+    attended(kd)
+    document = json.loads(far.taken[0].body)
+    assert (document["data"], document["left_out"]) == ({}, ["result"])
+
+
+def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -> None:
+    kd.run(charges, id="claim-1")
+    seq = next(each.seq for each in kd.events("claim-1") if isinstance(each.event, e.StepIntended))
+    told = OutboxItem(position=1, run="claim-1", seq=seq, kind="step.intended")
+    event = HookEvent(kd, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
+    sent = msgspec.json.encode(document(event))
+    assert json.loads(sent)["data"]["arguments"]["card"].keys() == {"$secret"}
+    assert b"4242" not in sent
+
+
+def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "run.completed", secret="s", name="ops")
+    ensure(kd)
+    kd.run(long, id="long")
+    log = kd.log.open("long")
+    kd.log.erase(log, at=NOW_US, reason="gdpr", seqs=[3])
+    attended(kd)
+    document = json.loads(far.taken[0].body)
+    assert (document["type"], document["data"], document["left_out"]) == ("run.completed", {}, ["data"])
+
+
+def test_neither_secret_nor_address_is_on_record(
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_SECRET", "0ne-secret")
+    killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
+    far.answers = [(500, {}, b"")]
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    kinds = [kind for kind, _ in recorded(kd)]
+    stored = b"".join(row.body + (row.data or b"") for row in kd.store.read("hook:ops"))
+    stored += repr(kd.export("hook:ops")).encode()
+    assert kinds == ["hook.failed"]
+    assert far.origin.encode() in stored
+    for secret in (b"0ne-secret", b"an0ther", b"s3cret-path", b"t0ken"):
+        assert secret not in stored
+    assert not any(secret in repr(HOOKS["ops"]) for secret in ("0ne", "an0ther", "s3cret", "t0ken"))
+
+
+def test_a_secret_of_the_environment_is_read_when_it_is_needed(
+    kd: killick.Client, far: FarSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOOK_SECRET", raising=False)
+    killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=killick.Retry(first=1))
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    [(kind, failure)] = recorded(kd)
+    assert (kind, far.taken) == ("hook.failed", [])
+    assert "the environment has no HOOK_SECRET" in failure["message"]
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    attended(kd, rests=2)
+    assert killick.webhook_verify("env:HOOK_SECRET", far.taken[0].headers, far.taken[0].body, clock=kd.clock)
+
+
+def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:
+    killick.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    [taken] = far.taken
+    assert len(taken.headers["webhook-signature"].split()) == 2
+    for secret in ("new", "old", ["other", "old"]):
+        assert killick.webhook_verify(secret, taken.headers, taken.body, clock=kd.clock)
+    with pytest.raises(WebhookRefused, match="no signature fits"):
+        killick.webhook_verify("other", taken.headers, taken.body, clock=kd.clock)
+
+
+# what is answered ---------------------------------------------------------------------------------
+
+
+def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.Client, far: FarSide) -> None:
+    far.answers = [(500, {}, b"broken " * 200), (404, {}, b""), (200, {}, b"ok")]
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=20, jitter=0))
+    ensure(kd)
+    open_wait(kd)
+    attended(kd, rests=4)
+    assert [kind for kind, _ in recorded(kd)] == ["hook.failed", "hook.failed", "hook.called"]
+    failure = recorded(kd)[0][1]
+    assert failure["message"] == f"{far.origin}: answered 500"
+    assert (failure["details"]["status"], len(failure["details"]["body"])) == (500, 500)
+    assert len({taken.body for taken in far.taken}) == 1
+    assert len({taken.headers["webhook-id"] for taken in far.taken}) == 1
+    assert [taken.headers["webhook-timestamp"] for taken in far.taken] == ["1750000000", "1750000020", "1750000060"]
+
+
+def test_who_is_gone_is_told_no_more_of_it(kd: killick.Client, far: FarSide) -> None:
+    far.answers = [(410, {}, b"moved out"), (204, {}, b"")]
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+    ensure(kd)
+    open_wait(kd)
+    open_wait(kd, "claim-2")
+    attended(kd)
+    (dropped, failure), (called, _) = recorded(kd)
+    assert (dropped, called, len(far.taken)) == ("hook.dropped", "hook.called", 2)
+    assert (failure["type"], failure["details"]["body"]) == ("killick.errors.WebhookGone", "moved out")
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "waits"),
+    [
+        (429, "120", 120),
+        (503, "120", 120),
+        (429, "Sun, 15 Jun 2025 15:11:40 GMT", 300),
+        (429, "soon", 10),
+        (429, "3", 10),
+        (503, None, 10),
+        (500, "120", 10),
+    ],
+)
+def test_the_far_side_may_ask_for_patience(
+    kd: killick.Client, far: FarSide, status: int, after: str | None, waits: int
+) -> None:
+    far.answers = [(status, {} if after is None else {"retry-after": after}, b"")]
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=10, jitter=0))
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    failed = kd.log.event("hook:ops", 3)
+    assert isinstance(failed, e.HookFailed)
+    assert failed.retry_at == NOW_US + waits * 1_000_000
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, status: int) -> None:
+    other = FarSide()
+    try:
+        far.answers = [(status, {"location": f"{other.origin}/elsewhere"}, b"")]
+        killick.webhook(far.url, "wait.opened", secret="s", name="ops")
+        ensure(kd)
+        open_wait(kd)
+        attended(kd)
+    finally:
+        other.close()
+    assert (len(far.taken), other.taken) == (1, [])
+    assert f"answered {status} and points elsewhere, which is not followed" in recorded(kd)[0][1]["message"]
+
+
+def test_an_answer_that_does_not_come_in_time_is_none(kd: killick.Client, far: FarSide) -> None:
+    far.hangs = threading.Event()
+    killick.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
+    ensure(kd)
+    open_wait(kd)
+    attended(kd)
+    [(kind, failure)] = recorded(kd)
+    assert (kind, failure["message"]) == ("hook.failed", f"{far.origin}: no answer within 0.05 s")
+
+
+def test_who_cannot_be_reached_is_told_later(kd: killick.Client) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        origin = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        killick.webhook(origin, "wait.opened", secret="s", name="ops")
+        ensure(kd)
+        open_wait(kd)
+        attended(kd)
+    [(kind, failure)] = recorded(kd)
+    assert kind == "hook.failed"
+    assert failure["message"].startswith(f"{origin}: could not be reached: ")
+
+
+def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(b"SSH-2.0-nonsense\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
+        ensure(kd)
+        open_wait(kd)
+        attended(kd)
+        thread.join()
+    assert recorded(kd)[0][0] == "hook.failed"
+
+
+# declaring ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("http://example.org/hook", {}, "http://example.org is in the clear; use https://, or say insecure=True"),
+        ("ftp://example.org", {}, "is no address of a webhook"),
+        ("example.org/hook", {}, "is no address of a webhook"),
+        ("https://[::1/hook", {}, "is no address of a webhook"),
+        ("https://example.org:port/", {}, "is no address of a webhook"),
+        ("https://ann:pw@example.org/", {}, "its address names a user"),
+        ("https://example.org", {"secret": ""}, "a webhook is signed"),
+        ("https://example.org", {"secret": []}, "a webhook is signed"),
+        ("https://example.org", {"secret": "whsec_!"}, "what follows whsec_ in it is not base64"),
+        ("https://example.org", {"timeout": 0}, "timeout=0 leaves it no time"),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_refused_in_one_line(url: str, options: dict[str, Any], told: str) -> None:
+    options = {"secret": "s", "name": "ops", **options}
+    with pytest.raises(DeclarationRefused) as refused:
+        killick.webhook(url, "run.failed", **options)
+    assert told in str(refused.value)
+    assert ("\n" in str(refused.value), "pw" in str(refused.value), HOOKS) == (False, False, {})
+
+
+def test_a_webhook_is_named_by_its_host_and_one_name_has_one_address() -> None:
+    assert killick.webhook("https://example.org/hook", "run.failed", secret="s").name == "example.org"
+    killick.webhook("https://example.org/hook", "run.failed", "wait.opened", secret="s")
+    with pytest.raises(DeclarationRefused, match="give one of them another name="):
+        killick.webhook("https://example.org/other", "run.failed", secret="s")
+    for fine in ("http://localhost:8000/x", "http://127.0.0.1/x", "http://[::1]:8000/x"):
+        killick.webhook(fine, "run.failed", secret="s", name=f"at-{len(HOOKS)}")
+    killick.webhook("http://10.0.0.7/hook", "run.failed", secret="s", name="inside", insecure=True)
+
+
+# receiving ----------------------------------------------------------------------------------------
+
+BODY = b'{"test": 2432232314}'
+HEADERS = {
+    "Webhook-Id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+    "Webhook-Timestamp": "1614265330",
+    "Webhook-Signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+}
+THEN = killick.ManualClock(1_614_265_330_000_000)
+
+
+def signed(key: bytes, body: bytes = BODY) -> dict[str, str]:
+    message = f"{HEADERS['Webhook-Id']}.{HEADERS['Webhook-Timestamp']}.".encode() + body
+    return {**HEADERS, "Webhook-Signature": f"v1,{b64encode(hmac_by_hand(key, message)).decode()}"}
+
+
+def test_a_signature_is_what_it_is_by_hand() -> None:
+    assert signed(b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")) == HEADERS
+    assert killick.webhook_verify(SECRET, HEADERS, BODY, clock=THEN) == {"test": 2432232314}
+    assert killick.webhook_verify("plain text", signed(b"plain text"), BODY, clock=THEN)
+
+
+def test_one_of_several_signatures_of_several_versions_is_enough() -> None:
+    headers = signed(b"s")
+    headers["Webhook-Signature"] = f"v1a,x v1,AAAA {headers['Webhook-Signature']}"
+    assert killick.webhook_verify(["other", "s"], headers, BODY, clock=THEN)
+
+
+@pytest.mark.parametrize(
+    ("changed", "body", "late", "told"),
+    [
+        ({"Webhook-Id": ""}, BODY, 0, "it has no header webhook-id"),
+        ({"Webhook-Timestamp": ""}, BODY, 0, "it has no header webhook-timestamp"),
+        ({"Webhook-Signature": ""}, BODY, 0, "it has no header webhook-signature"),
+        ({"Webhook-Timestamp": "1e9"}, BODY, 0, "its webhook-timestamp is not a number of seconds"),
+        ({"Webhook-Timestamp": "٣"}, BODY, 0, "its header webhook-timestamp is not plain ASCII"),
+        ({"Webhook-Timestamp": "9" * 5000}, BODY, 0, "its webhook-timestamp is not a number of seconds"),
+        ({}, BODY, 301, "it was sent 301 s ago, more than 300 s"),
+        ({}, BODY, -301, "it was sent 301 s in the future"),
+        ({"Webhook-Signature": "v2,AAAA"}, BODY, 0, "it has no signature of version v1"),
+        ({"Webhook-Signature": "v1,AAAA"}, BODY, 0, "no signature fits"),
+        ({"Webhook-Signature": "v1,é"}, BODY, 0, "its header webhook-signature is not plain ASCII"),
+        ({"Webhook-Id": "\udcff"}, BODY, 0, "its header webhook-id is not plain ASCII"),
+        ({"Webhook-Id": "msg_another"}, BODY, 0, "no signature fits"),
+        ({"Webhook-Timestamp": "1614265331"}, BODY, 0, "no signature fits"),
+        ({}, BODY + b" ", 0, "no signature fits"),
+    ],
+)
+def test_what_does_not_hold_is_refused_by_its_reason(
+    changed: dict[str, str], body: bytes, late: int, told: str
+) -> None:
+    clock = killick.ManualClock(THEN.now_us() + late * 1_000_000)
+    with pytest.raises(WebhookRefused) as refused:
+        killick.webhook_verify("s", {**signed(b"s"), **changed}, body, clock=clock)
+    assert told in str(refused.value)
+
+
+def test_how_old_it_may_be_is_for_the_receiver_to_say() -> None:
+    clock = killick.ManualClock(THEN.now_us() + 3_600_000_000)
+    assert killick.webhook_verify("s", signed(b"s"), BODY, tolerance="1h", clock=clock)
+    with pytest.raises(WebhookRefused, match="3600 s ago, more than 60 s"):
+        killick.webhook_verify("s", signed(b"s"), BODY, tolerance=60, clock=clock)
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff"])
+def test_what_is_no_document_is_refused(body: bytes) -> None:
+    with pytest.raises(WebhookRefused, match="its body is not a JSON object"):
+        killick.webhook_verify("s", signed(b"s", body), body, clock=THEN)
+
+
+@pytest.mark.parametrize("secret", ["", "env:NOT_THERE_AT_ALL", ["", "s"]])
+def test_nobody_verifies_with_a_secret_that_everybody_knows(secret: Any) -> None:
+    with pytest.raises(DeclarationRefused, match="secret: "):
+        killick.webhook_verify(secret, signed(b""), BODY, clock=THEN)

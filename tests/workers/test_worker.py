@@ -1,0 +1,551 @@
+"""A worker takes what is due, by priority and age; gives way; drains; and applies nothing once its lease is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import killick
+from killick.definitions.current import HERE
+from killick.engine.execution import Branch
+from killick.engine.steps.waits import until_time
+from killick.errors import AgentUnknown
+from killick.model import events as e
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[killick.Client]:
+    url = "memory:" if request.param == "memory" else str(tmp_path / "killick.db")
+    with killick.open(url, durability="process") if request.param == "sqlite" else killick.open(url) as client:
+        yield client
+
+
+def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def whole() -> None:
+            await test(*args, **kwargs)
+
+        asyncio.run(whole())
+
+    return run
+
+
+async def until(holds: Callable[[], bool], seconds: float = 300) -> None:
+    """Until something holds, or the test fails for want of it."""
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def ended(kd: killick.Client, *runs: str) -> None:
+    await until(lambda: all(kd.store.index(run).status in ("completed", "failed", "cancelled") for run in runs))  # type: ignore[union-attr]
+
+
+class Gate:
+    """Tools that stop until they are let go on, and what they were called for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.open = asyncio.Event()
+
+        @killick.tool(name="worker_gated", effect="idempotent")
+        async def gated(what: str, key: killick.Key = killick.KEY) -> str:
+            self.calls.append(what)
+            await self.open.wait()
+            return what
+
+        self.tool = gated
+
+
+@killick.tool(name="worker_noted", effect="idempotent")
+async def noted(what: str, key: killick.Key = killick.KEY) -> str:
+    CALLS.append(what)
+    return what
+
+
+CALLS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    CALLS.clear()
+
+
+@killick.agent(name="worker_steps")
+async def stepping(run: killick.Run, names: list[str]) -> int:
+    for name in names:
+        await run.call(noted, name)
+    return len(names)
+
+
+@killick.agent(name="worker_asks")
+async def asking(run: killick.Run) -> str:
+    answer = await run.ask("Go on?", to="ann")
+    return answer.kind
+
+
+@killick.agent(name="worker_naps")
+async def napping(run: killick.Run) -> str:
+    await run.sleep(0.05)
+    return "awake"
+
+
+@killick.agent(name="worker_parent")
+async def parent(run: killick.Run) -> int:
+    child = await run.spawn(stepping, ["of a child"])
+    return await child.result()
+
+
+@killick.agent(name="worker_broken")
+async def broken(run: killick.Run) -> None:
+    raise ValueError("no use")
+
+
+@on_loop
+async def test_runs_that_are_started_are_driven_to_their_end(kd: killick.Client) -> None:
+    handles = [kd.start(stepping, [f"{n}a", f"{n}b"], id=f"run_{n}") for n in range(5)]
+    async with kd.worker(concurrency=2):
+        await ended(kd, *(handle.id for handle in handles))
+    assert [handle.result(timeout=0) for handle in handles] == [2] * 5
+    assert sorted(CALLS) == sorted(f"{n}{part}" for n in range(5) for part in "ab")
+
+
+@on_loop
+async def test_the_more_urgent_go_first_and_of_equals_the_older(kd: killick.Client) -> None:
+    for name, priority in (("low", 0), ("also low", 0), ("high", 5), ("middle", 2)):
+        kd.start(stepping, [name], id=name, priority=priority)
+    async with kd.worker(concurrency=1):
+        await ended(kd, "low", "also low", "high", "middle")
+    assert CALLS == ["high", "middle", "low", "also low"]
+
+
+@on_loop
+async def test_never_more_run_at_once_than_there_are_slots_in_all_and_for_an_agent(kd: killick.Client) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_scarce")
+    async def scarce(run: killick.Run, name: str) -> None:
+        await run.call(gate.tool, name)
+
+    @killick.agent(name="worker_plenty")
+    async def plenty(run: killick.Run, name: str) -> None:
+        await run.call(gate.tool, name)
+
+    for n in range(4):
+        kd.start(scarce, f"scarce {n}", id=f"s{n}", priority=9)
+        kd.start(plenty, f"plenty {n}", id=f"p{n}")
+    async with kd.worker(concurrency=3, per_agent={"worker_scarce": 1}):
+        await until(lambda: len(gate.calls) == 3)
+        assert sorted(gate.calls) == ["plenty 0", "plenty 1", "scarce 0"]
+        gate.open.set()
+        await ended(kd, *(f"{kind}{n}" for kind in "sp" for n in range(4)))
+
+
+@on_loop
+async def test_only_runs_of_its_own_agents_are_taken(kd: killick.Client) -> None:
+    kd.start(stepping, ["mine"], id="mine")
+    kd.start(napping, id="others")
+    async with kd.worker(agents=["worker_steps"]):
+        await ended(kd, "mine")
+    assert kd.info("others").status == "queued"
+
+
+@on_loop
+async def test_an_answer_a_time_and_a_childs_end_wake_the_run(kd: killick.Client) -> None:
+    kd.start(asking, id="asks")
+    kd.start(napping, id="naps")
+    kd.start(parent, id="has a child")
+    async with kd.worker(concurrency=1):
+        await until(lambda: bool(kd.inbox()))
+        await kd.answer.soon("asks", "approve", by="ann")
+        await ended(kd, "asks", "naps", "has a child")
+    assert not kd.verify().problems
+
+
+@on_loop
+async def test_a_run_that_waits_takes_no_slot(kd: killick.Client) -> None:
+    kd.start(asking, id="asks", priority=9)
+    kd.start(stepping, ["after"], id="after")
+    async with kd.worker(concurrency=1):
+        await ended(kd, "after")
+    assert kd.info("asks").status == "waiting"
+    assert kd.log.head("asks").holder is None
+
+
+@on_loop
+async def test_a_failed_run_is_failed_and_the_worker_goes_on(kd: killick.Client, caplog: Any) -> None:
+    kd.start(broken, id="broken")
+    kd.start(stepping, ["fine"], id="fine")
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            await ended(kd, "broken", "fine")
+    told = [record.killick for record in caplog.records if getattr(record, "killick", None)]
+    assert [each["what"] for each in told if each.get("run") == "broken"] == ["claimed", "failed"]
+    assert [each["what"] for each in told if each.get("run") == "fine"] == ["claimed", "completed"]
+    assert (told[0]["what"], told[-1]["what"]) == ("started", "stopped")
+
+
+@on_loop
+async def test_draining_finishes_the_step_and_leaves_the_rest_to_others(kd: killick.Client) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_two_steps")
+    async def two_steps(run: killick.Run) -> str:
+        await run.call(gate.tool, "first")
+        return await run.call(noted, "second")
+
+    kd.start(two_steps, id="two")
+    worker = kd.worker()
+    serving = asyncio.ensure_future(worker.serve())
+    await until(lambda: gate.calls == ["first"])
+    worker.drain()
+    await asyncio.sleep(0.05)
+    assert not serving.done(), "the step is still open"
+    gate.open.set()
+    await serving
+    state = kd.state("two")
+    assert [step.status for step in state.fold.steps] == ["done"]
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["two"]
+    async with kd.worker():
+        await ended(kd, "two")
+    assert gate.calls == ["first"]
+    assert CALLS == ["second"]
+
+
+@on_loop
+async def test_stopping_now_cuts_off_what_is_open_and_it_is_made_again(kd: killick.Client) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_one_step")
+    async def one_step(run: killick.Run) -> str:
+        return await run.call(gate.tool, "once")
+
+    kd.start(one_step, id="one")
+    worker = kd.worker()
+    serving = asyncio.ensure_future(worker.serve())
+    await until(lambda: gate.calls == ["once"])
+    worker.drain()
+    worker.stop()
+    await asyncio.wait_for(serving, 300)
+    assert kd.info("one").status == "running"
+    gate.open.set()
+    async with kd.worker():
+        await ended(kd, "one")
+    assert gate.calls == ["once", "once"]
+    assert len({event.key for _, event, _ in kd.events("one") if isinstance(event, e.AttemptStarted)}) == 1
+
+
+@on_loop
+async def test_what_is_claimed_while_somebody_says_to_stop_is_left_to_others(
+    kd: killick.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kd.start(stepping, ["not here"], id="late")
+    worker = kd.worker()
+    claim = kd.store.claim
+
+    def stopped_meanwhile(*args: Any, **options: Any) -> Any:
+        found = claim(*args, **options)
+        loop.call_soon_threadsafe(worker.stop)
+        time.sleep(0.05)
+        return found
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(kd.store, "claim", stopped_meanwhile)
+    await asyncio.wait_for(worker.serve(), 300)
+    monkeypatch.undo()
+    assert CALLS == []
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["late"]
+
+
+@on_loop
+async def test_a_branch_that_takes_its_time_to_leave_is_not_ended_under_its_task(kd: killick.Client) -> None:
+    gate = Gate()
+    leaving = asyncio.Event()
+    left: list[str] = []
+
+    @killick.agent(name="worker_slow_to_leave")
+    async def slow_to_leave(run: killick.Run) -> None:
+        async def branch() -> None:
+            try:
+                await run.call(gate.tool, "it")
+            finally:
+                await leaving.wait()
+                left.append("it")
+
+        await run.gather(branch())
+
+    kd.start(slow_to_leave, id="slow")
+    worker = kd.worker()
+    serving = asyncio.ensure_future(worker.serve())
+    await until(lambda: gate.calls == ["it"])
+    worker.stop()
+    await asyncio.wait_for(serving, 300)
+    leaving.set()
+    await until(lambda: left == ["it"], 5)
+
+
+@on_loop
+async def test_a_run_that_cannot_be_begun_does_not_come_back_at_once(kd: killick.Client, caplog: Any) -> None:
+    @killick.agent(name="worker_typed")
+    async def typed(run: killick.Run, number: int) -> int:
+        return number
+
+    kd.start(typed, 7, id="typed")
+
+    @killick.agent(name="worker_typed")
+    async def retyped(run: killick.Run, number: list[str]) -> int:
+        return 0
+
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
+            await asyncio.sleep(0.2)
+    tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
+    assert len(tries) == 1
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["typed"]
+
+
+@on_loop
+async def test_a_run_that_rests_on_nothing_on_record_is_due_at_once(kd: killick.Client) -> None:
+    @killick.agent(name="worker_rests")
+    async def rests(run: killick.Run) -> None:
+        branch = HERE.get()
+        assert isinstance(branch, Branch)
+        await until_time(branch.execution, branch, "1", kd.clock.now_us() + 3_600_000_000)
+
+    kd.start(rests, id="rests")
+    advanced = await kd.advance.soon("rests")
+    assert (advanced.status, advanced.wake_at_us) == ("running", None)
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["rests"]
+
+
+@on_loop
+async def test_a_fault_of_our_own_does_not_bring_a_run_back_at_once(kd: killick.Client, caplog: Any) -> None:
+    async def faulty(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of our own")
+
+    kd.start(asking, id="faulty")
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker():
+            kd.executor()._conclude = faulty  # type: ignore[method-assign, assignment]
+            await until(lambda: any("interrupted" in record.getMessage() for record in caplog.records))
+            await asyncio.sleep(0.2)
+    tries = [record.killick for record in caplog.records if getattr(record, "killick", {}).get("what") == "claimed"]
+    assert len(tries) == 1
+    assert [row.run for row in kd.store.due(kd.clock.now_us())] == ["faulty"]
+
+
+@on_loop
+async def test_what_another_process_left_is_taken_over(kd: killick.Client) -> None:
+    kd.start(stepping, ["left"], id="left")
+    kd.store.release("left", epoch=kd.store.lease("left", "somebody", seconds=60).epoch, left=True)
+    async with kd.worker():
+        await ended(kd, "left")
+
+
+@on_loop
+async def test_whose_lease_ran_out_applies_nothing_and_says_so(kd: killick.Client, caplog: Any) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_frozen")
+    async def frozen(run: killick.Run) -> None:
+        await run.call(gate.tool, "first")
+        await run.call(noted, "second")
+
+    kd.start(frozen, id="frozen")
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker(lease_seconds=60):
+            await until(lambda: gate.calls == ["first"])
+            lease = kd.executor()._live["frozen"].lease  # type: ignore[union-attr]
+            assert lease is not None
+            lease.until = kd.clock.monotonic() - 1
+            kd.engine.leases.drop(lease)
+            gate.open.set()
+            await until(lambda: any("lost" in record.getMessage() for record in caplog.records))
+            # Nobody has taken it meanwhile, so it is due again, and this worker may take it anew.
+            await ended(kd, "frozen")
+    assert CALLS == ["second"]
+    assert gate.calls[0] == "first"
+
+
+@on_loop
+async def test_a_run_that_comes_back_before_its_loss_was_noticed_is_gone_on_with_after_that(
+    kd: killick.Client, caplog: Any
+) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_robbed")
+    async def robbed(run: killick.Run) -> str:
+        return await run.call(gate.tool, "it")
+
+    def told() -> list[str]:
+        return [record.killick["what"] for record in caplog.records if record.killick.get("run") == "robbed"]
+
+    kd.start(robbed, id="robbed")
+    with caplog.at_level("INFO", logger="killick.worker"):
+        async with kd.worker(lease_seconds=60):
+            await until(lambda: gate.calls == ["it"])
+            kd.store.release("robbed", epoch=kd.log.head("robbed").epoch, left=True)
+            other = kd.store.lease("robbed", "another", seconds=60)
+            kd.store.release("robbed", epoch=other.epoch, left=True)
+            await until(lambda: kd.log.head("robbed").epoch > other.epoch)
+            gate.open.set()
+            await ended(kd, "robbed")
+    assert told() == ["claimed", "lost", "claimed", "completed"]
+    assert gate.calls == ["it", "it"]
+
+
+@on_loop
+async def test_a_lease_is_kept_while_a_step_takes_longer_than_it(kd: killick.Client) -> None:
+    gate = Gate()
+
+    @killick.agent(name="worker_slow")
+    async def slow(run: killick.Run) -> None:
+        await run.call(gate.tool, "slow")
+
+    kd.start(slow, id="slow")
+    async with kd.worker(lease_seconds=0.3):
+        await until(lambda: gate.calls == ["slow"])
+        first = kd.log.head("slow")
+        await until(lambda: kd.log.head("slow").lease_until_us > first.lease_until_us + 500_000)  # type: ignore[operator]
+        assert kd.log.head("slow").epoch == first.epoch
+        gate.open.set()
+        await ended(kd, "slow")
+    assert gate.calls == ["slow"]
+
+
+@on_loop
+async def test_a_worker_is_refused_what_makes_no_sense(kd: killick.Client) -> None:
+    for options in ({"concurrency": 0}, {"lease_seconds": float("inf")}, {"per_agent": {"worker_steps": -1}}):
+        with pytest.raises(killick.KillickError):
+            kd.worker(**options)
+    with pytest.raises(AgentUnknown):
+        kd.worker(agents=["nobody_declared_this"])
+
+
+# as a process -----------------------------------------------------------------------------------------
+
+APP = """
+import os, time, killick
+
+@killick.tool(effect="idempotent")
+def mark(path: str, word: str, key: killick.Key = killick.KEY) -> str:
+    with open(path, "a") as file:
+        file.write(word + "\\n")
+    time.sleep(float(os.environ.get("SLOW", "0")))
+    while word == os.environ.get("STUCK"):
+        time.sleep(1)
+    return word
+
+@killick.agent
+def marks(run: killick.SyncRun, job: dict) -> int:
+    for word in job["words"]:
+        run.call(mark, job["path"], word)
+    return len(job["words"])
+"""
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start_worker(folder: Path) -> Iterator[Start]:
+    """Starts workers as processes, and sees to it that none outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, slow: float = 0.0, stuck: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "killick", "worker", "app.py", "--store", "killick.db", "--json", *flags]
+        env = {**os.environ, "SLOW": str(slow), "STUCK": stuck}
+        started.append(subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, bufsize=1))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def lines_until(process: subprocess.Popen[str], what: str) -> list[dict[str, Any]]:
+    """What it told, up to the first line of that kind."""
+    assert process.stdout is not None
+    told: list[dict[str, Any]] = []
+    for line in process.stdout:
+        told.append(json.loads(line))
+        if told[-1]["what"] == what:
+            return told
+    raise AssertionError(f"it ended without {what!r}: {told}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def start_marks(folder: Path, *words: str, run: str = "job") -> None:
+    job = json.dumps({"path": str(folder / "marks"), "words": words})
+    command = ["start", "app.py:marks", "--store", "killick.db", "--id", run, "--input", job]
+    subprocess.run([sys.executable, "-m", "killick", *command], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_process_serves_until_idle_and_says_each_transition_on_a_line(folder: Path, start_worker: Start) -> None:
+    start_marks(folder, "a", "b")
+    worker = start_worker("--until-idle")
+    told = lines_until(worker, "stopped")
+    assert worker.wait(300) == 0
+    assert [each["what"] for each in told if each.get("run") == "job"] == ["claimed", "completed"]
+    assert (folder / "marks").read_text() == "a\nb\n"
+
+
+def test_sigterm_finishes_the_step_and_leaves_the_run_and_another_worker_goes_on(
+    folder: Path, start_worker: Start
+) -> None:
+    start_marks(folder, "a", "b", "c")
+    worker = start_worker(slow=0.7)
+    lines_until(worker, "claimed")
+    while not (folder / "marks").exists():
+        time.sleep(0.01)
+    worker.send_signal(signal.SIGTERM)
+    told = lines_until(worker, "stopped")
+    assert worker.wait(300) == 0
+    assert [each["what"] for each in told if each.get("run") == "job"] == ["left"]
+    assert (folder / "marks").read_text() == "a\n"
+    other = start_worker("--until-idle")
+    assert "completed" in [each["what"] for each in lines_until(other, "stopped")]
+    other.wait(300)
+    assert (folder / "marks").read_text() == "a\nb\nc\n"
+
+
+def test_a_killed_workers_run_is_taken_over_after_a_moment_and_goes_on_at_its_step(
+    folder: Path, start_worker: Start
+) -> None:
+    words = [*"abcd"]
+    start_marks(folder, *words)
+    first = start_worker("--lease", "1h", stuck="b")
+    lines_until(first, "claimed")
+    while not (folder / "marks").exists() or "b" not in (folder / "marks").read_text():
+        time.sleep(0.01)
+    second = start_worker()
+    lines_until(second, "started")
+    first.kill()
+    first.wait(300)
+    told = lines_until(second, "completed")
+    # It is taken at once, to put the death on record, and again when it has backed off.
+    assert [each.get("left_by") is not None for each in told if each["what"] == "claimed"] == [True, False]
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(300) == 0
+    made = (folder / "marks").read_text().split()
+    # The step that was open when it died may have been made twice, under one key; no other was.
+    assert (sorted(set(made)), len(made) <= len(words) + 1) == (words, True)
