@@ -187,9 +187,9 @@ def test_one_of_many_that_expect_the_same_head_succeeds(shelf: FrameworkState) -
 
 WRITER = """
 import os, signal, sys
-from killick.adapters.framework_state import Kept, Shelf
+from killick.adapters.framework_state import FrameworkState, StateEntry
 
-shelf, me, dies = Shelf(sys.argv[1], "tests"), sys.argv[2], sys.argv[3] == "dies"
+shelf, me, dies = FrameworkState(sys.argv[1], "tests"), sys.argv[2], sys.argv[3] == "dies"
 if dies:
     store = shelf.client.store
     append, left = store.append, [20]
@@ -201,7 +201,7 @@ if dies:
         return done
     store.append = dying
 for turn in range(40):
-    shelf.put("a", Kept(f"{me}-{turn}", "x" * 2000), Kept(f"{me}-{turn}'", turn))
+    shelf.put("a", StateEntry(f"{me}-{turn}", "x" * 2000), StateEntry(f"{me}-{turn}'", turn))
     print(turn, flush=True)
 """
 

@@ -411,7 +411,7 @@ MANY = 200
 MORTAL = """
 import os, signal, sys
 import killick
-from killick.history import pruning
+from killick.archive import prune
 
 path, to, what, at = sys.argv[1:]
 with killick.open(path) as kd:
@@ -423,8 +423,8 @@ with killick.open(path) as kd:
         tell("leased", next(count), 0)
         remove(run)
     kd.store.remove = removing
-    chosen = pruning.choose(kd.log, until_us=kd.clock.now_us())
-    pruning.prune(kd.log, chosen, to, holder="mortal", now_us=1, progress=tell)
+    chosen = prune.choose(kd.log, until_us=kd.clock.now_us())
+    prune.prune(kd.log, chosen, to, holder="mortal", now_us=1, progress=tell)
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -14,15 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from killick.contracts.regex import CHARS_MAX, chars_max, compiled
-from killick.contracts.schema import ValueBound, bound_of
+from killick.contracts.schema import Bound, bound_of
 from killick.contracts.schema_check import as_test, reaching
 from killick.errors import ContractRefused
 
 
 def says(value: Any, **bound: Any) -> str | None:
     """What a bound says of an argument called `x`."""
-    kept = ValueBound(**bound)
+    kept = Bound(**bound)
     return reaching("x", as_test(kept), kept.optional)({"x": value})
 
 
@@ -111,13 +109,13 @@ def test_the_words_say_what_is_and_what_may_be() -> None:
 
 
 def test_what_a_bound_names_has_to_be_there() -> None:
-    bound = ValueBound(max=5)
+    bound = Bound(max=5)
     assert reaching("x", as_test(bound))({}) == "x is missing; it is needed"
     assert reaching("x", as_test(bound))({"x": None}) == "x is nothing; a number is needed"
 
 
 def test_what_is_optional_may_be_missing_or_nothing_but_not_wrong() -> None:
-    assert reaching("x", as_test(ValueBound(max=5, optional=True)), True)({}) is None
+    assert reaching("x", as_test(Bound(max=5, optional=True)), True)({}) is None
     assert allows(None, max=5, optional=True)
     assert not allows(6, max=5, optional=True)
 
@@ -227,46 +225,25 @@ def test_a_sign_of_another_script_is_no_digit_and_no_letter_of_a_pattern() -> No
     for trick in ("K٧", "К7", "\u212a7"):
         assert not allows(trick, matches=r"\w\d")
         assert not allows(trick, matches="(?i)[a-z][0-9]")
-    assert allows("Jürgen", matches=r"(?u:\w+)")
-
-
-def test_a_text_too_long_for_its_pattern_is_refused_before_it_is_tried() -> None:
-    told = says("a" * 5000, matches="[a-z]+")
-    assert told == "x is 5000 characters long; at most 4096 are compared with a pattern"
+    assert allows("Jürgen", matches=r"\pL+")
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["(a+)+b", "(a|aa)+", "(a|a)*b", "(.*)*", r"(\w+\s?)*", "(x+x+)+y", "(a*)*", "((a+)|b)+", "(a?){30}a{30}"],
+    "pattern", ["(a+)+b", "(a|aa)+", "(a|a)*b", "(.*)*x", "(x+x+)+y", "((a+)|b)+", "(a?){30}a{30}"]
 )
-def test_a_pattern_that_can_take_for_ever_is_none(pattern: str) -> None:
-    with pytest.raises(ContractRefused, match="for ever"):
-        ValueBound(matches=pattern)
+def test_a_match_takes_time_in_proportion_to_the_text(pattern: str) -> None:
+    for letter in "ax":
+        assert not allows(letter * 100_000 + "!", matches=pattern)  # a backtracking engine would not come back
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"[\w.+-]+@([\w-]+\.)+[a-z]{2,}",
-        r"(?:[a-z]+\.)*[a-z]+",
-        ".*a.*b.*c",
-        r"\d+-\d+-\d+T\d+:\d+:\d+",
-        "(a+){1,5}",
-        "[a-z]+[a-z]+[a-z]+[a-z]+x",
-        "(?:[a-z]++)*b",
-        "(?>a+)+b",
-        "(foo|bar)*x",
-        r"[A-Z]{2}\d{2}[A-Z0-9]{11,30}",
-    ],
-)
-def test_whatever_pattern_is_taken_ends_soon_on_the_worst_text(pattern: str) -> None:
-    most = chars_max(pattern)
-    assert most in CHARS_MAX
-    for piece in ("a", "1", "a.", "ab", "a@", "x", "1-", "foo"):
-        text = (piece * most)[: most - 1] + "!"
-        began = time.thread_time()
-        compiled(pattern).fullmatch(text)
-        assert time.thread_time() - began < 4
+@pytest.mark.parametrize("pattern", [r"(a)\1", "(?=a)b", "(?<!a)b", "[a-z]++", "(", "a{2000}"])
+def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused(pattern: str) -> None:
+    with pytest.raises(ContractRefused, match="does not compile"):
+        Bound(matches=pattern)
+
+
+def test_half_a_character_matches_no_pattern() -> None:
+    assert not allows("\ud83d", matches=".*")
 
 
 def test_length_counts_what_there_is_of_a_thing() -> None:
@@ -299,7 +276,7 @@ def test_an_object_has_its_fields_and_no_others() -> None:
 
 
 def test_a_name_reaches_inside_and_misses_nothing_on_its_way() -> None:
-    test = reaching("order.items[].price", as_test(ValueBound(max=10)))
+    test = reaching("order.items[].price", as_test(Bound(max=10)))
     assert test({"order": {"items": [{"price": 1}, {"price": 10}]}}) is None
     assert test({"order": {"items": []}}) is None
     assert test({"order": {"items": [{"price": 1}, {"price": 11}]}}) == (

@@ -19,16 +19,16 @@ import msgspec
 from killick.contracts import declarations
 from killick.contracts.facts import Approval, Asking, Intention, PolicyInput, approval_of
 from killick.contracts.lookalikes import path_refused, root_of
-from killick.contracts.schema import BoundLike, Number, ValueBound, bound_of, number_of, plain_number
+from killick.contracts.schema import Bound, BoundLike, Number, bound_of, number_of, plain_number
 from killick.contracts.schema_check import steps_of
 from killick.errors import ContractRefused, DurationRefused
 from killick.model.retry import Duration, seconds
 
 __all__ = [
     "Ask",
+    "Bound",
     "Reject",
     "Rule",
-    "ValueBound",
     "after",
     "allow",
     "arguments",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from killick.contracts import declarations
-from killick.contracts.regex import compiled
+from killick.contracts.regex import matcher
 from killick.errors import ContractRefused
 
 Number: TypeAlias = int | float | Decimal
-BoundLike: TypeAlias = "ValueBound | Mapping[str, Any]"
+BoundLike: TypeAlias = "Bound | Mapping[str, Any]"
 
 TYPES: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -33,7 +33,7 @@ TYPES: Final[dict[str, tuple[type, ...]]] = {
 """The names of types, and what they stand for exactly: true is no number, and no subclass is what it derives from."""
 
 
-class ValueBound(msgspec.Struct, frozen=True, kw_only=True):
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """What one value may be. Everything that is said has to hold."""
 
     type: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ class ValueBound(msgspec.Struct, frozen=True, kw_only=True):
     one_of: tuple[Any, ...] | None = None
     none_of: tuple[Any, ...] | None = None
     """Nor anything that looks like it."""
-    each: ValueBound | None = None
-    fields: dict[str, ValueBound] | None = None
+    each: Bound | None = None
+    fields: dict[str, Bound] | None = None
     others: bool = False
     """Whether an object may have more than its fields."""
     optional: bool = False
@@ -85,7 +85,7 @@ class ValueBound(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in kept.items():
             msgspec.structs.force_setattr(self, name, value)
         if self.matches is not None:
-            compiled(self.matches)
+            matcher(self.matches)
         for name in ("others", "optional"):
             if type(getattr(self, name)) is not bool:
                 raise ContractRefused("bound", f"{name}={getattr(self, name)!r}; give true or false")
@@ -112,17 +112,17 @@ class ValueBound(msgspec.Struct, frozen=True, kw_only=True):
         return kept | {name: True for name in ("others", "optional") if getattr(self, name)}
 
 
-def bound_of(given: object) -> ValueBound:
+def bound_of(given: object) -> Bound:
     """A bound as people write it: one, or a table of what it says."""
-    if isinstance(given, ValueBound):
+    if isinstance(given, Bound):
         return given
     said = declarations.table(given)
     if said is None:
         raise ContractRefused("bound", f"{given!r}; give a table such as {{max = 1000}}")
     for name in said:
-        if name not in ValueBound.__struct_fields__:
-            raise ContractRefused("bound", declarations.unknown(name, ValueBound.__struct_fields__))
-    return ValueBound(**said)
+        if name not in Bound.__struct_fields__:
+            raise ContractRefused("bound", declarations.unknown(name, Bound.__struct_fields__))
+    return Bound(**said)
 
 
 # What is said, made plain -------------------------------------------------------------------------
@@ -216,11 +216,11 @@ def _plain(name: str, value: Any) -> Any:
 _LISTED: Final = frozenset({str, int, bool, type(None), bytes, date, datetime, time})
 
 
-def _fields(given: object) -> dict[str, ValueBound]:
+def _fields(given: object) -> dict[str, Bound]:
     said = declarations.table(given)
     if said is None:
         raise ContractRefused("bound", f"fields={given!r}; give a table of names and what each may be")
-    found: dict[str, ValueBound] = {}
+    found: dict[str, Bound] = {}
     for name, bound in said.items():
         try:
             found[name] = bound_of(bound)

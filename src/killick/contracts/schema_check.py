@@ -13,8 +13,8 @@ from math import isfinite
 from typing import Any, Final, TypeAlias
 
 from killick.contracts.lookalikes import drawn, kind_of, mixed_scripts
-from killick.contracts.regex import chars_max, compiled
-from killick.contracts.schema import TYPES, ValueBound, number_of
+from killick.contracts.regex import matcher
+from killick.contracts.schema import TYPES, Bound, number_of
 from killick.errors import ContractRefused
 
 Test: TypeAlias = Callable[[Any], "str | None"]
@@ -30,7 +30,7 @@ _NEEDED: Final = {
 }  # fmt: skip
 
 
-def as_test(bound: ValueBound) -> Test:
+def as_test(bound: Bound) -> Test:
     """What says of a value how it breaks a bound."""
     tests = list(_tests(bound))
     is_optional = bound.optional
@@ -62,7 +62,7 @@ def shown(value: object) -> str:
     return kind_of(value)
 
 
-def _tests(bound: ValueBound) -> Iterator[Test]:
+def _tests(bound: Bound) -> Iterator[Test]:
     if bound.type:
         yield _of_type(bound.type)
     if bound.min is not None or bound.max is not None:
@@ -144,14 +144,12 @@ def _of_length(least: int, most: int | None) -> Test:
 
 
 def _matching(pattern: str) -> Test:
-    match, most = compiled(pattern).fullmatch, chars_max(pattern)
+    matches = matcher(pattern)
 
     def test(value: Any) -> str | None:
         if type(value) is not str:
             return f" is {shown(value)}; text is needed"
-        if len(value) > most:
-            return f" is {len(value)} characters long; at most {most} are compared with a pattern"
-        return None if match(value) else f" is {shown(value)}; it has to match {pattern}"
+        return None if matches(value) else f" is {shown(value)}; it has to match {pattern}"
 
     return test
 
@@ -229,7 +227,7 @@ def each_of(test_item: Test) -> Test:
     return test
 
 
-def _having(fields: Mapping[str, ValueBound], others: bool) -> Test:
+def _having(fields: Mapping[str, Bound], others: bool) -> Test:
     inside = [(name, as_test(bound), bound.optional) for name, bound in fields.items()]
 
     def test(value: Any) -> str | None:

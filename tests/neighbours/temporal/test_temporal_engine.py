@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 
 import killick
-from killick.adapters.temporal import Standing, Temporal
+from killick.adapters.temporal import TurnOutcome, Temporal
 from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import DevServer
 
@@ -49,8 +49,8 @@ def test_a_run_that_anybody_starts_goes_to_its_end_and_its_workflow_has_its_resu
             with killick.open(store) as elsewhere:  # knows nothing of Temporal
                 handle = await elsewhere.start.soon(agents.payer, "ann", id="whole-1")
                 assert await asyncio.to_thread(handle.result, 20) == "ann is paid"
-            workflow = client.get_workflow_handle("killick:whole-1", result_type=Standing)
-            assert await workflow.result() == Standing("whole-1", "completed", result="ann is paid")
+            workflow = client.get_workflow_handle("killick:whole-1", result_type=TurnOutcome)
+            assert await workflow.result() == TurnOutcome("whole-1", "completed", result="ann is paid")
             again = await engine.start(agents.payer, "bob", id="whole-2")
             assert (await again.result()).result == "bob is paid"
 
@@ -85,7 +85,7 @@ def test_an_answer_and_a_message_from_elsewhere_wake_the_workflow_once_each(
                 elsewhere.answer("people-1", "approve", by="managers")
                 await until(lambda: [wait.name for wait in kd.info("people-1").waits] == ["word"])
                 elsewhere.send("people-1", "word", "thanks")
-            workflow = client.get_workflow_handle("killick:people-1", result_type=Standing)
+            workflow = client.get_workflow_handle("killick:people-1", result_type=TurnOutcome)
             assert (await workflow.result()).result == "ann: thanks"
             return await events(client, "people-1")
 
@@ -128,7 +128,7 @@ def test_a_run_that_is_renewed_keeps_its_workflow(server: DevServer, store: str,
     async def story() -> None:
         async with serving(server, store, "renewing") as (_, engine, client):
             workflow = await engine.start(agents.renewing, 2, id="renewing-1")
-            assert await workflow.result() == Standing("renewing-1+3", "completed", result="done")
+            assert await workflow.result() == TurnOutcome("renewing-1+3", "completed", result="done")
             listed = [each.id async for each in client.list_workflows('TaskQueue="renewing"')]
             assert listed in ([], ["killick:renewing-1"])  # what is listed comes a little later
 
