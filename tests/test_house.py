@@ -49,8 +49,6 @@ KNOTS: Final = frozenset({
     ("engine.effects.compensation", "history"),
     ("engine.executor", "agents"),
     ("llm.external", "agents"),
-    ("replay.replay", "client"),
-    ("workers.own_process", "client"),
 })  # fmt: skip
 """Modules that import a part above theirs. Only ever fewer."""
 

@@ -307,7 +307,7 @@ def test_a_trigger_is_fired_with_an_input_paused_and_resumed_from_its_page(kd: C
 
 
 def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_things(kd: Client, watch: Watch) -> None:
-    token, text = issue(kd, "vera", "viewer")
+    token, text = issue(kd.engine, "vera", "viewer")
     with serving(asgi(kd, access=TokenAccess(kd))) as server, watch(server) as window:
         page = window.goto("/runs/claim-18")
         page.wait_for_url("**/login?next=*")
@@ -323,7 +323,7 @@ def test_whoever_has_a_token_signs_in_and_a_viewer_is_refused_what_changes_thing
         window.expected.add(403)
         refused = page.evaluate(_FORGED)
         assert refused == 403
-        revoke(kd, token.id)
+        revoke(kd.engine, token.id)
         page.goto(f"{server}/runs")
         page.wait_for_url("**/login?next=*")
     assert kd.info("claim-18").status == "waiting"

@@ -50,7 +50,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         open_office()
         assert main(["run", "app.py:give_back", "-q", "-i", "400", "--id", "refund_20"]) == 3
         with killick_open("killick.db") as client:
-            ensure(client)  # as a worker does
+            ensure(client.engine)  # as a worker does
         (folder / "checkout").mkdir()
         (folder / "fixing.py").write_text(FIXING, encoding="utf-8")
         assert main(["run", "fixing.py:fix", "-q", "--id", "fix_17"]) == 0

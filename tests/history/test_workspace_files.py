@@ -366,7 +366,7 @@ def test_only_snapshots_of_runs_that_are_gone_leave_the_vault(kd: killick.Client
     with pytest.raises(killick.RunWaiting):
         kd.run(files_agent, id="second")
     Path("second.shop/own.bin").write_bytes(os.urandom(200_000))
-    restored(kd, "second", "2:before")
+    restored(kd.engine, "second", "2:before")
     places = vaults.of_runs(kd.log, ["second"])
     assert places == {Path("killick.files").resolve()}
     [would] = vaults.clean(kd.log, places, going=["second"], dry_run=True)

@@ -51,10 +51,10 @@ def kd(clock: killick.ManualClock) -> Iterator[killick.Client]:
 @pytest.fixture
 def cards(kd: killick.Client, clock: killick.ManualClock) -> dict[str, str | None]:
     """What somebody may come with, by what it is."""
-    found: dict[str, str | None] = {scope: issue(kd, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
-    found["revoked"] = issue(kd, "gone", "admin")[1]
-    revoke(kd, "gone")
-    found["expired"] = issue(kd, "late", "admin", expires_seconds=1)[1]
+    found: dict[str, str | None] = {scope: issue(kd.engine, scope, scope)[1] for scope in SCOPES}  # type: ignore[arg-type]
+    found["revoked"] = issue(kd.engine, "gone", "admin")[1]
+    revoke(kd.engine, "gone")
+    found["expired"] = issue(kd.engine, "late", "admin", expires_seconds=1)[1]
     clock.advance(2)
     return found | {"none": None, "wrong": "killick_00000000_" + "A" * 43}
 
@@ -229,7 +229,7 @@ def test_over_tls_cookies_are_for_tls_alone(kd: killick.Client, cards: dict[str,
 
 def test_a_session_ends_at_once_when_its_token_is_revoked(web: TestClient, kd: killick.Client, cards: Any) -> None:
     signed_in(web, cards["viewer"])
-    revoke(kd, "viewer")
+    revoke(kd.engine, "viewer")
     assert web.get("/health", follow_redirects=False).status_code == 303
 
 
@@ -248,7 +248,7 @@ def test_a_session_that_somebody_changed_opens_nothing(
 ) -> None:
     signed_in(web, cards["viewer"])
     version, _, until, signature = web.cookies[SESSION].strip('"').split(".")
-    admin = issue(kd, "eve", "admin")[0].id
+    admin = issue(kd.engine, "eve", "admin")[0].id
     web.cookies.clear()
     later = str(int(until) + 1)
     for forged in (
@@ -415,7 +415,7 @@ def test_the_owners_session_ends_by_its_time_and_with_the_first_token(
         assert web.get("/api/v1/health").status_code == 401
         web.get(web.link)
         link = web.link
-        issue(kd, "ann", "viewer")
+        issue(kd.engine, "ann", "viewer")
         assert web.get("/api/v1/health").status_code == 401
         assert web.get(link, follow_redirects=False).status_code == 401
         assert web.access.link("http://localhost/") is None
@@ -508,11 +508,11 @@ def test_what_came_through_a_proxy_is_somebody_elses(kd: killick.Client) -> None
 def test_the_first_token_closes_the_door_and_revoking_it_does_not_open_it(kd: killick.Client) -> None:
     with local(kd) as web:
         assert web.get("/api/v1/health").status_code == 200
-        made, text = issue(kd, "ann", "viewer")
+        made, text = issue(kd.engine, "ann", "viewer")
         assert web.get("/api/v1/health").status_code == 401
         headers = {"Authorization": f"Bearer {text}"}
         assert web.get("/api/v1/health", headers=headers).status_code == 200
-        revoke(kd, made.id)
+        revoke(kd.engine, made.id)
         assert web.get("/api/v1/health").status_code == 401
         assert web.get("/api/v1/health", headers=headers).status_code == 401
 

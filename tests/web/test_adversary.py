@@ -57,7 +57,7 @@ def own_logs(kd: Client) -> list[str]:
 @pytest.mark.parametrize("path", ["", "/events", "/export", "/steps", "/state", "/follow"])
 def test_a_viewer_does_not_read_the_log_of_the_tokens(tmp_path: Path, path: str) -> None:
     with killick.open(str(tmp_path / "killick.db")) as kd:
-        _, viewer = tokens.issue(kd, "vic", "viewer")
+        _, viewer = tokens.issue(kd.engine, "vic", "viewer")
         with TestClient(asgi(kd)) as web:
             shows = {"Authorization": f"Bearer {viewer}"}
             answer = web.get(f"/api/v1/runs/killick%3Atokens{path}", headers=shows)

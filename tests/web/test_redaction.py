@@ -156,7 +156,7 @@ def test_what_a_run_gave_to_its_children_and_to_what_it_goes_on_as_is_hidden_the
 def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, word: str) -> None:
     with pytest.raises(RunWaiting):
         kd.run(clerk, {"ssn": word, "pin": 1}, id="odd")
-    _, text = issue(kd, "root", "admin")
+    _, text = issue(kd.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for path in ("/inbox", "/runs", "/runs/odd", "/api/v1/runs/odd/steps/1", "/runs/odd/act"):
             assert web.get(path).status_code == 200, path
@@ -166,7 +166,7 @@ def test_a_value_that_is_a_word_of_ours_breaks_no_document(kd: killick.Client, w
 
 
 def test_nobody_learns_by_asking_whether_they_guessed_right(kd: killick.Client) -> None:
-    _, text = issue(kd, "root", "admin")
+    _, text = issue(kd.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         for guess in (SSN, "123-45-6780"):
             assert web.get("/api/v1/runs/r1/steps", params={"q": guess}).json()["q"] == guess
@@ -192,7 +192,7 @@ def guessable(kd: killick.Client) -> set[str]:
 
 @pytest.mark.slow
 def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: killick.Client) -> None:
-    _, text = issue(kd, "root", "admin")
+    _, text = issue(kd.engine, "root", "admin")
     told = guessable(kd)
 
     def showing(*redact: str) -> list[str]:
@@ -207,7 +207,7 @@ def test_no_page_no_document_and_no_stream_shows_a_hash_of_what_is_redacted(kd: 
 
 
 def test_who_may_answer_does_so_by_the_digest_that_they_were_shown(kd: killick.Client) -> None:
-    _, text = issue(kd, "root", "admin")
+    _, text = issue(kd.engine, "root", "admin")
     with TestClient(asgi(kd, redact=["ssn"]), headers={"Authorization": f"Bearer {text}"}) as web:
         [question] = web.get("/api/v1/inbox").json()["questions"]
         assert question["saw"] not in guessable(kd)
@@ -240,7 +240,7 @@ def asked() -> list[str]:
 
 
 def test_no_page_and_no_document_shows_what_is_redacted(kd: killick.Client) -> None:
-    _, text = issue(kd, "root", "admin")
+    _, text = issue(kd.engine, "root", "admin")
 
     def showing(*redact: str) -> list[str]:
         with TestClient(asgi(kd, redact=redact), headers={"Authorization": f"Bearer {text}"}) as web:

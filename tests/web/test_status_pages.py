@@ -144,7 +144,7 @@ async def _attended(kd: Client) -> None:
 
 
 def _ours(kd: Client) -> list[killick.TriggerInfo]:
-    return [each for each in trigger_runner.triggers(kd) if each.name == "often"]
+    return [each for each in trigger_runner.triggers(kd.engine) if each.name == "often"]
 
 
 # hooks --------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_hook_that_fails_is_shown_with_what_it_did_not_take(kd: Client, web: T
         raise ConnectionError("the chat is down")
 
     async def until_it_failed() -> None:
-        hooks.ensure(kd)
+        hooks.ensure(kd.engine)
         async with kd.worker():
             await kd.start.soon(report, "x", id="r1")
             while not any(isinstance(each.event, e.HookFailed) for each in _recorded(kd)):

@@ -117,7 +117,7 @@ def attended(kd: killick.Client, name: str, *, rests: int = 1, leaps: bool = Fal
     run = f"hook:{name}"
     head = kd.store.lease(run, kd.engine.holder, seconds=60)
     try:
-        asyncio.run(attend(kd, kd.log.open(run), duty))
+        asyncio.run(attend(kd.engine, kd.log.open(run), duty))
     finally:
         if not cast("Any", kd.store).is_cut:
             kd.store.release(run, epoch=head.epoch)
@@ -181,7 +181,7 @@ def listening(name: str = "tell", *kinds: str, **options: Any) -> Heard:
 
 def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Client) -> None:
     heard = listening("tell", "run.started", "run.completed")
-    assert ensure(kd) == ["killick.hook:tell"]
+    assert ensure(kd.engine) == ["killick.hook:tell"]
     some_runs(kd, 1, 2)
     attended(kd, "tell")
     assert heard == ["run-1:1:tell", "run-1:3:tell", "run-2:1:tell", "run-2:3:tell"]
@@ -195,7 +195,7 @@ def test_a_hook_hears_each_event_of_its_kinds_once_and_in_order(kd: killick.Clie
 def test_a_new_hook_hears_nothing_of_the_past(kd: killick.Client) -> None:
     some_runs(kd, 1)
     heard = listening()
-    ensure(kd)
+    ensure(kd.engine)
     attended(kd, "tell")
     some_runs(kd, 2)
     attended(kd, "tell")
@@ -210,7 +210,7 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Cli
         await asyncio.sleep(0)
         seen.append(event)
 
-    ensure(kd)
+    ensure(kd.engine)
     with pytest.raises(killick.RunFailed):
         kd.run(fails, 7, id="bad")
     with pytest.raises(killick.RunWaiting):
@@ -230,7 +230,7 @@ def test_an_async_hook_is_told_with_everything_that_can_be_known(kd: killick.Cli
 
 def test_only_waits_of_the_kinds_that_were_named_are_told(kd: killick.Client) -> None:
     heard = listening("people", "wait.opened", "run.completed", waits_for=("answer", "settlement"))
-    ensure(kd)
+    ensure(kd.engine)
     for agent in (waits, asks):
         with pytest.raises(killick.RunWaiting):
             kd.run(agent, id=agent.name)
@@ -241,7 +241,7 @@ def test_only_waits_of_the_kinds_that_were_named_are_told(kd: killick.Client) ->
 
 def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: killick.Client) -> None:
     heard = listening("tell", retry=killick.Retry(attempts=2, first=1))
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1, 2)
     fine = kd.log.event
 
@@ -260,11 +260,11 @@ def test_a_run_whose_record_is_broken_holds_up_no_hook_for_ever(kd: killick.Clie
 
 def test_killicks_own_logs_are_told_only_to_who_asks_for_them(kd: killick.Client) -> None:
     everything = listening("all", "run.started")
-    ensure(kd)
+    ensure(kd.engine)
     about_hooks = listening("meta", "run.started", agent="killick.hook:later")
-    ensure(kd)
+    ensure(kd.engine)
     listening("later")
-    ensure(kd)
+    ensure(kd.engine)
     attended(kd, "all")
     attended(kd, "meta")
     assert (everything, about_hooks) == ([], ["hook:later:1:meta"])
@@ -272,7 +272,7 @@ def test_killicks_own_logs_are_told_only_to_who_asks_for_them(kd: killick.Client
 
 def test_what_happened_to_a_run_that_is_gone_is_passed_over(kd: killick.Client) -> None:
     heard = listening()
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1, 2)
     kd.store.remove("run-1")
     attended(kd, "tell")
@@ -293,7 +293,7 @@ def test_a_failing_hook_backs_off_by_the_clock_and_delays_only_itself(kd: killic
             raise ConnectionError("not now")
 
     heard = listening()
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1, 2)
     duty = attended(kd, "flaky", rests=30, leaps=True)
     assert tried == [("run-1", 1, 0), ("run-1", 2, 10), ("run-1", 3, 40), ("run-1", 4, 130), ("run-2", 1, 130)]
@@ -335,7 +335,7 @@ def test_what_a_hook_never_takes_is_dropped_and_the_next_is_told(kd: killick.Cli
             raise ValueError("never")
         taken.append(event.key)
 
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1, 2)
     attended(kd, "picky", rests=3, leaps=True)
     assert (kinds_of(kd, "hook:picky")[2:], taken) == (
@@ -349,7 +349,7 @@ def test_who_is_asked_for_patience_has_it(kd: killick.Client) -> None:
     def limited(event: HookEvent) -> None:
         raise killick.RateLimited(retry_after=500)
 
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1)
     attended(kd, "limited")
     assert cursor_of(kd, "limited").retry_at == kd.clock.now_us() + 500_000_000
@@ -366,7 +366,7 @@ def test_a_hook_that_hangs_is_given_up_after_its_time(kd: killick.Client, is_asy
         done.wait(300)
 
     killick.on("run.completed", name="slow", timeout=0.02)(soon if is_async else at_once)
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1)
     attended(kd, "slow")
     done.set()
@@ -384,7 +384,7 @@ def test_a_hook_that_raises_what_ends_others_only_fails(kd: killick.Client, rais
         raise raised
 
     killick.on("run.completed", name="rude")(soon if is_async else at_once)
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1)
     attended(kd, "rude")
     assert kinds_of(kd, "hook:rude")[-1] == "hook.failed"
@@ -399,13 +399,13 @@ def test_whoever_is_cancelled_in_a_call_records_nothing(kd: killick.Client) -> N
         await asyncio.sleep(60)
 
     async def cut_off() -> None:
-        task = asyncio.create_task(attend(kd, kd.log.open("hook:slow"), Patience(cast("Any", kd.clock))))
+        task = asyncio.create_task(attend(kd.engine, kd.log.open("hook:slow"), Patience(cast("Any", kd.clock))))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1)
     asyncio.run(cut_off())
     assert kinds_of(kd, "hook:slow") == ["run.started", "hook.set"]
@@ -453,7 +453,7 @@ def test_killed_at_each_append_nothing_is_lost_nor_out_of_order(world: World, wh
 def test_two_that_attend_in_turn_share_one_cursor(world: World) -> None:
     heard = listening()
     one, other = world.process(), world.process()
-    ensure(one)
+    ensure(one.engine)
     ensure(other)
     for number in range(1, 7):
         some_runs(one, number)
@@ -514,14 +514,14 @@ def test_several_workers_make_one_log(world: World) -> None:
 
 def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: killick.Client) -> None:
     listening("tell", "run.completed")
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1)
     attended(kd, "tell")
     at = cursor_of(kd, "tell").cursor
     some_runs(kd, 2)
     HOOKS.clear()
     heard = listening("tell", "run.started")
-    ensure(kd)
+    ensure(kd.engine)
     attended(kd, "tell")
     assert heard == ["run-2:1:tell"]
     assert kinds_of(kd, "hook:tell")[2:] == ["hook.called", "hook.set", "hook.called"]
@@ -533,16 +533,16 @@ def test_a_changed_declaration_is_recorded_and_keeps_its_cursor(kd: killick.Clie
 
 def test_a_hook_that_is_not_declared_here_is_left_alone(kd: killick.Client) -> None:
     listening()
-    ensure(kd)
+    ensure(kd.engine)
     HOOKS.clear()
     some_runs(kd, 1)
     assert attended(kd, "tell").rested == []
-    assert ensure(kd) == []
+    assert ensure(kd.engine) == []
 
 
 def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: killick.Client) -> None:
     listening()
-    agents = ensure(kd)
+    agents = ensure(kd.engine)
     assert [row.run for row in kd.store.due(kd.clock.now_us(), agents=agents)] == ["hook:tell"]
     some_runs(kd, 1)
     attended(kd, "tell")
@@ -553,7 +553,7 @@ def test_a_hook_is_always_due_so_that_somebody_follows_the_feed(kd: killick.Clie
 
 def test_a_paused_hook_hears_what_it_missed_when_it_is_resumed(kd: killick.Client) -> None:
     heard = listening()
-    agents = ensure(kd)
+    agents = ensure(kd.engine)
     kd.pause("hook:tell", by="ann")
     some_runs(kd, 1)
     assert kd.store.due(kd.clock.now_us(), agents=agents) == []
@@ -571,7 +571,7 @@ def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
         if event.run == "run-1":
             person.pause("hook:tell", by="ann")
 
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 1, 2)
     attended(kd, "tell")
     assert kinds_of(kd, "hook:tell")[2:] == ["hook.called", "message.taken", "run.paused"]
@@ -582,16 +582,16 @@ def test_a_hook_obeys_while_it_is_attended_to(world: World) -> None:
 
 def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killick.Client) -> None:
     heard = listening()
-    agents = ensure(kd)
+    agents = ensure(kd.engine)
     some_runs(kd, 1)
     kd.cancel("hook:tell", by="ann")
     assert (kd.info("hook:tell").status, kd.store.due(kd.clock.now_us(), agents=agents)) == ("cancelled", [])
     attended(kd, "tell")
     assert heard == []
-    assert trim(kd) > 0
+    assert trim(kd.engine) > 0
     assert kd.store.feed() == []
-    ensure(kd)
-    ensure(kd)
+    ensure(kd.engine)
+    ensure(kd.engine)
     some_runs(kd, 2)
     attended(kd, "tell")
     assert heard == ["run-2:3:tell"]
@@ -604,10 +604,10 @@ def test_a_hook_that_somebody_ended_is_over_until_it_is_declared_again(kd: killi
 def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
     kd = world.process()
     listening("quick")
-    ensure(kd)
+    ensure(kd.engine)
     quick = HOOKS.pop("quick")
     listening("slow")
-    ensure(kd)
+    ensure(kd.engine)
     HOOKS["quick"] = quick
     some_runs(kd, 1, 2)
     attended(kd, "quick")
@@ -617,11 +617,11 @@ def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
     assert [told.run for told in kd.store.feed()] == ["hook:slow", "run-1", "run-1", "run-2", "run-2"]
     listening("slow")
     attended(kd, "slow")
-    trim(kd)
+    trim(kd.engine)
     assert kd.store.feed() == []
     some_runs(kd, 3)
     heard = listening("later")
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, 4)
     attended(kd, "later")
     assert heard == ["run-4:3:later"]
@@ -629,8 +629,8 @@ def test_what_all_hooks_have_passed_is_forgotten(world: World) -> None:
 
 def test_without_hooks_nothing_is_kept(kd: killick.Client) -> None:
     some_runs(kd, 1)
-    assert trim(kd) == 2
-    assert trim(kd) == 0
+    assert trim(kd.engine) == 2
+    assert trim(kd.engine) == 0
 
 
 def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
@@ -639,7 +639,7 @@ def test_the_cursor_passes_what_it_does_not_listen_to_without_an_event_for_each(
     monkeypatch.setattr(hooks, "PASSED_MAX", 6)
     monkeypatch.setattr(hooks, "PASSED_IDLE_MAX", 3)
     heard = listening("tell", "run.failed")
-    ensure(kd)
+    ensure(kd.engine)
     some_runs(kd, *range(10))
     attended(kd, "tell")
     moved = [recorded.event for recorded in kd.events("hook:tell") if isinstance(recorded.event, e.HookMoved)]

@@ -97,7 +97,7 @@ class Duty:
 
 def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) -> list[str]:
     """What a worker does about triggers: see to their logs, and attend to each that is due. Says which those were."""
-    agents = firing.ensure(kd)
+    agents = firing.ensure(kd.engine)
     attended: list[str] = []
     holder = kd.engine.holder
     for _ in range(20):
@@ -107,7 +107,7 @@ def attend(kd: killick.Client, duty: Duty | Callable[[], Duty] | None = None) ->
             log = kd.log.open(each.head.run, head=each.head)
             left = True
             try:
-                kd.blocking(firing.attend(kd, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
+                kd.blocking(firing.attend(kd.engine, log, duty if isinstance(duty, Duty) else (duty or Duty)()))
                 left = False
             finally:
                 kd.store.release(each.head.run, epoch=each.head.epoch, holder=holder, left=left)
@@ -152,7 +152,7 @@ def test_a_schedule_starts_a_run_when_it_is_due_and_not_before(world: World, clo
 
 def test_a_triggers_own_log_is_found_only_by_who_asks_for_it(world: World) -> None:
     killick.every("10m", poll)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.list() == []
     [listed] = world.kd.list(agent="killick.trigger:poll")
     assert (listed.run, listed.status) == ("trigger:poll", "waiting")
@@ -383,7 +383,7 @@ def test_an_input_that_cannot_be_made_is_on_record_and_the_trigger_goes_on(
 
 def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World) -> None:
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 1}, id="o1", by="shop") == 1
     assert world.kd.publish("order.created", {"number": 1}, id="o1") == 1
     assert world.kd.publish("order.created", {"number": 2}) == 1
@@ -402,7 +402,7 @@ def test_every_event_starts_one_run_and_the_id_makes_it_count_once(world: World)
 def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
     killick.on_event("order.created", fulfil)
     killick.on_event("order.created", report, name="tell", input=lambda firing: f"order {firing.body['number']}")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 7}) == 2
     attend(world.kd)
     assert sorted(runs(world.kd)) == ["fulfil#1", "tell#1"]
@@ -411,7 +411,7 @@ def test_an_event_is_heard_by_everybody_who_listens(world: World) -> None:
 
 def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) -> None:
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     world.kd.publish("order.created", "nonsense")
     world.kd.publish("order.created", {"number": 2})
     attend(world.kd)
@@ -423,7 +423,7 @@ def test_a_body_that_does_not_fit_is_passed_and_holds_up_nobody(world: World) ->
 
 def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: killick.LeapingClock) -> None:
     killick.on_event("ask", asking, overlap="queue")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     for what in ("a", "b", "c"):
         world.kd.publish("ask", what)
     attend(world.kd, Duty())
@@ -439,7 +439,7 @@ def test_events_wait_while_the_run_before_has_not_ended(world: World, clock: kil
 
 def test_a_message_that_is_none_of_its_business_does_not_keep_a_trigger_busy(world: World) -> None:
     killick.every("10m", poll)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     world.kd.send("trigger:poll", "hello", "there")
     assert attend(world.kd) == ["trigger:poll"]
     assert isinstance(told(world.kd, "poll")[-1], e.MessageTaken)
@@ -592,8 +592,8 @@ def test_a_module_that_is_loaded_again_declares_again_but_no_module_declares_a_n
 
 def test_who_declares_the_same_again_writes_nothing(world: World) -> None:
     killick.every("10m", poll)
-    assert firing.ensure(world.kd) == ["killick.trigger:poll"]
-    firing.ensure(world.process())
+    assert firing.ensure(world.kd.engine) == ["killick.trigger:poll"]
+    firing.ensure(world.process().engine)
     assert told(world.kd, "poll") == []
 
 
@@ -604,7 +604,7 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
     attend(world.kd)
     clock.set_wall(NINE - 1_800_000_000)
     killick.cron("*/30 * * * *", poll, overlap="allow")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.triggers()[0].next_us == NINE + 1_800_000_000
     clock.advance(HOUR)
     attend(world.kd)
@@ -613,9 +613,9 @@ def test_another_schedule_counts_at_once_and_never_goes_back(world: World, clock
 
 def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) -> None:
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     killick.on_event("order.paid", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.publish("order.created", {"number": 1}) == 0
     assert world.kd.publish("order.paid", {"number": 1}) == 1
     attend(world.kd)
@@ -625,15 +625,17 @@ def test_a_trigger_that_listens_to_another_event_is_found_by_that(world: World) 
 def test_a_worker_with_older_code_obeys_the_schedule_on_record(world: World, clock: killick.LeapingClock) -> None:
     killick.cron("0 9 * * *", poll, overlap="allow")
     old = TRIGGERS.copy()
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     killick.cron("30 8 * * *", poll, overlap="allow")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     TRIGGERS.restore(old)
     clock.advance(HOUR / 2)
     for claimed in world.kd.store.claim(
         "old", now_us=clock.now_us(), seconds=60, limit=1, agents=["killick.trigger:poll"]
     ):
-        world.kd.blocking(firing.attend(world.kd, world.kd.log.open(claimed.head.run, head=claimed.head), Duty()))
+        world.kd.blocking(
+            firing.attend(world.kd.engine, world.kd.log.open(claimed.head.run, head=claimed.head), Duty())
+        )
     assert runs(world.kd) == ["poll@2026-11-16T08:30Z"]
     assert world.kd.triggers()[0].next_us == NINE + (23 * 3600 + 1800) * 1_000_000
 
@@ -645,7 +647,7 @@ def test_somebody_who_looks_at_a_condition_notices_that_it_is_declared_otherwise
 
     def redeclare(rested: int) -> None:
         killick.when(low, poll, every="2s")
-        firing.ensure(world.kd)
+        firing.ensure(world.kd.engine)
 
     duty = Duty(clock, rests=9, then=redeclare)
     attend(world.kd, duty)
@@ -656,13 +658,13 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
     world: World, clock: killick.LeapingClock
 ) -> None:
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     TRIGGERS.restore({})
     world.kd.cancel("trigger:fulfil", because="nobody orders any more")
     assert world.kd.info("trigger:fulfil").status == "cancelled"
     assert world.kd.publish("order.created", {"number": 1}) == 0
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     assert world.kd.info("trigger:fulfil").status == "waiting"
     assert world.kd.publish("order.created", {"number": 1}) == 1
     attend(world.kd)
@@ -672,9 +674,9 @@ def test_a_cancelled_trigger_is_over_until_somebody_declares_it_again(
 def test_a_trigger_whose_log_is_broken_is_left_out_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
     killick.every("10m", poll)
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     world.store.quarantine("trigger:poll", "somebody looked at it")
-    assert firing.ensure(world.kd) == ["killick.trigger:fulfil"]
+    assert firing.ensure(world.kd.engine) == ["killick.trigger:fulfil"]
     assert "poll: this trigger is out of order" in caplog.text
 
 
@@ -697,7 +699,7 @@ def test_what_was_due_while_it_was_paused_is_missed(world: World, clock: killick
 
 def test_events_that_come_while_it_is_paused_wait(world: World) -> None:
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     world.kd.pause("trigger:fulfil")
     for number in (1, 2):
         world.kd.publish("order.created", {"number": number})
@@ -741,7 +743,7 @@ def test_firing_by_hand_goes_through_whoever_attends(world: World, clock: killic
 
 def test_firing_by_hand_goes_through_whoever_declares_it(world: World) -> None:
     killick.every("10m", report, input="tuesday")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     declared = TRIGGERS.copy()
     TRIGGERS.restore({})
     run = world.kd.fire("report")
@@ -787,7 +789,7 @@ def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, st
     killick.on_event("ask", asking, overlap="queue")
     killick.when(lambda: holding["low"], report, name="low", input="low", every="10s")
     people = world.kd
-    firing.ensure(people)
+    firing.ensure(people.engine)
     world.process()
     world.line.cut_at = dies
     appends = world.line.appends
@@ -875,7 +877,7 @@ def test_whatever_clocks_and_workers_do_each_time_is_fired_or_passed_once(
     clock = killick.ManualClock(begin)
     world = make_world(clock)
     killick.cron(expression, poll, tz="Europe/Berlin", missed=missed, overlap="allow")
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     furthest = begin
     for what, how in happenings:
         if what == "dies":
@@ -911,7 +913,7 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as one,
         killick.Client(SqliteStore(tmp_path / "killick.db", clock=clock), clock=clock) as other,
     ):
-        firing.ensure(one)
+        firing.ensure(one.engine)
         failed: list[BaseException] = []
 
         def work(kd: killick.Client) -> None:
@@ -940,7 +942,7 @@ def test_two_processes_that_attend_at_once_fire_each_once(tmp_path: Path) -> Non
 def test_a_look_at_all_triggers(world: World, clock: killick.LeapingClock) -> None:
     killick.cron("0 9 * * mon-fri", report, tz="Europe/Berlin", input="x")
     killick.on_event("order.created", fulfil)
-    firing.ensure(world.kd)
+    firing.ensure(world.kd.engine)
     killick.every("10m", poll)
     killick.when(low, poll, name="low", every="90s")
     world.kd.fire("fulfil", input={"number": 1})

@@ -118,7 +118,7 @@ class Rests:
 
 def attended(kd: killick.Client, name: str = "ops", rests: int = 1) -> None:
     head = kd.store.lease(f"hook:{name}", kd.engine.holder, seconds=3600 * 24)
-    asyncio.run(attend(kd, kd.log.open(f"hook:{name}"), Rests(kd.clock, rests)))
+    asyncio.run(attend(kd.engine, kd.log.open(f"hook:{name}"), Rests(kd.clock, rests)))
     kd.store.release(f"hook:{name}", epoch=head.epoch)
 
 
@@ -168,7 +168,7 @@ def hmac_by_hand(key: bytes, message: bytes) -> bytes:
 
 def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret=SECRET, name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
@@ -200,7 +200,7 @@ def test_the_far_side_is_told_in_a_signed_document(kd: killick.Client, far: FarS
 
 def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd, "Zürich 1. 2")
     attended(kd)
     [taken] = far.taken
@@ -210,7 +210,7 @@ def test_a_run_of_any_name_has_an_id_that_a_header_can_hold(kd: killick.Client, 
 
 def test_large_values_are_left_out_and_named(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "run.completed", secret="s", name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     kd.run(long, id="long")
     attended(kd)
     document = json.loads(far.taken[0].body)
@@ -221,7 +221,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
     kd.run(charges, id="claim-1")
     seq = next(each.seq for each in kd.events("claim-1") if isinstance(each.event, e.StepIntended))
     told = OutboxItem(position=1, run="claim-1", seq=seq, kind="step.intended")
-    event = HookEvent(kd, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
+    event = HookEvent(kd.engine, told, agent="webhooked_charges", hook="ops", attempt=1, told_at=NOW_US)
     sent = msgspec.json.encode(document(event))
     assert json.loads(sent)["data"]["arguments"]["card"].keys() == {"$secret"}
     assert b"4242" not in sent
@@ -229,7 +229,7 @@ def test_a_secret_goes_out_as_the_digest_that_is_on_record(kd: killick.Client) -
 
 def test_what_was_erased_is_not_sent(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "run.completed", secret="s", name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     kd.run(long, id="long")
     log = kd.log.open("long")
     kd.log.erase(log, at=NOW_US, reason="gdpr", seqs=[3])
@@ -244,7 +244,7 @@ def test_neither_secret_nor_address_is_on_record(
     monkeypatch.setenv("HOOK_SECRET", "0ne-secret")
     killick.webhook(far.url, "wait.opened", secret=["env:HOOK_SECRET", "an0ther"], name="ops")
     far.answers = [(500, {}, b"")]
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     kinds = [kind for kind, _ in recorded(kd)]
@@ -262,7 +262,7 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
 ) -> None:
     monkeypatch.delenv("HOOK_SECRET", raising=False)
     killick.webhook(far.url, "wait.opened", secret="env:HOOK_SECRET", name="ops", retry=killick.Retry(first=1))
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -275,7 +275,7 @@ def test_a_secret_of_the_environment_is_read_when_it_is_needed(
 
 def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, far: FarSide) -> None:
     killick.webhook(far.url, "wait.opened", secret=["new", "old"], name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     [taken] = far.taken
@@ -292,7 +292,7 @@ def test_while_secrets_are_changed_it_is_signed_with_each(kd: killick.Client, fa
 def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(500, {}, b"broken " * 200), (404, {}, b""), (200, {}, b"ok")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=20, jitter=0))
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd, rests=4)
     assert [kind for kind, _ in recorded(kd)] == ["hook.failed", "hook.failed", "hook.called"]
@@ -307,7 +307,7 @@ def test_what_is_not_taken_is_sent_again_the_same_but_for_its_time(kd: killick.C
 def test_who_is_gone_is_told_no_more_of_it(kd: killick.Client, far: FarSide) -> None:
     far.answers = [(410, {}, b"moved out"), (204, {}, b"")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     open_wait(kd, "claim-2")
     attended(kd)
@@ -333,7 +333,7 @@ def test_the_far_side_may_ask_for_patience(
 ) -> None:
     far.answers = [(status, {} if after is None else {"retry-after": after}, b"")]
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", retry=killick.Retry(first=10, jitter=0))
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     failed = kd.log.event("hook:ops", 3)
@@ -347,7 +347,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
     try:
         far.answers = [(status, {"location": f"{other.origin}/elsewhere"}, b"")]
         killick.webhook(far.url, "wait.opened", secret="s", name="ops")
-        ensure(kd)
+        ensure(kd.engine)
         open_wait(kd)
         attended(kd)
     finally:
@@ -359,7 +359,7 @@ def test_nobody_is_told_whom_a_redirect_names(kd: killick.Client, far: FarSide, 
 def test_an_answer_that_does_not_come_in_time_is_none(kd: killick.Client, far: FarSide) -> None:
     far.hangs = threading.Event()
     killick.webhook(far.url, "wait.opened", secret="s", name="ops", timeout=0.05)
-    ensure(kd)
+    ensure(kd.engine)
     open_wait(kd)
     attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -371,7 +371,7 @@ def test_who_cannot_be_reached_is_told_later(kd: killick.Client) -> None:
         nobody.bind(("127.0.0.1", 0))
         origin = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         killick.webhook(origin, "wait.opened", secret="s", name="ops")
-        ensure(kd)
+        ensure(kd.engine)
         open_wait(kd)
         attended(kd)
     [(kind, failure)] = recorded(kd)
@@ -391,7 +391,7 @@ def test_what_is_no_http_is_told_later(kd: killick.Client) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         killick.webhook(f"http://127.0.0.1:{server.getsockname()[1]}", "wait.opened", secret="s", name="ops")
-        ensure(kd)
+        ensure(kd.engine)
         open_wait(kd)
         attended(kd)
         thread.join()

@@ -10,10 +10,10 @@ import contextlib
 import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from killick.engine.execution import Engine
 from killick.engine.leases import LEASE_SECONDS, Leases
 from killick.engine.steps.workspace_hook import hidden_of, owner_of
 from killick.engine.steps.workspace_hook import restored as as_entry
@@ -26,9 +26,6 @@ from killick.model.ledger import LedgerFacts
 from killick.workspace import tree
 from killick.workspace.restore import Restored
 from killick.workspace.workspace import Snapshot, Workspace
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 
 class Restoration(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +46,7 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def restored(
-    client: Client,
+    engine: Engine,
     run: str,
     at: str | None = None,
     *,
@@ -62,13 +59,13 @@ def restored(
     """Bring files of a run back to a place, or to a snapshot by its id; into its own folder, or into another."""
     if (at is None) == (snapshot is None):
         raise WorkspaceRefused(run, "name a place or a snapshot to bring its files back to, and not both")
-    log = client.log
+    log = engine.log
     found = workspace_files.at(log, run, at) if at is not None else workspace_files.by_id(log, run, str(snapshot))
     with found:
         wanted = [workspace_files.typed(os.fspath(path), found.folder) for path in paths]
         if to is not None:
-            return _elsewhere(found, Path(os.path.abspath(to)), wanted, owner_of(client.store, run), dry_run=dry_run)
-        return _in_place(client, found, wanted, by=by, dry_run=dry_run)
+            return _elsewhere(found, Path(os.path.abspath(to)), wanted, owner_of(engine.store, run), dry_run=dry_run)
+        return _in_place(engine, found, wanted, by=by, dry_run=dry_run)
 
 
 def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dry_run: bool) -> Restoration:
@@ -86,31 +83,31 @@ def _elsewhere(found: Files, to: Path, paths: Sequence[bytes], owner: str, *, dr
         return _told(found, to, paths, place.restore(found.root, paths or None, owner))
 
 
-def _in_place(client: Client, found: Files, paths: Sequence[bytes], *, by: str | None, dry_run: bool) -> Restoration:
-    with _held(client, found.run) as handle:
+def _in_place(engine: Engine, found: Files, paths: Sequence[bytes], *, by: str | None, dry_run: bool) -> Restoration:
+    with _held(engine, found.run) as handle:
         facts = handle.ledger.facts
         if facts.files_due is not None:
             due = id_of(e.from_text(facts.files_due))
             told = f"its files go back to snapshot {due} when it goes on; let it go on first, or restore elsewhere"
             raise WorkspaceRefused(found.run, told)
-        owner = owner_of(client.store, found.run)
-        with _workspace(client, found, facts) as place:
+        owner = owner_of(engine.store, found.run)
+        with _workspace(engine, found, facts) as place:
             _refuse_unknown(found, place.path, paths)
             if dry_run:
                 now = place.capture(owner).root if place.path.is_dir() else None
                 return _told(found, place.path, paths, _foretold(found, now, paths), dry_run=True)
             done = place.restore(found.root, paths or None, owner)
             if done.written or done.removed or done.left:
-                _recorded(client, handle, found, paths, done, place.capture(owner), by=by)
+                _recorded(engine, handle, found, paths, done, place.capture(owner), by=by)
             return _told(found, place.path, paths, done)
 
 
 @contextlib.contextmanager
-def _held(client: Client, run: str) -> Generator[RunLog]:
+def _held(engine: Engine, run: str) -> Generator[RunLog]:
     """Have a run for ourselves; RunBusy where somebody has it."""
-    left, holder, since = client.log.head(run).holder is not None, client.ids.new("command"), client.clock.monotonic()
-    handle = client.log.open(run, holder=holder, seconds=LEASE_SECONDS)
-    leases = Leases(client.store, holder, client.clock)
+    left, holder, since = engine.log.head(run).holder is not None, engine.ids.new("command"), engine.clock.monotonic()
+    handle = engine.log.open(run, holder=holder, seconds=LEASE_SECONDS)
+    leases = Leases(engine.store, holder, engine.clock)
     # Who lost the run cannot write to it any more, and is told so when it tries.
     leases.hold(run, handle.epoch, seconds=LEASE_SECONDS, since=since, lost=lambda _: None)
     try:
@@ -118,14 +115,14 @@ def _held(client: Client, run: str) -> Generator[RunLog]:
     finally:
         leases.close()
         with contextlib.suppress(KillickError):
-            client.store.release(run, epoch=handle.epoch, left=left)
+            engine.store.release(run, epoch=handle.epoch, left=left)
 
 
-def _workspace(client: Client, found: Files, facts: LedgerFacts) -> Workspace:
+def _workspace(engine: Engine, found: Files, facts: LedgerFacts) -> Workspace:
     """The folder as the run works in it: what its rules leave alone is left alone here."""
     return Workspace(
         found.folder, exclude=facts.exclude, gitignore=facts.gitignore, vault=found.vault,
-        hidden=hidden_of(client.store), clock=client.clock,
+        hidden=hidden_of(engine.store), clock=engine.clock,
     )  # fmt: skip
 
 
@@ -153,7 +150,7 @@ def _foretold(found: Files, now: bytes | None, paths: Sequence[bytes]) -> Restor
 
 
 def _recorded(
-    client: Client,
+    engine: Engine,
     handle: RunLog,
     found: Files,
     paths: Sequence[bytes],
@@ -163,7 +160,7 @@ def _recorded(
     by: str | None,
 ) -> None:
     """Put it on the record of the run, with the files as they are now: the next step begins with these."""
-    at = client.clock.now_us()
+    at = engine.clock.now_us()
     named = [workspace_files.shown(path) for path in paths] or None
     entries = [as_entry(done, e.to_text(found.root), "asked", at=at, by=by, paths=named)]
     if handle.ledger.files_at(handle.seq) != e.to_text(now.root):

@@ -1,24 +1,20 @@
-"""What people are asked: the open waits of a run as people see them, and those of all runs, the most urgent first.
+"""The inbox: the open waits of all runs that need a person, the most urgent first.
 
-A listing goes by what the index knows of the runs that ask somebody, and opens only those that it shows.
+A page is chosen from the index, and reads the logs of those runs alone that it shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from killick.engine.steps import waits
 from killick.engine.views import Wait
 from killick.errors import KillickError, ValueRefused
-from killick.model import fold
-from killick.model.codec import Erased
-from killick.model.state import State
+from killick.history.run_info import waits_of
+from killick.log import Log
 from killick.store import Store
 from killick.store.protocol import ASKS, RunQuery, RunRow
-
-if TYPE_CHECKING:
-    from killick.log import Log
 
 _ROWS: Final = 10_000
 _LOOK: Final = 100
@@ -37,45 +33,6 @@ class Page(NamedTuple):
 
     waits: list[Wait]
     next: str | None
-
-
-def waits_of(store: Store, state: State) -> Iterator[Wait]:
-    """What a run waits for."""
-    for wait in state.fold.facts.waits.values():
-        data = state.data(wait.opened)
-        erased = isinstance(data.get("prompt"), Erased)
-        yield Wait(
-            id=f"{state.run}:{wait.step}",
-            run=state.run,
-            step=wait.step,
-            waits_for=wait.waits_for,
-            name=wait.name,
-            prompt="(what was asked is erased)" if erased else data.get("prompt"),
-            to=wait.to,
-            deadline_us=wait.deadline,
-            since_us=wait.at,
-            verbs=waits.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
-            options=() if erased else tuple(data.get("options") or ()),
-            schema=None if erased else data.get("schema"),
-            intention=None if erased else data.get("intention"),
-            need=wait.need,
-            votes=_votes(store, state.run, wait),
-            may=None if erased or data.get("may") is None else tuple(data["may"]),
-            rule=wait.rule,
-            reason=None if erased else data.get("reason"),
-            digest=getattr(state.event(wait.opened), "digest", None),
-            round=wait.round,
-        )
-
-
-def _votes(store: Store, run: str, wait: fold.Wait) -> tuple[str, ...]:
-    """Who agreed, also those whose word the run has not taken yet."""
-    if wait.need <= 1:
-        return wait.votes
-    answer = waits.answer_id(run, wait.step, wait.opened)
-    there = store.inbox(run, name=waits.VOTE)
-    late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
-    return tuple(dict.fromkeys((*wait.votes, *late)))
 
 
 def urgency(wait: Wait, priority: int = 0, now_us: int = 0) -> tuple[bool, bool, int, int, int]:

@@ -6,8 +6,8 @@ A command on a run that somebody is at lands at its next step boundary; the clie
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 from killick.blocking import Both, OnLoop
 from killick.client import file_restore, time_travel
@@ -17,36 +17,19 @@ from killick.definitions.registry import TOOLS
 from killick.engine.commands import command
 from killick.engine.context import through_codec
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.execution import Engine
+from killick.engine.runtime import Runtime
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.provenance import Undoing, undoing
-from killick.log import Log
 from killick.model import events as e
 from killick.model.codec import Erased
-from killick.store import Store
 from killick.store.protocol import ENDED
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
-
-R = TypeVar("R")
 
 _LATER: Final = "will be, at its next step boundary, by whoever is at it"
 
 
-class Acting:
-    """The part of a client that acts on runs."""
-
-    engine: Engine
-    log: Log
-    store: Store
-
-    def blocking(self, work: Coroutine[Any, Any, R]) -> R:
-        raise NotImplementedError
-
-    def _notify(self, run: str) -> None:
-        raise NotImplementedError
+class Operations(Runtime):
+    """The part of a client that changes runs."""
 
     # commands ---------------------------------------------------------------------------------
 
@@ -141,8 +124,8 @@ class Acting:
     def _command(self, run: str, body: dict[str, Any], by: str | None, *, patient: bool = False) -> bool:
         """True: it is on record. False: it is on its way to whoever is at the run."""
         run = self._alive(run, body["command"])
-        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self._notify(run))
-        self._notify(run)
+        held = command(self.engine, run, body, by=by, patient=patient, tell=lambda: self.notify(run))
+        self.notify(run)
         return held
 
     def _alive(self, run: str, verb: str) -> str:
@@ -158,7 +141,7 @@ class Acting:
     @Both
     def resume(self, run: str, *, by: str | None = None, because: str | None = None) -> str:
         """Let a paused, failed or orphaned run go on; says what it did. It is due then: advance it to see it go."""
-        return time_travel.resumed(cast("Client", self), run, by=by, because=because)
+        return time_travel.resumed(self.engine, run, by=by, because=because)
 
     # time -------------------------------------------------------------------------------------
 
@@ -166,8 +149,8 @@ class Acting:
     def rewind(self, run: str, to: str, *, by: str | None = None, because: str | None = None) -> str:
         """Take a run back to a place, such as `4:before`; says what it did. What it did to the world stays on its
         ledger: the same action is not done again, whatever its new wording."""
-        told = time_travel.rewound(cast("Client", self), run, to, by=by, because=because)
-        self._notify(run)
+        told = time_travel.rewound(self.engine, run, to, by=by, because=because)
+        self.notify(run)
         return told
 
     @Both
@@ -184,8 +167,9 @@ class Acting:
     ) -> Restoration:
         """Bring the files of a run's workspace back to a place, or to a snapshot by its id: all, or those at some
         paths; into its own folder, or into another. The run stays where it is."""
-        client = cast("Client", self)
-        return file_restore.restored(client, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run)
+        return file_restore.restored(
+            self.engine, run, at, snapshot=snapshot, paths=paths, to=to, by=by, dry_run=dry_run
+        )
 
     @Both
     def fork(
@@ -220,11 +204,9 @@ class Acting:
             effects=effects,
         )
         folder = None if workspace is None else os.fspath(workspace)
-        handle = time_travel.forked(
-            cast("Client", self), run, at, conditions, id=id, by=by, because=because, workspace=folder
-        )
-        self._notify(handle.id)
-        return handle
+        fork = time_travel.forked(self.engine, run, at, conditions, id=id, by=by, because=because, workspace=folder)
+        self.notify(fork)
+        return Handle(self, self.log.state(fork).agent, fork)
 
     @Both
     def undoing(self, run: str, step: str) -> Undoing:
@@ -245,4 +227,4 @@ class Acting:
 
         `settled` is for an undoing that began and whose outcome is not known, and for what was undone by hand.
         """
-        return await cast("Client", self).executor().undo(run, step, by=by, because=because, settled=settled)
+        return await self.executor().undo(run, step, by=by, because=because, settled=settled)

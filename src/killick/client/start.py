@@ -5,22 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
-from killick.definitions.registry import Agent, AnyAgent
-from killick.engine.outcome import ended
+import msgspec
+
+from killick.definitions.registry import AGENTS, Agent, AnyAgent
+from killick.engine.context import through_codec
+from killick.engine.execution import Engine
+from killick.engine.executor import Start
+from killick.engine.observers import trace_here
+from killick.engine.outcome import RunOutcome, ended, paused_because
+from killick.engine.runtime import Runtime
+from killick.engine.steps import waits
 from killick.engine.steps.kinds import first_entries
 from killick.engine.steps.transaction import joining
-from killick.engine.steps.waits import latest
-from killick.engine.views import RunInfo
-from killick.errors import LogError, RunExists
+from killick.engine.views import RunInfo, Wait
+from killick.errors import (
+    LogError,
+    RunCancelled,
+    RunDiverged,
+    RunExists,
+    RunFailed,
+    RunMismatch,
+    RunPaused,
+    RunWaiting,
+)
+from killick.history.run_info import info, waits_of
 from killick.log import Recorded
 from killick.logger import get_logger
+from killick.model import events as e
 from killick.model.state import State
-from killick.store.protocol import ENDED
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
+from killick.model.typed import convert
+from killick.store.protocol import ENDED, RunQuery, is_held
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
@@ -32,10 +48,10 @@ _FOLLOW_SECONDS: Final = 0.1
 class RunMethod:
     """`kd.run(agent, input, id=…)` and `await kd.run.soon(…)`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_runtime",)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     @overload
     def __call__(
@@ -50,11 +66,11 @@ class RunMethod:
     def __call__(self, agent: AnyAgent, input: Any = None, **options: Any) -> Any:  # noqa: A002
         """Run an agent here and now, and return its result.
 
-        An id that is known is gone on with; one that has ended gives its recorded result again. Timers, backoffs and
-        rate limits are sat out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with
-        the failure.
+        A known id resumes that run; one that has ended returns its recorded result. Timers, backoffs and rate limits
+        are waited out. Raises RunWaiting when only a person or an outside event can wake it, RunFailed with the
+        failure.
         """
-        return self._client.blocking(self._soon(agent, input, **options))
+        return self._runtime.blocking(self._soon(agent, input, **options))
 
     @overload
     def soon(
@@ -74,28 +90,28 @@ class RunMethod:
         self, agent: AnyAgent, input: Any, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), fresh: bool = False,
     ) -> Any:  # fmt: skip
-        client = self._client
-        agent = client.named(agent)
-        run, start = client.begin(agent, input, id, priority, tags, fresh)
+        runtime = self._runtime
+        agent = named(agent)
+        run, start = begin(runtime.engine, agent, input, id, priority, tags, fresh)
         if start is None:
-            row = client.store.index(run)
+            row = runtime.store.index(run)
             if row is not None and row.status in ENDED:
                 logger.warning("%s: %s earlier; this is its recorded outcome", run, row.status)
-                return client.outcome(agent, ended(client.engine, run))
-        executor = client.executor()
+                return outcome(runtime.engine, agent, ended(runtime.engine, run))
+        executor = runtime.executor()
         advanced = await executor.advance(run, start=start, agent=agent, sit_out=True)
         while advanced.renewed_as is not None:
             advanced = await executor.advance(advanced.renewed_as, agent=agent, sit_out=True)
-        return client.outcome(agent, advanced)
+        return outcome(runtime.engine, agent, advanced)
 
 
 class StartMethod:
     """`kd.start(agent, input, id=…)` and `await kd.start.soon(…)`."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_runtime",)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     @overload
     def __call__(
@@ -111,27 +127,27 @@ class StartMethod:
         self, agent: AnyAgent, input: Any = None, *, id: str | None = None, priority: int | None = None,  # noqa: A002
         tags: Sequence[str] = (), by: str | None = None, tx: Any = None,
     ) -> Handle[Any]:  # fmt: skip
-        """Create a run, durably, for whoever advances it; the same id again gives the same run.
+        """Create a run, durably, for a worker or a later `advance`; the same id again gives the same run.
 
-        `by` is who starts it, for the record. With `tx`, the caller's own connection to the store's database, it is
-        there when they commit.
+        `by` names the caller, for the record. With `tx`, the caller's own connection to the store's database, the run
+        is created when the caller commits.
         """
-        client = self._client
-        agent = client.named(agent)
-        run, start = client.begin(agent, input, id, priority, tags, True, by)
+        runtime = self._runtime
+        agent = named(agent)
+        run, start = begin(runtime.engine, agent, input, id, priority, tags, True, by)
         if start is not None:
-            log = client.log.begin(run)
+            log = runtime.log.begin(run)
             if tx is None:
                 try:
                     log.append(*first_entries(*start))
                 except RunExists:
-                    # Somebody was quicker, or it was us and the answer was lost: the same is the same run.
-                    run, _ = client.begin(agent, input, run, priority, tags, True, by)
+                    # Another caller was faster, or our own append succeeded unseen: the same input is the same run.
+                    run, _ = begin(runtime.engine, agent, input, run, priority, tags, True, by)
             else:
-                [made] = joining(client.store, tx).append([log.built(*first_entries(*start))])
+                [made] = joining(runtime.store, tx).append([log.built(*first_entries(*start))])
                 if isinstance(made, LogError):
                     raise made
-        return Handle(client, agent, run)
+        return Handle(runtime, agent, run)
 
     @overload
     def soon(
@@ -149,44 +165,152 @@ class StartMethod:
 
 
 class Handle(Generic[O]):
-    """A run that was started, to be looked at and waited for."""
+    """A started run: its state, its events and its result."""
 
-    def __init__(self, client: Client, agent: AnyAgent | str, run: str) -> None:
-        self._client = client
+    def __init__(self, runtime: Runtime, agent: AnyAgent | str, run: str) -> None:
+        self._runtime = runtime
         self._agent = agent
         self.id = run
 
     def info(self) -> RunInfo:
         """Where it is."""
-        return self._client.info(self.id)
+        return info(self._runtime.log, self.id)
 
     def state(self) -> State:
         """Its state."""
-        return self._client.state(self.id)
+        return self._runtime.log.state(self.id)
 
     def result(self, timeout: float | None = None) -> O:
-        """What it returns, when somebody has advanced it to its end. TimeoutError when the time is up."""
-        client = self._client
-        until = None if timeout is None else client.clock.monotonic() + timeout
+        """What the run returns, once a worker has advanced it to its end. TimeoutError when the time is up."""
+        runtime = self._runtime
+        until = None if timeout is None else runtime.clock.monotonic() + timeout
         while True:
-            run = latest(client.log, self.id)
-            row = client.store.index(run)
-            if row is not None and row.status in ENDED and (advanced := ended(client.engine, run)).renewed_as is None:
-                outcome: O = client.outcome(client.named(self._agent), advanced)
-                return outcome
-            if until is not None and client.clock.monotonic() >= until:
+            run = waits.latest(runtime.log, self.id)
+            row = runtime.store.index(run)
+            if row is not None and row.status in ENDED and (advanced := ended(runtime.engine, run)).renewed_as is None:
+                result: O = outcome(runtime.engine, named(self._agent), advanced)
+                return result
+            if until is not None and runtime.clock.monotonic() >= until:
                 raise TimeoutError(f"{self.id}: has not ended within {timeout:g} s; it is {row and row.status}")
-            time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
+            time.sleep(runtime.clock.nap_seconds(_FOLLOW_SECONDS))
 
     def follow(self, after: int = 0) -> Iterator[Recorded]:
         """Its events as they are committed, until it has ended."""
-        client = self._client
+        runtime = self._runtime
         while True:
-            row = client.store.index(self.id)
-            recorded = client.events(self.id, after=after)
+            row = runtime.store.index(self.id)
+            recorded = runtime.log.read(self.id, after=after)
             yield from recorded
             after = recorded[-1].seq if recorded else after
             if not recorded:
                 if row is not None and row.status in ENDED:
                     return
-                time.sleep(client.clock.nap_seconds(_FOLLOW_SECONDS))
+                time.sleep(runtime.clock.nap_seconds(_FOLLOW_SECONDS))
+
+
+# beginning and ending -----------------------------------------------------------------------------
+
+
+def named(agent: AnyAgent | str) -> AnyAgent:
+    """An agent, by itself or by its name."""
+    return AGENTS.get(agent) if isinstance(agent, str) else agent
+
+
+def begin(
+    engine: Engine,
+    agent: AnyAgent,
+    input: Any,  # noqa: A002
+    id: str | None,  # noqa: A002
+    priority: int | None,
+    tags: Sequence[str],
+    fresh: bool,
+    by: str | None = None,
+) -> tuple[str, Start | None]:
+    """The run's id, and how to create the run if the store does not have it."""
+    waits.refuse_own(id)
+    value = agent.checked(through_codec(input, at="input"))  # as the agent sees it, now and on replay
+    if id is None and not fresh:
+        id = _unfinished(engine, agent, value)  # noqa: A001
+    run = id or engine.ids.new(agent.name)
+    if engine.store.head(run) is not None:
+        _refuse_mismatch(engine, run, agent, value)
+        return waits.latest(engine.log, run), None
+    if id is not None and (latest := waits.latest(engine.log, run)) != run:
+        return latest, None  # its first logs are archived
+    started = e.RunStarted(
+        at=engine.clock.now_us(),
+        run=run,
+        agent=agent.name,
+        build=engine.build(agent),
+        priority=agent.options.priority if priority is None else priority,
+        tags=tuple(tags) if id is not None else (*tags, _input_tag(agent, value)),
+        by=waits.who(by, run),
+        trace=trace_here(),
+    )
+    return run, Start(started, agent, value)
+
+
+def _refuse_mismatch(engine: Engine, run: str, agent: AnyAgent, value: Any) -> None:
+    """RunMismatch where a known run has another agent or another input."""
+    log = engine.log
+    first = log.event(run, 1)
+    recorded = first.agent if isinstance(first, e.RunStarted) else ""
+    if recorded != agent.name and recorded not in agent.options.aliases:
+        raise RunMismatch(run, f"agent ({recorded})")
+    forked = log.head(run).parent is not None
+    seq = log.state(run).fold.facts.input if forked else 1  # a fork may have an input of its own
+    if agent.digest_of(agent.checked(log.data(run, seq).get("input"))) != agent.digest_of(value):
+        raise RunMismatch(run, "input")
+
+
+def _unfinished(engine: Engine, agent: AnyAgent, value: Any) -> str | None:
+    """A run of the same agent and input that has not ended and that no process holds."""
+    query = RunQuery(
+        agent=agent.name, tag=_input_tag(agent, value), status=("queued", "running", "waiting", "paused")
+    )  # fmt: skip
+    for row in engine.store.runs(query, limit=10):
+        head = engine.store.head(row.run)
+        if head is not None and not is_held(engine.store, head):
+            logger.warning("%s: goes on with this run, which was not finished (fresh=True starts another)", row.run)
+            return row.run
+    return None
+
+
+def _input_tag(agent: AnyAgent, value: Any) -> str:
+    """The tag by which an unfinished run of the same input is found again."""
+    return f"input:{agent.digest_of(value).hex()[:16]}"
+
+
+def outcome(engine: Engine, agent: AnyAgent, advanced: RunOutcome) -> Any:
+    """What `run` returns or raises for the outcome of a run."""
+    run, log = advanced.run, engine.log
+    if advanced.status == "completed":
+        returns = Any if agent.is_machine else agent.returns
+        return advanced.result if returns is Any else convert(advanced.result, returns, at="result")
+    if advanced.status == "failed":
+        raise RunFailed(run, advanced.failure, step=advanced.step, not_undone=advanced.not_undone)
+    if advanced.status == "cancelled":
+        raise RunCancelled(run, not_undone=advanced.not_undone)
+    if advanced.status == "paused":
+        raise RunPaused(run, because=paused_because(log, run))
+    if advanced.diverged is not None:
+        step, recorded, found, builds = advanced.diverged
+        raise RunDiverged(run, step, recorded=recorded, found=found, builds=builds)
+    crashes = log.state(run).fold.facts.crashes
+    if crashes is not None and crashes.quarantined:
+        died = f"quarantined, for its process died {crashes.deaths} times in a row"
+        raise RunWaiting(run, (), why=f"a person; it is {died}: `killick show {run}`, then `killick resume {run}`")
+    raise RunWaiting(run, _waits_below(engine, run))
+
+
+def _waits_below(engine: Engine, run: str) -> Sequence[Wait]:
+    """What a run waits for; in the place of a child, what that child waits for."""
+    found: list[Wait] = []
+    for wait in waits_of(engine.store, engine.log.state(run)):
+        below: Sequence[Wait] = _waits_below(engine, wait.name) if wait.waits_for == "child" else ()
+        if wait.waits_for == "child" and engine.log.state(wait.name).fold.facts.paused:
+            why = paused_because(engine.log, wait.name)
+            prompt = f"{wait.name}, which is paused{f' ({why})' if why else ''}; resume it"
+            wait = msgspec.structs.replace(wait, prompt=prompt)
+        found += below or [wait]
+    return found

@@ -9,17 +9,17 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from killick.client.start import Handle
 from killick.definitions.registry import AGENTS, TOOLS
 from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
 from killick.engine.context import Context, through_codec
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
+from killick.engine.execution import Engine
 from killick.engine.steps import waits
 from killick.engine.steps.kinds import delivery
 from killick.engine.steps.workspace_hook import owner_of, restored, told, workspace_of
@@ -44,35 +44,32 @@ from killick.model.ledger import Ledger
 from killick.model.typed import convert
 from killick.store.protocol import Append, Message, Row
 
-if TYPE_CHECKING:
-    from killick.client.client import Client
-
 logger: Final = get_logger("killick")
 
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
 
 
-def rewound(client: Client, run: str, to: str, *, by: str | None, because: str | None) -> str:
+def rewound(engine: Engine, run: str, to: str, *, by: str | None, because: str | None) -> str:
     """Take a run back to a place; says what was done. Whoever is at it does it, or we, when they have left it."""
-    log, store, clock = client.log, client.store, client.clock
+    log, store, clock = engine.log, engine.store, engine.clock
     sent: Message | None = None
     label = cut(log, run, to).label
     until = clock.monotonic() + _PATIENCE_SECONDS
     while True:
         left = log.head(run).holder is not None
         try:
-            handle = log.open(run, holder=client.ids.new("command"), seconds=30)
+            handle = log.open(run, holder=engine.ids.new("command"), seconds=30)
             break
         except RunBusy as busy:
-            sent = sent or _sent(client, run, {"command": "rewind", "to": to, "because": because}, by)
+            sent = sent or _sent(engine, run, {"command": "rewind", "to": to, "because": because}, by)
             if clock.monotonic() >= until:
                 return f"will be taken back to {label}, by {busy.holder}, who is at it"
             time.sleep(clock.nap_seconds(_LOOK_SECONDS))
-            if _is_taken(client, sent):
+            if _is_taken(engine, sent):
                 return f"taken back to {label}, by {busy.holder}, who is at it"
     try:
-        if sent is not None and _is_taken(client, sent):
+        if sent is not None and _is_taken(engine, sent):
             return f"taken back to {label}"
         found = rewind(log, handle, to, at=clock.now_us(), by=by, because=because)
         if sent is None:
@@ -80,14 +77,14 @@ def rewound(client: Client, run: str, to: str, *, by: str | None, because: str |
         else:
             taken = e.MessageTaken(at=clock.now_us(), message=sent.number, name=sent.name, id=sent.id, by=by)
             handle.append(Entry(taken), found.entry, **found.rights, takes=(sent.number,))
-        files = _files_back(client, handle, by)
+        files = _files_back(engine, handle, by)
     finally:
         with contextlib.suppress(KillickError):
             store.release(run, epoch=handle.epoch, left=left)
     return f"rewound to {found.label}{files}"
 
 
-def _files_back(client: Client, run: RunLog, by: str | None) -> str:
+def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
     """Bring the files back with the run, where they are here; elsewhere whoever goes on with it does that first."""
     facts = run.ledger.facts
     due = facts.files_due
@@ -96,31 +93,31 @@ def _files_back(client: Client, run: RunLog, by: str | None) -> str:
     if run.ledger.images_of(due) is not None:
         return "; its files and processes go back when it goes on"
     try:
-        with workspace_of(run.ledger, client.store) as workspace:
-            done = workspace.restore(e.from_text(due), None, owner_of(client.store, run.run))
+        with workspace_of(run.ledger, engine.store) as workspace:
+            done = workspace.restore(e.from_text(due), None, owner_of(engine.store, run.run))
     except (KillickError, OSError) as error:
         return f"; its files go back when it goes on ({error})"
     if done.again:
         return f"; its files go back when it goes on (somebody writes to them; {told(done)})"
-    run.append(restored(done, due, "rewound", at=client.clock.now_us(), by=by))
+    run.append(restored(done, due, "rewound", at=engine.clock.now_us(), by=by))
     return f", and its files with it ({told(done)})"
 
 
-def _sent(client: Client, run: str, body: dict[str, Any], by: str | None) -> Message:
-    message = delivery(run, waits.COMMAND, body, id=client.ids.new("command"), by=by, at_us=client.clock.now_us())
-    [outcome] = client.store.deliver([message])
+def _sent(engine: Engine, run: str, body: dict[str, Any], by: str | None) -> Message:
+    message = delivery(run, waits.COMMAND, body, id=engine.ids.new("command"), by=by, at_us=engine.clock.now_us())
+    [outcome] = engine.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome
     return outcome.message
 
 
-def _is_taken(client: Client, message: Message) -> bool:
-    waiting = client.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
+def _is_taken(engine: Engine, message: Message) -> bool:
+    waiting = engine.store.inbox(message.run, name=message.name, after=message.number - 1, limit=1)
     return not any(one.number == message.number for one in waiting)
 
 
 def forked(
-    client: Client,
+    engine: Engine,
     run: str,
     at: str,
     conditions: Conditions,
@@ -129,26 +126,26 @@ def forked(
     by: str | None,
     because: str | None,
     workspace: str | None = None,
-) -> Handle[Any]:
-    """Make a run that leaves another at a place; it is due at once. Its files are in a folder of its own."""
+) -> str:
+    """Fork a run at a place; returns the fork's id. It is due at once, and its files are in a folder of its own."""
     waits.refuse_own(id)
-    log, row = client.log, client.store.index(run)
+    log, row = engine.log, engine.store.index(run)
     if row is None:
         raise RunUnknown(run)
-    conditions = checked(client, run, row.agent, conditions, by)
+    conditions = checked(engine, run, row.agent, conditions, by)
     number, name = 1, id or f"{run}-fork"
     while True:
         try:
-            if client.store.head(name) is not None:
+            if engine.store.head(name) is not None:
                 raise RunExists(name)
-            folder = _folder_of_fork(client, run, name, workspace)
+            folder = _folder_of_fork(engine, run, name, workspace)
             made = fork(
-                log, run, at, name, conditions, at=client.clock.now_us(), by=by, because=because, workspace=folder
+                log, run, at, name, conditions, at=engine.clock.now_us(), by=by, because=because, workspace=folder
             )
-            _born(client, made)
+            _born(engine, made)
             if made.forked.files is not None:
-                _files_forked(client, name)
-            return Handle(client, row.agent, name)
+                _files_forked(engine, name)
+            return name
         except RunExists:
             if id is not None:
                 raise
@@ -158,9 +155,9 @@ def forked(
             continue  # its parent went on meanwhile
 
 
-def _folder_of_fork(client: Client, run: str, name: str, workspace: str | None) -> str | None:
+def _folder_of_fork(engine: Engine, run: str, name: str, workspace: str | None) -> str | None:
     """Where the files of a fork go: what is there already stays, so it must be a new folder."""
-    own = client.log.ledger(run).facts.workspace
+    own = engine.log.ledger(run).facts.workspace
     if own is None:
         if workspace is not None:
             raise TimeRefused(run, "has no workspace, so a fork of it needs none")
@@ -174,24 +171,24 @@ def _folder_of_fork(client: Client, run: str, name: str, workspace: str | None) 
     return str(folder)
 
 
-def _files_forked(client: Client, fork: str) -> None:
+def _files_forked(engine: Engine, fork: str) -> None:
     """Fill the folder of a fork, so that people find it filled. Where that fails, it is done when the fork goes on."""
-    ledger = client.log.ledger(fork)
+    ledger = engine.log.ledger(fork)
     due = ledger.facts.files_due
     assert due is not None
     try:
-        with workspace_of(ledger, client.store) as workspace:
-            workspace.restore(e.from_text(due), None, owner_of(client.store, fork))
+        with workspace_of(ledger, engine.store) as workspace:
+            workspace.restore(e.from_text(due), None, owner_of(engine.store, fork))
     except (KillickError, OSError) as error:
         logger.warning("%s: its files are brought when it goes on: %s", fork, error)
 
 
-def _born(client: Client, found: Fork) -> None:
+def _born(engine: Engine, found: Fork) -> None:
     """Create a fork, and tell its parent in the same write: by an event, or through the inbox where somebody is at it.
 
     What the fork's ledger adds up to is of no interest for that, so it is not read.
     """
-    log, forked = client.log, found.forked
+    log, forked = engine.log, found.forked
     made = e.ForkMade(at=forked.at, run=forked.run, cut=forked.cut, by=forked.by)
     parent = log.head(forked.parent)
     rights: AppendExtras = {"sends": found.sends}
@@ -208,20 +205,20 @@ def _born(client: Client, found: Fork) -> None:
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 
 
-def _refuse_rejected(client: Client, run: str, agent: str, conditions: Conditions, by: str) -> None:
+def _refuse_rejected(engine: Engine, run: str, agent: str, conditions: Conditions, by: str) -> None:
     """Another context is somebody's change of it, and judged as such."""
-    log, state = client.log, client.log.state(run)
+    log, state = engine.log, engine.log.state(run)
     found = AGENTS.get(agent) if agent in AGENTS.names() else None
     context = state.context
     place = Looked(run, state.fold, log.ledger(run), log.head(run).base)
-    judge = ContractsInForce(client.engine, found, place, lambda: context.document or {}, lambda: context.version)
+    judge = ContractsInForce(engine, found, place, lambda: context.document or {}, lambda: context.version)
     verdict = judge_change(judge, through_codec(dict(conditions.set)), tuple(conditions.unset), by=by)
     if verdict is not None and verdict.ruling.ruling == "reject":
         told = f"the contract rejects that context, by rule {verdict.ruling.rule!r}: {verdict.ruling.message}"
         raise TimeRefused(run, told)
 
 
-def checked(client: Client, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
+def checked(engine: Engine, run: str, agent: str, conditions: Conditions, by: str | None) -> Conditions:
     """Conditions as the fork's code will see them; what does not fit is refused here, where somebody can mend it."""
     if conditions.effects not in ("recorded", "live", "none"):
         raise TimeRefused(run, f"effects={conditions.effects!r} is not one of recorded, live, none")
@@ -232,10 +229,10 @@ def checked(client: Client, run: str, agent: str, conditions: Conditions, by: st
             value = AGENTS.get(agent).checked(value)
         changed["input"] = value
     if conditions.set:
-        refuse_misfit(client.log, run, dict(conditions.set))
+        refuse_misfit(engine.log, run, dict(conditions.set))
     if conditions.set or conditions.unset:
-        _refuse_rejected(client, run, agent, conditions, by or "somebody")
-    fold = client.log.state(run).fold if conditions.output else Fold()
+        _refuse_rejected(engine, run, agent, conditions, by or "somebody")
+    fold = engine.log.state(run).fold if conditions.output else Fold()
     for name, output in conditions.output.items():
         step = fold.step(name)
         tool = TOOLS.get(step.name) if step is not None and step.sort == "tool" and step.effect is not None else None
@@ -253,16 +250,16 @@ def refuse_misfit(log: Log, run: str, changes: dict[str, Any]) -> None:
             Context(agent, state.context.document, 0).update(changes)
 
 
-def resumed(client: Client, run: str, *, by: str | None, because: str | None) -> str:
+def resumed(engine: Engine, run: str, *, by: str | None, because: str | None) -> str:
     """Let a paused, failed or orphaned run go on; says what was done."""
-    log, store = client.log, client.store
+    log, store = engine.log, engine.store
     row = store.index(run)
     if row is not None and row.status in ("completed", "cancelled"):
         raise AnswerRefused(run, f"the run is over ({row.status}); start another")
     left = log.head(run).holder is not None
-    handle = log.open(run, holder=client.ids.new("command"), seconds=30)
+    handle = log.open(run, holder=engine.ids.new("command"), seconds=30)
     told = {"because": because} if because else None
-    at = client.clock.now_us()
+    at = engine.clock.now_us()
     try:
         facts = handle.fold.facts
         if facts.paused or facts.mend:

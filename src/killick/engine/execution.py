@@ -72,6 +72,7 @@ class Engine:
         roles: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
         self.log = log
+        self.store = log.store
         self.clock = clock
         self.ids = ids
         self.holder = holder
@@ -202,21 +203,9 @@ class Branch:
     """One line of an agent's code: the main one, or one of a gather. Numbers its own steps."""
 
     __slots__ = (
-        "applying",
-        "awaited_by",
-        "count",
-        "execution",
-        "guest",
-        "inner",
-        "outer",
-        "path",
-        "scope",
-        "stopped",
-        "streaming",
-        "task",
-        "thread",
-        "told",
-    )
+        "applying", "awaited_by", "count", "execution", "guest", "inner", "outer", "path", "scope", "stopped",
+        "streaming", "task", "thread", "told",
+    )  # fmt: skip
 
     def __init__(self, execution: Execution, path: str = "", scope: Scope | None = None) -> None:
         self.execution = execution

@@ -16,12 +16,12 @@ import msgspec
 
 from killick.archive.export import Export, export, read
 from killick.archive.redact import Sought
-from killick.client.client import Client
 from killick.clock import ManualClock
 from killick.definitions.current import UnrecordedIO, watch_io
-from killick.definitions.registry import AnyAgent
+from killick.definitions.registry import AGENTS, AnyAgent
 from killick.engine.execution import Execution
 from killick.engine.outcome import RunOutcome
+from killick.engine.runtime import Runtime
 from killick.engine.signals import Interrupted
 from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
 from killick.history.diff import shown, values
@@ -249,12 +249,12 @@ class Replay:
         if live is not None:
             world.let(live.step, live.key)
         self._world, self._until = world, until
-        client = Client(world, clock=clock, behind=False, stand_in=Shutter(world))
+        runtime = Runtime(world, clock=clock, behind=False, stand_in=Shutter(world))
         unwatch = watch_io(self._strayed)
         strays = len(self.strays)
         advanced: RunOutcome | None = None
         try:
-            advanced = self._driven(client)
+            advanced = self._driven(runtime)
         except TimeoutError:
             told = f"the code has not come to its end within {self.asked_for.seconds:g} s"
             raise ReplayParted(self.run, told) from None
@@ -265,7 +265,7 @@ class Replay:
                 raise ReplayParted(self.run, f"the code cannot follow this record: {error}") from error
         finally:
             unwatch()
-            client.close()
+            runtime.close()
             self.drifts += world.drifts.values()
         if touched := next((stray for stray in self.strays[strays:] if not stray.reads), None):
             raise ReplayParted(self.run, f"the code touches the world: {touched}")
@@ -279,25 +279,25 @@ class Replay:
         self._reached = Log(world).state(self.run)
         return advanced, world
 
-    def _driven(self, client: Client) -> RunOutcome:
+    def _driven(self, runtime: Runtime) -> RunOutcome:
         """Drive the code: in a thread of its own, or in this very one, which a debugger may need."""
         if not self.asked_for.here:
-            return client.blocking(self._drive(client))
+            return runtime.blocking(self._drive(runtime))
         loop = asyncio.new_event_loop()
         try:
-            return loop.run_until_complete(self._drive(client))
+            return loop.run_until_complete(self._drive(runtime))
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
-    async def _drive(self, client: Client) -> RunOutcome:
-        follower = TracingExecutor(client.engine, self, uncompared=self._uncompared)
+    async def _drive(self, runtime: Runtime) -> RunOutcome:
+        follower = TracingExecutor(runtime.engine, self, uncompared=self._uncompared)
         try:
             async with asyncio.timeout(self.asked_for.seconds):
                 return await follower.advance(self.run, agent=self.agent)
         finally:
             await follower.close()
-            await client.engine.resources.close()
+            await runtime.engine.resources.close()
 
     # what the code does meanwhile -------------------------------------------------------------
 
@@ -415,17 +415,17 @@ class Replay:
 
 
 def replayed(
-    client: Client, source: str | os.PathLike[str], agent: AnyAgent | str | None, asked: ReplayRequest, *, check: bool
+    log: Log, source: str | os.PathLike[str], agent: AnyAgent | str | None, asked: ReplayRequest, *, check: bool
 ) -> Replayed:
-    """A run of a client's store, or a file, against the code that is given or the agent of that name."""
-    name = os.fspath(source)
-    if isinstance(source, str) and client.store.head(source) is not None:
-        found, key = Export(name, export(client.log, name)), client.store.secret_key
+    """Replay a run of a store, or of a file, against the given code or the agent of that name."""
+    if isinstance(source, str) and log.store.head(source) is not None:
+        found, key = Export(source, export(log, source)), log.store.secret_key
     else:
         found, key = read(source), None
     if agent is None:
         agent = str(e.decode(found.rows[found.header.lineage[0].run][0].body).agent)  # type: ignore[attr-defined]
-    return Replay(found, client.named(agent), secret_key=key, asked=asked).outcome(check)
+    code = AGENTS.get(agent) if isinstance(agent, str) else agent
+    return Replay(found, code, secret_key=key, asked=asked).outcome(check)
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

@@ -1,7 +1,6 @@
 """Plays a run in a test: on a store in memory, by a clock that only the test moves, with fakes for the world.
 
-Owns where a run under test stops: when it waits, at a step, or dead. The runtime is the real one; nothing of it is
-replaced but the clock, the store and what stands between a step and the world.
+Owns where a run under test stops: when it waits, at a step, or dead. Only clock, store and tools are replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 from killick.check.fakes import Fakes, called_for, name_of
 from killick.check.samples import shown
 from killick.client.client import Client
+from killick.client.start import outcome
 from killick.definitions.current import refuse_io
 from killick.definitions.registry import Agent, AnyAgent, Duration, ToolStep
 from killick.engine.outcome import RunOutcome, ended
@@ -364,14 +364,14 @@ class _Played(Generic[O]):
             return
         if advanced.status == "completed":
             raise RunElsewhere(self.run, expected="is to wait", found=self._standing())
-        self.client.outcome(self.agent, advanced)
+        outcome(self.client.engine, self.agent, advanced)
 
     async def _to_step(self, halt: Halt) -> None:
         advanced = await self._drive(leaps=True, halt=halt)
         if advanced is None:
             return
         try:
-            self.client.outcome(self.agent, advanced)
+            outcome(self.client.engine, self.agent, advanced)
         except RunError as why:
             raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing()) from why
         raise RunElsewhere(self.run, expected=f"is to come to {halt}", found=self._standing())
@@ -379,7 +379,7 @@ class _Played(Generic[O]):
     async def _to_result(self) -> O:
         advanced = await self._drive(leaps=True)
         assert advanced is not None
-        result: O = self.client.outcome(self.agent, advanced)
+        result: O = outcome(self.client.engine, self.agent, advanced)
         return result
 
 

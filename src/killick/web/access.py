@@ -167,7 +167,7 @@ class TokenAccess(_Door):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.tokens = Tokens(client)
+        self.tokens = Tokens(client.engine)
         self._session_key = hmac.digest(session_key(client), b"killick web session 1", sha256)
 
     @property

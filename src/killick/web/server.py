@@ -127,7 +127,7 @@ def access_at(client: Client, host: str, *, host_names: Iterable[str] = ()) -> T
     if is_loopback(host):
         return OwnerAccess(client, host_names=host_names)
     now = client.clock.now_us()
-    if not any(token.holds(now) for token in Tokens(client).all().values()):
+    if not any(token.holds(now) for token in Tokens(client.engine).all().values()):
         told = "others can reach this address, and the store has no token; make one first: `killick token create NAME`"
         raise AccessRefused(host, told)
     return TokenAccess(client)

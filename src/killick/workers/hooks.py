@@ -15,15 +15,17 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from killick.definitions.registry import AnyAgent
+from killick.engine.execution import Engine
 from killick.engine.failures import describe, excluded_by, rate_limit_seconds
 from killick.engine.interventions import entries_of
 from killick.engine.steps import waits
 from killick.engine.steps.attempt import waited_for
+from killick.engine.views import RunInfo
 from killick.errors import (
     DeclarationRefused,
     EpochStale,
@@ -33,16 +35,13 @@ from killick.errors import (
     WebhookFailed,
     WebhookGone,
 )
+from killick.history.run_info import info
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model.fold import Hook as Cursor
 from killick.model.retry import Duration, Retry, retry_of, seconds
 from killick.store.protocol import ENDED, OutboxItem, RunQuery
 from killick.workers.background import Duty
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
-    from killick.engine.views import RunInfo
 
 HOOK_KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in e.TOLD)
 """What a hook can listen to."""
@@ -76,8 +75,8 @@ F = TypeVar("F", bound="Callable[[HookEvent], Any]")
 class HookEvent:
     """An event as a hook is told of it. Its values are read when they are looked at."""
 
-    def __init__(self, client: Client, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
-        self._client = client
+    def __init__(self, engine: Engine, told: OutboxItem, *, agent: str, hook: str, attempt: int, told_at: int) -> None:
+        self._engine = engine
         self.kind = told.kind
         self.run = told.run
         self.seq = told.seq
@@ -101,16 +100,16 @@ class HookEvent:
     @cached_property
     def event(self) -> Any:
         """The event itself, of one of the types of `docs/events.md`."""
-        return self._client.log.event(self.run, self.seq)
+        return self._engine.log.event(self.run, self.seq)
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """Its values, verbatim. ValueErased when they were erased."""
-        return self._client.log.data(self.run, self.seq)
+        return self._engine.log.data(self.run, self.seq)
 
     def info(self) -> RunInfo:
         """Where the run is now, which may be further than this event."""
-        return self._client.info(self.run)
+        return info(self._engine.log, self.run)
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.key}>"
@@ -248,7 +247,7 @@ def _check_takes_one(name: str, fn: Callable[..., Any]) -> None:
 # their logs ---------------------------------------------------------------------------------------
 
 
-def ensure(client: Client) -> list[str]:
+def ensure(engine: Engine) -> list[str]:
     """See that every hook declared here has its log; returns the names under which these are found.
 
     A new hook hears what is told from now on. One that somebody ended and that is declared goes on where it was.
@@ -256,30 +255,30 @@ def ensure(client: Client) -> list[str]:
     for hook in list(HOOKS.values()):
         # Without a lease: whoever else does it at the same time says the same.
         with contextlib.suppress(RunExists, HeadMoved, EpochStale):
-            row, at = client.store.index(hook.run), client.clock.now_us()
+            row, at = engine.store.index(hook.run), engine.clock.now_us()
             if row is None:
                 started = e.RunStarted(at=at, run=hook.run, agent=hook.agent, tags=(TAG,))
-                first = e.HookSet(at=at, position=client.store.feed_end())
-                client.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
+                first = e.HookSet(at=at, position=engine.store.feed_end())
+                engine.log.begin(hook.run).append(Entry(started), Entry(first, {"spec": hook.spec}))
             elif row.status in ENDED:
-                client.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
+                engine.log.open(hook.run).append(Entry(e.RunResumed(at=at, by="killick")))
     return [hook.agent for hook in HOOKS.values()]
 
 
-def trim(client: Client) -> int:
+def trim(engine: Engine) -> int:
     """Forget what every hook that the store knows has passed; returns how much."""
-    store = client.store
+    store = engine.store
     # Looked at before the hooks are: one that is made meanwhile starts no earlier than this.
     passed = store.feed_end()
-    for run in _going(client):
-        cursor = client.log.state(run).fold.facts.hook
+    for run in _going(engine):
+        cursor = engine.log.state(run).fold.facts.hook
         passed = min(passed, 0 if cursor is None else cursor.cursor)
     return store.trim_feed(passed)
 
 
-def _going(client: Client) -> Iterator[str]:
+def _going(engine: Engine) -> Iterator[str]:
     """The logs of hooks, declared here or not, that nobody ended."""
-    for row in client.store.runs(RunQuery(tag=TAG), limit=10_000):
+    for row in engine.store.runs(RunQuery(tag=TAG), limit=10_000):
         if row.agent.startswith(_AGENT) and row.status not in ENDED:
             yield row.run
 
@@ -287,17 +286,17 @@ def _going(client: Client) -> Iterator[str]:
 # attending ----------------------------------------------------------------------------------------
 
 
-async def attend(client: Client, log: RunLog, duty: Duty) -> None:
+async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
     """Follow the feed for one hook, until the worker stops or somebody pauses or ends the hook."""
     hook = HOOKS.get(log.run.removeprefix(_RUN))
     if hook is not None:
-        await _Following(client, log, hook).follow(duty)
+        await _Following(engine, log, hook).follow(duty)
 
 
 class _Following:
-    def __init__(self, client: Client, log: RunLog, hook: Hook) -> None:
-        self.client = client
-        self.store = client.store
+    def __init__(self, engine: Engine, log: RunLog, hook: Hook) -> None:
+        self.engine = engine
+        self.store = engine.store
         self.log = log
         self.hook = hook
         self.passed = self.cursor.cursor
@@ -310,7 +309,7 @@ class _Following:
 
     @property
     def now(self) -> int:
-        return self.client.clock.now_us()
+        return self.engine.clock.now_us()
 
     async def follow(self, duty: Duty) -> None:
         await self._agree()
@@ -328,12 +327,12 @@ class _Following:
             if not rows:
                 await self._move(PASSED_IDLE_MAX)
                 await duty.rest(LOOK_SECONDS)
-                await asyncio.sleep(self.client.clock.nap_seconds(CALM_SECONDS))
+                await asyncio.sleep(self.engine.clock.nap_seconds(CALM_SECONDS))
 
     async def _agree(self) -> None:
         """Put on record what the hook listens to, where that changed."""
         spec, seq = self.hook.spec, self.cursor.set
-        recorded = await asyncio.to_thread(self.client.log.data, self.log.run, seq)
+        recorded = await asyncio.to_thread(self.engine.log.data, self.log.run, seq)
         if recorded.get("spec") != spec:
             changed = e.HookSet(at=self.now, position=self.passed)
             await self.log.append_soon(Entry(changed, {"spec": spec}))
@@ -341,7 +340,7 @@ class _Following:
     async def _may_go_on(self) -> bool:
         """Do what people ask of a hook while it is attended to; False: it was paused or ended."""
         for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=waits.COMMAND):
-            body = waits.body_of(self.client.log, message)
+            body = waits.body_of(self.engine.log, message)
             taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
             entries = entries_of(self.log.fold, body, by=message.by, at=self.now)
             await self.log.append_soon(Entry(taken), *entries, takes=(message.number,))
@@ -380,7 +379,7 @@ class _Following:
         agent = self._agent_of(row.run)
         if agent is None or not self.hook.wants_agent(agent):
             return None
-        told = HookEvent(self.client, row, agent=agent, hook=self.hook.name, attempt=attempt, told_at=self.now)
+        told = HookEvent(self.engine, row, agent=agent, hook=self.hook.name, attempt=attempt, told_at=self.now)
         return told if self.hook.wants(told.event) else None
 
     def _agent_of(self, run: str) -> str | None:
@@ -399,7 +398,7 @@ class _Following:
                 async with asyncio.timeout(timeout):
                     await fn(told)
                 return
-            work = self.client.engine.threads.start(lambda: fn(told), contextvars.copy_context())
+            work = self.engine.threads.start(lambda: fn(told), contextvars.copy_context())
             applied = await waited_for(work, timeout)
             if applied.error is not None:
                 raise applied.error
@@ -422,7 +421,7 @@ class _Following:
             await self.log.append_soon(Entry(dropped, values))
             return True
         asked = error.retry_after if isinstance(error, WebhookFailed) else rate_limit_seconds(error, now_us=now)
-        delay = max(retry.delay_seconds(attempt, self.client.ids.fraction()), asked or 0.0)
+        delay = max(retry.delay_seconds(attempt, self.engine.ids.fraction()), asked or 0.0)
         retry_at = now + round(delay * 1_000_000)
         failed = e.HookFailed(at=now, position=position, run=run, seq=seq, attempt=attempt, retry_at=retry_at)
         await self.log.append_soon(Entry(failed, values))

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from killick.engine.execution import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
 from killick.model import events as e
 from killick.store.protocol import ASKS, OWN_AGENTS, RunQuery
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -173,9 +171,9 @@ def counting() -> Metrics:
 # what is in the store -----------------------------------------------------------------------------
 
 
-def stored(client: Client) -> Iterator[str]:
+def stored(engine: Engine) -> Iterator[str]:
     """How the store stands now, for all who work on it."""
-    store, now = client.store, client.clock.now_us()
+    store, now = engine.store, engine.clock.now_us()
     runs = Count("killick_store_runs", "Runs in the store, by how they stand.", "gauge")
     for status, count in store.counts(RunQuery()).items():
         runs.add(_labels(status=status), count)
@@ -201,13 +199,13 @@ def stored(client: Client) -> Iterator[str]:
 # as text ------------------------------------------------------------------------------------------
 
 
-def exposed(client: Client) -> str:
+def exposed(engine: Engine) -> str:
     """All of it, as Prometheus reads it. Where the store does not answer, that is shown, and this process's part."""
     built = Count("killick_build_info", "Which Killick this is.", "gauge")
     built.add(_labels(version=version("killick")))
     lines = [*built.lines(), *counting().lines()]
     try:
-        lines += [*stored(client), *_one("killick_store_up", "Whether the store answers.", 1)]
+        lines += [*stored(engine), *_one("killick_store_up", "Whether the store answers.", 1)]
     except KillickError:
         lines += _one("killick_store_up", "Whether the store answers.", 0)
     return "\n".join(lines) + "\n"
@@ -240,10 +238,10 @@ def _quoted(text: str) -> str:
 class Scraped:
     """Shows the meters at `/metrics` of an address of its own, from a thread, until it is closed."""
 
-    def __init__(self, client: Client, host: str, port: int) -> None:
+    def __init__(self, engine: Engine, host: str, port: int) -> None:
         counting()
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(lambda: exposed(client)))
+            self._server = ThreadingHTTPServer((host, port), _handler(lambda: exposed(engine)))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise AccessRefused(f"{host}:{port}", f"cannot be served on ({reason}); name another port") from None

@@ -15,18 +15,18 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
+from typing import BinaryIO, Final, TextIO, cast
 
 import msgspec
 
 from killick.clock import SystemClock
 from killick.definitions.registry import AGENTS
+from killick.engine.executor import ClaimedRun
+from killick.engine.runtime import Runtime
 from killick.errors import KillickError
 from killick.logger import get_logger
+from killick.store import open_store
 from killick.store.protocol import Head
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 logger: Final = get_logger("killick")
 
@@ -55,14 +55,14 @@ class OwnProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, client: Client, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | None:
+    async def start(cls, runtime: Runtime, head: Head, agent: str, *, lease_seconds: float) -> OwnProcess | None:
         """Start the process and wait until it has taken the run from us. None: the run is ours as before, because no
         other process can import its agent, or open the store."""
         declared = AGENTS.get(agent).fn
-        if client.url is None or not isinstance(client.clock, SystemClock) or "<locals>" in declared.__qualname__:
+        if runtime.url is None or not isinstance(runtime.clock, SystemClock) or "<locals>" in declared.__qualname__:
             return None
         file = getattr(sys.modules.get(declared.__module__), "__file__", None)
-        order = _Order(client.url, head.run, declared.__module__, file, head.epoch, lease_seconds)
+        order = _Order(runtime.url, head.run, declared.__module__, file, head.epoch, lease_seconds)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from killick.workers.own_process import main; main()",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -110,15 +110,13 @@ class OwnProcess:
 
 def main() -> None:
     """Advance one run, as the worker says on stdin. What the agent prints goes to stderr."""
-    from killick.client.client import open as open_client
-
     out, sys.stdout = sys.stdout, sys.stderr
     # Unbuffered: a thread may still wait for a line when the interpreter ends.
     orders = cast("BinaryIO", open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115
     order = msgspec.json.decode(orders.readline(), type=_Order)
     _import(order)
-    with open_client(order.url) as client:
-        asyncio.run(_advance(client, order, orders, out))
+    with contextlib.closing(Runtime(open_store(order.url), url=order.url)) as runtime:
+        asyncio.run(_advance(runtime, order, orders, out))
 
 
 def _import(order: _Order) -> None:
@@ -134,15 +132,13 @@ def _import(order: _Order) -> None:
     spec.loader.exec_module(module)
 
 
-async def _advance(client: Client, order: _Order, orders: BinaryIO, out: TextIO) -> None:
-    from killick.engine.executor import ClaimedRun
-
-    loop, executor, leaves = asyncio.get_running_loop(), client.executor(), asyncio.Event()
+async def _advance(runtime: Runtime, order: _Order, orders: BinaryIO, out: TextIO) -> None:
+    loop, executor, leaves = asyncio.get_running_loop(), runtime.executor(), asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, leaves.set)
     threading.Thread(target=_listen, args=(loop, orders, leaves), daemon=True).start()
-    since, seconds = client.clock.monotonic(), order.lease_seconds
-    head = client.store.lease(order.run, client.engine.holder, seconds=seconds, handed=order.epoch)
+    since, seconds = runtime.clock.monotonic(), order.lease_seconds
+    head = runtime.store.lease(order.run, runtime.engine.holder, seconds=seconds, handed=order.epoch)
     out.write("taken\n")
     out.flush()
     advancing = loop.create_task(executor.advance(order.run, claim=ClaimedRun(head, since, seconds, alone=True)))

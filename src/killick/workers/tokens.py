@@ -11,18 +11,16 @@ import hmac
 import re
 import threading
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from killick.engine.execution import Engine
 from killick.errors import AccessRefused, EpochStale, HeadMoved, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model.events import Scope
 from killick.store.protocol import OWN_AGENTS
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 TOKENS: Final = "killick:tokens"
 """The log of the tokens."""
@@ -75,20 +73,20 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 class Tokens:
     """The tokens of a store. Reads only what was added since it last looked, so that it may look at each request."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._seq = 0
         self._found: dict[str, Token] = {}
         self._mutex = threading.Lock()
 
     def all(self) -> dict[str, Token]:
         """Every token that was ever issued, by its id, the oldest first; as of now, whoever wrote last."""
-        head = self._client.store.head(TOKENS)
+        head = self._engine.store.head(TOKENS)
         if head is None:
             return {}
         with self._mutex:
             while self._seq < head.seq:
-                told = self._client.log.read(TOKENS, after=self._seq)
+                told = self._engine.log.read(TOKENS, after=self._seq)
                 if not told:
                     break
                 found = dict(self._found)
@@ -135,13 +133,13 @@ def _hash(secret: str) -> e.Digest:
     return e.to_text(sha256(secret.encode()).digest())
 
 
-def tokens(client: Client) -> list[Token]:
+def tokens(engine: Engine) -> list[Token]:
     """Every token that was ever issued, the oldest first."""
-    return list(Tokens(client).all().values())
+    return list(Tokens(engine).all().values())
 
 
 def issue(
-    client: Client, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None
+    engine: Engine, name: str, scope: Scope = "viewer", *, expires_seconds: float | None = None, by: str | None = None
 ) -> tuple[Token, str]:
     """Make a token for somebody; returns it, and its text, which is nowhere to be found again."""
     if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
@@ -150,20 +148,20 @@ def issue(
         raise AccessRefused(repr(scope), f"is no scope; give one of {', '.join(_RANKS)}")
     if expires_seconds is not None and expires_seconds <= 0:
         raise AccessRefused(name, "would have expired already; give some time, such as 30d")
-    known = Tokens(client).all()
-    while (id := client.ids.new("t")[-_ID_CHARS:]) in known:  # noqa: A001
+    known = Tokens(engine).all()
+    while (id := engine.ids.new("t")[-_ID_CHARS:]) in known:  # noqa: A001
         pass
-    secret, now = e.to_text(client.ids.key()), client.clock.now_us()
+    secret, now = e.to_text(engine.ids.key()), engine.clock.now_us()
     expires = None if expires_seconds is None else now + round(expires_seconds * 1_000_000)
     event = e.TokenIssued(at=now, id=id, name=name, scope=scope, hash=_hash(secret), expires_at=expires, by=by)
-    _append(client, Entry(event))
-    return Tokens(client).all()[id], f"killick_{id}_{secret}"
+    _append(engine, Entry(event))
+    return Tokens(engine).all()[id], f"killick_{id}_{secret}"
 
 
-def revoke(client: Client, token: str, *, by: str | None = None, because: str | None = None) -> Token:
+def revoke(engine: Engine, token: str, *, by: str | None = None, because: str | None = None) -> Token:
     """Let a token, by its id or the name that it bears, open nothing any more, from the next request on."""
-    known = Tokens(client).all()
-    now = client.clock.now_us()
+    known = Tokens(engine).all()
+    now = engine.clock.now_us()
     named = [each for each in known.values() if each.name == token and each.holds(now)]
     found = known.get(token) or (named[0] if named else None)
     if found is None:
@@ -173,22 +171,22 @@ def revoke(client: Client, token: str, *, by: str | None = None, because: str | 
         raise AccessRefused(token, f"is the name of {len(named)} tokens; say which by its id: {ids}")
     if found.revoked_at_us is not None:
         return found
-    _append(client, Entry(e.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None))
-    return Tokens(client).all()[found.id]
+    _append(engine, Entry(e.TokenRevoked(at=now, id=found.id, by=by), {"because": because} if because else None))
+    return Tokens(engine).all()[found.id]
 
 
-def _append(client: Client, entry: Entry) -> None:
+def _append(engine: Engine, entry: Entry) -> None:
     """Add to the log, without a lease: whoever else adds at the same time has the other place."""
     for tried in range(1, _TRIES + 1):
-        row = client.store.index(TOKENS)
+        row = engine.store.index(TOKENS)
         if row is not None and row.agent != AGENT:
             raise AccessRefused(TOKENS, f"is a run of {row.agent}, and where tokens go; use a store without such a run")
         try:
             if row is not None:
-                client.log.open(TOKENS).append(entry)
+                engine.log.open(TOKENS).append(entry)
             else:
                 started = e.RunStarted(at=entry.event.at, run=TOKENS, agent=AGENT)
-                client.log.begin(TOKENS).append(Entry(started), entry)
+                engine.log.begin(TOKENS).append(Entry(started), entry)
             return
         except (RunExists, HeadMoved, EpochStale):
             if tried == _TRIES:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from killick.definitions.schedules import decide, moment, stamp
 from killick.definitions.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
 from killick.engine.commands import command
 from killick.engine.context import through_codec
+from killick.engine.execution import Engine
 from killick.engine.failures import describe
 from killick.engine.interventions import entries_of
 from killick.engine.outcome import ended
@@ -45,9 +46,6 @@ from killick.model.typed import convert
 from killick.store.protocol import ENDED, Append, Message, RunQuery, RunRow, Store
 from killick.workers.background import Duty
 
-if TYPE_CHECKING:
-    from killick.client.client import Client
-
 logger: Final = get_logger("killick")
 
 FIRE: Final = "killick.fire"
@@ -69,74 +67,74 @@ _AGAIN: Final = (RunExists, HeadMoved, EpochStale)
 # a worker's duty ----------------------------------------------------------------------------------
 
 
-def ensure(client: Client) -> list[str]:
+def ensure(engine: Engine) -> list[str]:
     """See to it that every trigger declared here has its log, which says so; returns the agents of these logs."""
     seen_to: list[str] = []
     for trigger in TRIGGERS:
         try:
-            _ensure(client, trigger)
+            _ensure(engine, trigger)
             seen_to.append(trigger.own_agent)
         except RunBroken as error:
             logger.warning("%s: this trigger is out of order: %s", trigger.name, error)
     return seen_to
 
 
-def _ensure(client: Client, trigger: Trigger) -> None:
+def _ensure(engine: Engine, trigger: Trigger) -> None:
     """Conditionally, and without a lease: whoever else does it at the same time says the same, or is found out."""
     for _ in range(_TRIES):
         with contextlib.suppress(*_AGAIN):
-            if client.store.head(trigger.log) is None:
-                _begin(client, trigger)
+            if engine.store.head(trigger.log) is None:
+                _begin(engine, trigger)
                 return
-            log = client.log.open(trigger.log)
-            if entries := _changes(client, trigger, log.fold.facts):
+            log = engine.log.open(trigger.log)
+            if entries := _changes(engine, trigger, log.fold.facts):
                 log.append(*entries)
             return
     raise RunBusy(trigger.log, holder="others that declare it")
 
 
-def _begin(client: Client, trigger: Trigger) -> None:
+def _begin(engine: Engine, trigger: Trigger) -> None:
     started = e.RunStarted(
-        at=client.clock.now_us(),
+        at=engine.clock.now_us(),
         run=trigger.log,
         agent=trigger.own_agent,
-        build=client.engine.build(trigger.agent),
+        build=engine.build(trigger.agent),
         tags=trigger.tags,
     )
-    client.log.begin(trigger.log).append(Entry(started), _set(client, trigger, after_us=0))
+    engine.log.begin(trigger.log).append(Entry(started), _set(engine, trigger, after_us=0))
 
 
-def _changes(client: Client, trigger: Trigger, facts: fold.Facts) -> list[Entry]:
+def _changes(engine: Engine, trigger: Trigger, facts: fold.Facts) -> list[Entry]:
     """What a log that is there lacks to say what is declared."""
     known = facts.trigger
     if known is not None and known.digest == trigger.spec.digest and not facts.ended:
         return []
-    at = client.clock.now_us()
+    at = engine.clock.now_us()
     entries: list[Entry] = []
     if facts.ended:
         entries.append(Entry(e.RunResumed(at=at, by="killick")))
     if set(facts.tags) != set(trigger.tags):
         entries.append(Entry(e.RunTagged(at=at, tags=trigger.tags, by="killick")))
-    return [*entries, _set(client, trigger, after_us=known.last if known is not None else 0)]
+    return [*entries, _set(engine, trigger, after_us=known.last if known is not None else 0)]
 
 
-def _set(client: Client, trigger: Trigger, *, after_us: int) -> Entry:
+def _set(engine: Engine, trigger: Trigger, *, after_us: int) -> Entry:
     """The declaration, as an event. What was due once is not due again, wherever the clock stands."""
-    at, spec = client.clock.now_us(), trigger.spec
+    at, spec = engine.clock.now_us(), trigger.spec
     due = spec.first_due(max(at, after_us))
     event = e.TriggerSet(at=at, digest=spec.digest, sort=spec.sort, agent=spec.agent, next=due)
     return Entry(event, {"spec": msgspec.structs.asdict(spec)})
 
 
-async def attend(client: Client, log: RunLog, duty: Duty) -> None:
+async def attend(engine: Engine, log: RunLog, duty: Duty) -> None:
     """Do all that is due. Goes on while a condition has to be looked at, or a firing waits for a run to end."""
     trigger = TRIGGERS.get(log.run.removeprefix(LOG))
     if trigger is None:
         return
-    at_work = _AtWork(client, log, trigger)
+    at_work = _AtWork(engine, log, trigger)
     if at_work.spec.sort != trigger.spec.sort:
         raise KillickError(f"{log.run}: others declare it {str(at_work.spec)!r}; start this worker anew")
-    look_at = client.clock.monotonic()
+    look_at = engine.clock.monotonic()
     while True:
         await at_work.hear()
         facts = log.fold.facts
@@ -146,7 +144,7 @@ async def attend(client: Client, log: RunLog, duty: Duty) -> None:
         await at_work.do_queued()
         rest = [LOOK_SECONDS] if at_work.known.queued else []
         if at_work.spec.sort == "when":
-            now = client.clock.monotonic()
+            now = engine.clock.monotonic()
             if now >= look_at:
                 look_at = now + (at_work.spec.seconds or 0.0)
                 await at_work.look()
@@ -154,7 +152,7 @@ async def attend(client: Client, log: RunLog, duty: Duty) -> None:
         if not rest:
             return
         await duty.rest(min(rest))
-        head = client.store.head(log.run)
+        head = engine.store.head(log.run)
         if head is None or head.seq != log.seq:
             return  # Somebody declared it otherwise: it is due, and is opened anew.
 
@@ -178,11 +176,11 @@ class _Cause(NamedTuple):
 class _AtWork:
     """Somebody with the lease of a trigger's log."""
 
-    def __init__(self, client: Client, log: RunLog, trigger: Trigger) -> None:
-        self.client = client
+    def __init__(self, engine: Engine, log: RunLog, trigger: Trigger) -> None:
+        self.engine = engine
         self.log = log
         self.trigger = trigger
-        self.spec = spec_of(client.log, log.run, self.known)
+        self.spec = spec_of(engine.log, log.run, self.known)
         self._noted = False
 
     @property
@@ -193,11 +191,11 @@ class _AtWork:
         return known
 
     def _now_us(self) -> int:
-        return self.client.clock.now_us()
+        return self.engine.clock.now_us()
 
     async def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call people's code, plain or async, without holding up the loop."""
-        applied = await waited_for(self.client.engine.threads.start(partial(fn, *args), copy_context()), None)
+        applied = await waited_for(self.engine.threads.start(partial(fn, *args), copy_context()), None)
         if applied.error is not None:
             raise applied.error
         return applied.value
@@ -206,7 +204,7 @@ class _AtWork:
 
     async def hear(self) -> None:
         """Take every message: an event, somebody's wish or command, or what is none of a trigger's business."""
-        store = self.client.store
+        store = self.engine.store
         while messages := store.inbox(self.log.run, limit=100):
             for message in messages:
                 await self._take(message)
@@ -215,7 +213,7 @@ class _AtWork:
         self.log.seen = message.number
         at, due = self._now_us(), self.known.next
         is_event = self.spec.sort == "event" and message.name == self.spec.what
-        body: Any = waits.body_of(self.client.log, message)
+        body: Any = waits.body_of(self.engine.log, message)
         if is_event:
             await self.set_off(_Cause(message.at_us, due, told={"body": body}, message=message, by=message.by))
         elif message.name == FIRE:
@@ -248,8 +246,8 @@ class _AtWork:
         for queued in self.known.queued:
             if self.spec.overlap == "queue" and self._busy() is not None:
                 return
-            event: Any = self.client.log.event(self.log.run, queued.seq)
-            told = self.client.log.data(self.log.run, queued.seq)
+            event: Any = self.engine.log.event(self.log.run, queued.seq)
+            told = self.engine.log.data(self.log.run, queued.seq)
             at = queued.at if queued.due is None else queued.due
             cause = _Cause(at, self.known.next, due=queued.due, number=queued.number, told=told, by=event.by)
             await self.set_off(cause)
@@ -294,7 +292,7 @@ class _AtWork:
             if busy is not None and overlap == "cancel":
                 # Before the firing, which stays due until it is made.
                 told = {"command": "cancel", "compensate": False, "because": f"{self.trigger.name} fires again"}
-                command(self.client.engine, busy, told, by=self.log.run)
+                command(self.engine, busy, told, by=self.log.run)
         return await self._fire(cause, *first)
 
     async def _fire(self, cause: _Cause, *first: Entry) -> BaseException | None:
@@ -311,7 +309,7 @@ class _AtWork:
             value=cause.told.get("value"),
         )
         agent = self.trigger.agent if self.trigger.agent.name == self.spec.agent else AGENTS.get(self.spec.agent)
-        previous = _previous(self.client, self.known.run) if self.trigger.wants_previous else None
+        previous = _previous(self.engine, self.known.run) if self.trigger.wants_previous else None
         try:
             birth = await self._birth(agent, firing, previous, cause.given)
         except Exception as error:
@@ -319,13 +317,13 @@ class _AtWork:
             return error
         fired = e.TriggerFired(at=now, number=number, run=run, due=cause.due, next=cause.next, by=cause.by)
         # A run of that id is this very firing: one that somebody started ahead of its time, under the same name.
-        also = () if self.client.store.head(run) is not None else (birth,)
+        also = () if self.engine.store.head(run) is not None else (birth,)
         await self._append(cause, *first, Entry(fired, cause.told), also=also)
         return None
 
     async def _birth(self, agent: AnyAgent, firing: Firing, previous: Previous | None, given: Any) -> Append:
         """The run, ready to be committed with the firing."""
-        client, trigger, spec = self.client, self.trigger, self.spec
+        engine, trigger, spec = self.engine, self.trigger, self.spec
         if given is msgspec.UNSET:
             given = trigger.spec.input
             if trigger.make_input is not None:
@@ -334,11 +332,11 @@ class _AtWork:
             at=self._now_us(),
             run=firing.run,
             agent=agent.name,
-            build=client.engine.build(agent),
+            build=engine.build(agent),
             priority=agent.options.priority if spec.priority is None else spec.priority,
             tags=(trigger.log, *spec.tags),
         )
-        return client.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
+        return engine.log.begin(firing.run).built(*first_entries(started, agent, _taken(agent, given)))
 
     async def _queue(self, cause: _Cause, *first: Entry) -> None:
         if cause.number:
@@ -382,8 +380,8 @@ class _AtWork:
         """The run of the firing before, if it has not ended; followed through renewals."""
         if self.known.run is None:
             return None
-        run = waits.latest(self.client.log, self.known.run)
-        row = self.client.store.index(run)
+        run = waits.latest(self.engine.log, self.known.run)
+        row = self.engine.store.index(run)
         return None if row is None or row.status in ENDED else run
 
 
@@ -392,14 +390,14 @@ def _taken(agent: AnyAgent, given: Any) -> Any:
     return agent.checked(through_codec(given, at="input")) if agent.takes_input else None
 
 
-def _previous(client: Client, run: str | None) -> Previous | None:
+def _previous(engine: Engine, run: str | None) -> Previous | None:
     if run is None:
         return None
-    run = waits.latest(client.log, run)
-    row = client.store.index(run)
+    run = waits.latest(engine.log, run)
+    row = engine.store.index(run)
     if row is None:
         return None
-    result = ended(client.engine, run).result if row.status == "completed" else None
+    result = ended(engine, run).result if row.status == "completed" else None
     return Previous(id=run, status=row.status, result=result)
 
 
@@ -412,50 +410,50 @@ def spec_of(log: Log, run: str, known: fold.Trigger) -> Spec:
 # what clients do ----------------------------------------------------------------------------------
 
 
-def publish(client: Client, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
+def publish(engine: Engine, name: str, body: Any, *, id: str | None, by: str | None) -> int:  # noqa: A002
     """Give an event to every trigger that listens to it; returns how many those are."""
-    message = id or client.ids.new("event")
-    at = client.clock.now_us()
-    there = [row.run for row in _rows(client.store, EVENT + name) if row.status not in ENDED]
-    outcomes = client.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
+    message = id or engine.ids.new("event")
+    at = engine.clock.now_us()
+    there = [row.run for row in _rows(engine.store, EVENT + name) if row.status not in ENDED]
+    outcomes = engine.store.deliver([delivery(run, name, body, id=message, by=by, at_us=at) for run in there])
     return sum(not isinstance(outcome, KillickError) for outcome in outcomes)
 
 
-async def fire(client: Client, name: str, *, by: str | None, given: Any) -> str:
+async def fire(engine: Engine, name: str, *, by: str | None, given: Any) -> str:
     """Fire a trigger by hand: here and now where that can be done, otherwise by whoever attends to it."""
     trigger = TRIGGERS.get(name)
-    run, log_id = f"{name}#{client.ids.new('hand')}", LOG + name
+    run, log_id = f"{name}#{engine.ids.new('hand')}", LOG + name
     if trigger is not None:
-        _ensure(client, trigger)
+        _ensure(engine, trigger)
         if given is not msgspec.UNSET:
             _taken(trigger.agent, given)
-    head = client.store.head(log_id)
+    head = engine.store.head(log_id)
     if head is None:
         raise RunUnknown(log_id)
     if trigger is not None:
         with contextlib.suppress(RunBusy):
-            log = client.log.open(log_id, holder=client.ids.new("command"), seconds=30)
+            log = engine.log.open(log_id, holder=engine.ids.new("command"), seconds=30)
             try:
-                at_work = _AtWork(client, log, trigger)
-                cause = _Cause(client.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
+                at_work = _AtWork(engine, log, trigger)
+                cause = _Cause(engine.clock.now_us(), at_work.known.next, run=run, given=given, by=by)
                 failed = await at_work.set_off(cause)
             finally:
                 with contextlib.suppress(KillickError):
-                    client.store.release(log_id, epoch=log.epoch, left=head.holder is not None)
+                    engine.store.release(log_id, epoch=log.epoch, left=head.holder is not None)
             if failed is not None:
                 raise AnswerRefused(name, f"no input could be made for it: {describe(failed)}") from failed
             return run
     wish = {"run": run} if given is msgspec.UNSET else {"run": run, "input": given}
-    message = delivery(log_id, FIRE, wish, id=run, by=by, at_us=client.clock.now_us())
-    [outcome] = client.store.deliver([message])
+    message = delivery(log_id, FIRE, wish, id=run, by=by, at_us=engine.clock.now_us())
+    [outcome] = engine.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome
     return run
 
 
-def triggers(client: Client) -> list[TriggerInfo]:
+def triggers(engine: Engine) -> list[TriggerInfo]:
     """Every trigger that is declared here or on record, by name."""
-    found = {row.run.removeprefix(LOG): _info(client, row) for row in _rows(client.store, TAG)}
+    found = {row.run.removeprefix(LOG): _info(engine, row) for row in _rows(engine.store, TAG)}
     for trigger in TRIGGERS:
         if trigger.name not in found:
             spec = trigger.spec
@@ -465,13 +463,13 @@ def triggers(client: Client) -> list[TriggerInfo]:
     return [found[name] for name in sorted(found)]
 
 
-def _info(client: Client, row: RunRow) -> TriggerInfo:
+def _info(engine: Engine, row: RunRow) -> TriggerInfo:
     name = row.run.removeprefix(LOG)
-    facts = client.log.state(row.run).fold.facts
+    facts = engine.log.state(row.run).fold.facts
     known = facts.trigger
     assert known is not None
-    spec = spec_of(client.log, row.run, known)
-    last = client.store.index(waits.latest(client.log, known.run)) if known.run is not None else None
+    spec = spec_of(engine.log, row.run, known)
+    last = engine.store.index(waits.latest(engine.log, known.run)) if known.run is not None else None
     return TriggerInfo(
         name=name,
         sort=spec.sort,

@@ -12,21 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from killick.definitions.registry import AGENTS
 from killick.engine.executor import ClaimedRun, Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
+from killick.engine.runtime import Runtime
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger
 from killick.store.protocol import FEED_RANG, Claimed
 from killick.workers import hooks, trigger_runner
 from killick.workers.own_process import OwnProcess
-
-if TYPE_CHECKING:
-    from killick.client.client import Client
 
 logger: Final = get_logger("killick.worker")
 
@@ -50,7 +48,7 @@ class Worker:
 
     def __init__(
         self,
-        client: Client,
+        runtime: Runtime,
         *,
         agents: Collection[str] | None = None,
         concurrency: int = 10,
@@ -63,7 +61,7 @@ class Worker:
         _refuse_odd(concurrency, per_agent or {}, lease_seconds)
         for name in (*(agents or ()), *(per_agent or ())):
             AGENTS.get(name)
-        self._client = client
+        self._runtime = runtime
         self._agents = tuple(agents) if agents is not None else None
         self._concurrency = concurrency
         self._per_agent = dict(per_agent or {})
@@ -88,7 +86,7 @@ class Worker:
     @property
     def name(self) -> str:
         """Who holds the leases of this worker."""
-        return self._client.engine.holder
+        return self._runtime.engine.holder
 
     @property
     def stopping(self) -> bool:
@@ -110,20 +108,20 @@ class Worker:
 
     async def serve(self) -> None:
         """Claim and drive runs until `drain` or `stop`."""
-        executor = self._client.executor()
+        executor = self._runtime.executor()
         usual, executor.poll_seconds = (
             executor.poll_seconds,
             self._poll_seconds * 2,
         )  # the bell tells runs that are live of what comes
         _tell("started", worker=self.name, concurrency=self._concurrency)
-        trimmed = self._client.clock.monotonic()
+        trimmed = self._runtime.clock.monotonic()
         try:
             while not self._draining:
                 self._bell.clear()
                 found = await self._look(executor)
-                if self._client.clock.monotonic() - trimmed > TRIM_SECONDS:
-                    trimmed = self._client.clock.monotonic()
-                    await self._quietly(partial(hooks.trim, self._client))
+                if self._runtime.clock.monotonic() - trimmed > TRIM_SECONDS:
+                    trimmed = self._runtime.clock.monotonic()
+                    await self._quietly(partial(hooks.trim, self._runtime.engine))
                 if not self._draining:
                     await self._rest(calm=not found)
             await self._drained(executor)
@@ -170,22 +168,22 @@ class Worker:
         seconds = self._poll_seconds
         with contextlib.suppress(Exception):
             agents = (*(self._known() if self._room() > 0 else ()), *self._duty_agents)
-            soonest = await asyncio.to_thread(self._client.store.soonest_us, agents=agents)
+            soonest = await asyncio.to_thread(self._runtime.store.soonest_us, agents=agents)
             if soonest is not None:
-                seconds = min(seconds, max((soonest - self._client.clock.now_us()) / 1_000_000, 0.0))
+                seconds = min(seconds, max((soonest - self._runtime.clock.now_us()) / 1_000_000, 0.0))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(self._client.clock.nap_seconds(seconds), _CALM_SECONDS)):
+            async with asyncio.timeout(max(self._runtime.clock.nap_seconds(seconds), _CALM_SECONDS)):
                 await self._bell.wait()
 
     def _watch(self) -> None:
         """Hear of what happens in the store; where that fails, the next look tries again."""
         if not self._watching:
-            self._stop_watching = self._client.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
+            self._stop_watching = self._runtime.store.watch(partial(_ring, asyncio.get_running_loop(), self._rung))
             self._watching = True
 
     def _rung(self, run: str) -> None:
         """Something happened in the store: to the feed, to a run that is live here, or to one that may be due."""
-        executor = self._client.executor()
+        executor = self._runtime.executor()
         if run == FEED_RANG:
             self._ring_duties()
             return
@@ -235,14 +233,14 @@ class Worker:
         return self._agents if self._agents is not None else AGENTS.names()
 
     async def _claim(self, agents: Sequence[str], limit: int) -> list[tuple[Claimed, ClaimedRun]]:
-        client = self._client
+        runtime = self._runtime
         live = Counter(slot.agent for slot in self._slots.values())
         room = {agent: most - live[agent] for agent, most in self._per_agent.items()}
-        since = client.clock.monotonic()
+        since = runtime.clock.monotonic()
         claimed = await asyncio.to_thread(
-            client.store.claim,
+            runtime.store.claim,
             self.name,
-            now_us=client.clock.now_us(),
+            now_us=runtime.clock.now_us(),
             seconds=self._lease_seconds,
             limit=limit,
             agents=[agent for agent in agents if room.get(agent, 1) > 0],
@@ -259,18 +257,18 @@ class Worker:
 
     def _give_back(self, claimed: Sequence[Claimed]) -> None:
         for each in claimed:
-            self._client.engine.let_go(each.head.run, each.head.epoch, left=True)
+            self._runtime.engine.let_go(each.head.run, each.head.epoch, left=True)
 
     async def _give_way(self, executor: Executor) -> None:
         """All slots are taken: runs of lower priority leave theirs to more urgent ones that wait."""
-        client = self._client
+        runtime = self._runtime
         if not self._slots:
             return
         waiting = await asyncio.to_thread(
-            client.store.due, client.clock.now_us(), limit=self._concurrency, agents=self._known()
+            runtime.store.due, runtime.clock.now_us(), limit=self._concurrency, agents=self._known()
         )
         leaving = [slot for slot in self._slots.values() if slot.leaves]
-        now = client.clock.monotonic()
+        now = runtime.clock.monotonic()
         staying = sorted(
             (slot for slot in self._slots.values() if not slot.leaves),
             key=lambda slot: (slot.priority(executor), -slot.since),
@@ -290,7 +288,7 @@ class Worker:
 
     def _begin(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> None:
         row = claimed.row
-        since = self._client.clock.monotonic()
+        since = self._runtime.clock.monotonic()
         work = self._advance(executor, claimed, claim, self._slots.get(row.run))
         task = asyncio.get_running_loop().create_task(work, name=f"killick {row.run}")
         slot = self._slots[row.run] = _Slot(row.run, row.agent, row.priority, since, task)
@@ -330,9 +328,9 @@ class Worker:
 
     async def _run_alone(self, executor: Executor, claimed: Claimed, claim: ClaimedRun) -> RunOutcome | None:
         """Run a suspect in a process of its own; here, where that cannot be. None: the other process was at it."""
-        row, head, client = claimed.row, claimed.head, self._client
+        row, head, runtime = claimed.row, claimed.head, self._runtime
         with self._kept(claimed):
-            own = await OwnProcess.start(client, head, row.agent, lease_seconds=self._lease_seconds)
+            own = await OwnProcess.start(runtime, head, row.agent, lease_seconds=self._lease_seconds)
         if own is None:
             because = "no other process can import its agent, or open its store"
             _tell("in company", level=logging.WARNING, run=row.run, agent=row.agent, because=because)
@@ -356,7 +354,7 @@ class Worker:
             "interrupted", level=logging.WARNING, run=run, agent=claimed.row.agent, again_in_seconds=seconds,
             error=str(error) or type(error).__name__, exc_info=unknown,
         )  # fmt: skip
-        if self._client.engine.keeps(run):
+        if self._runtime.engine.keeps(run):
             return  # a call of it lives here, and it is due again when that ends
         resting = asyncio.get_running_loop().create_task(self._rested(claimed, seconds))
         self._resting.add(resting)
@@ -364,18 +362,18 @@ class Worker:
 
     async def _rested(self, claimed: Claimed, seconds: float) -> None:
         """Hold a run that nobody can go on with for a while; then it is due again."""
-        client, head = self._client, claimed.head
+        runtime, head = self._runtime, claimed.head
         try:
             with self._kept(claimed):
-                await asyncio.sleep(client.clock.nap_seconds(seconds))
+                await asyncio.sleep(runtime.clock.nap_seconds(seconds))
         finally:
-            client.engine.let_go(head.run, head.epoch, left=True)
+            runtime.engine.let_go(head.run, head.epoch, left=True)
 
     @contextlib.contextmanager
     def _kept(self, claimed: Claimed) -> Generator[None]:
         """Keep the lease of a run that no executor has."""
-        leases, head = self._client.engine.leases, claimed.head
-        since = self._client.clock.monotonic()
+        leases, head = self._runtime.engine.leases, claimed.head
+        since = self._runtime.clock.monotonic()
         lease = leases.hold(head.run, head.epoch, seconds=self._lease_seconds, since=since, lost=lambda _: None)
         try:
             yield
@@ -405,10 +403,10 @@ class Worker:
             del self._attending[run]
 
     def _ensure(self) -> list[str]:
-        return [*trigger_runner.ensure(self._client), *hooks.ensure(self._client)]
+        return [*trigger_runner.ensure(self._runtime.engine), *hooks.ensure(self._runtime.engine)]
 
     async def _attend(self, claimed: Claimed, claim: ClaimedRun) -> None:
-        client, head = self._client, claimed.head
+        runtime, head = self._runtime, claimed.head
         attend = hooks.attend if claimed.row.agent.startswith("killick.hook:") else trigger_runner.attend
         task = asyncio.current_task()
         assert task is not None
@@ -417,12 +415,12 @@ class Worker:
         def lost(_: LogError) -> None:
             loop.call_soon_threadsafe(task.cancel)
 
-        lease = client.engine.leases.hold(head.run, head.epoch, seconds=claim.seconds, since=claim.since, lost=lost)
+        lease = runtime.engine.leases.hold(head.run, head.epoch, seconds=claim.seconds, since=claim.since, lost=lost)
         left = True
         with _Resting(self, self._duties) as duty:
             try:
-                log: RunLog = await asyncio.to_thread(client.log.open, head.run, head=head)
-                await attend(client, log, duty)
+                log: RunLog = await asyncio.to_thread(runtime.log.open, head.run, head=head)
+                await attend(runtime.engine, log, duty)
                 left = False
             except (EpochStale, HandleClosed, LeaseLost) as error:
                 _tell("lost", level=logging.WARNING, run=head.run, error=str(error))
@@ -431,8 +429,8 @@ class Worker:
                 _tell("interrupted", level=logging.WARNING, run=head.run, error=str(error), exc_info=unknown)
                 await duty.rest(_REST_SECONDS[0])
             finally:
-                client.engine.leases.drop(lease)
-                client.engine.leases.release(head.run, head.epoch, left=left)
+                runtime.engine.leases.drop(lease)
+                runtime.engine.leases.release(head.run, head.epoch, left=left)
                 self._bell.set()
 
     async def _quietly(self, do: Any) -> None:

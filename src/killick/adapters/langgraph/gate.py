@@ -32,6 +32,7 @@ from langgraph.types import Command, interrupt
 from killick.adapters import langchain_approvals
 from killick.adapters.tool_gate import Declared, Stopped, ToolFailed, ToolOptions, Waiting, hosted
 from killick.client.client import Client
+from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
@@ -39,7 +40,6 @@ from killick.definitions.registry import AnyTool
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.llm.external import Host, here
-from killick.llm.external_runs import ExternalSession
 
 P = ParamSpec("P")
 R = TypeVar("R")

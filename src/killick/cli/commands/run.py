@@ -19,6 +19,7 @@ from killick.cli.commands.inbox import commands, print_wait
 from killick.cli.context import Shell, Unparsed, command, completing, parsed, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
+from killick.client.start import begin
 from killick.definitions.registry import AGENTS, AnyAgent
 from killick.errors import (
     AgentUnknown,
@@ -94,14 +95,13 @@ def run_command(
     going = _going(shell, agent, text, run)
     client, found = shell.creating(), going.agent
     with _hushed():
-        run, new = client.begin(found, going.input, going.run, priority, tags, fresh)
+        run, new = begin(client.engine, found, going.input, going.run, priority, tags, fresh)
     if new is not None:
         client.start(found, going.input, id=run, priority=priority, tags=new.started.tags)
     elif going.run is None and not quiet:
         shell.note(f"{run}: goes on with this run, which was not finished; --fresh starts another")
     going = going._replace(run=run)
-    row = client.store.index(run)
-    is_over = row is not None and row.status in ENDED
+    is_over = (row := client.store.index(run)) is not None and row.status in ENDED
     try:
         result = _outcome(shell, going, quiet=quiet) if is_over else _drive(shell, going, quiet=quiet)
     except KeyboardInterrupt:

@@ -43,7 +43,7 @@ def token_command() -> None:
 @completing
 def _complete_token(shell: Shell, context: click.Context) -> Iterable[tuple[str, str]]:
     now = shell.client.clock.now_us()
-    return [(each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client) if each.holds(now)]
+    return [(each.id, f"{each.name} {each.scope}") for each in tokens.tokens(shell.client.engine) if each.holds(now)]
 
 
 _by: Final = click.option("--by", metavar="WHO", help="Who does it, for the record.  [default: you]")
@@ -67,7 +67,7 @@ def _create(shell: Shell, name: str, scope: Scope, expires: str | None, by: str 
     """
     try:
         holds = None if expires is None else seconds(expires)
-        made, text = tokens.issue(shell.creating(), name, scope, expires_seconds=holds, by=by or somebody())
+        made, text = tokens.issue(shell.creating().engine, name, scope, expires_seconds=holds, by=by or somebody())
     except (AccessRefused, DurationRefused) as error:
         raise CommandFailed(str(error)) from None
     if shell.json:
@@ -85,7 +85,7 @@ def _list(shell: Shell) -> None:
     \b
     killick token list --json
     """
-    found = tokens.tokens(shell.client)
+    found = tokens.tokens(shell.client.engine)
     if shell.json:
         shell.emit([_document(shell, each) for each in found])
         return
@@ -120,7 +120,7 @@ def _revoke(shell: Shell, token: str, because: str | None, by: str | None) -> No
     killick token revoke ann --because "left the company"
     """
     try:
-        gone = tokens.revoke(shell.client, token, by=by or somebody(), because=because)
+        gone = tokens.revoke(shell.client.engine, token, by=by or somebody(), because=because)
     except AccessRefused as error:
         raise CommandFailed(str(error)) from None
     shell.out.print(Text(f"{gone.id}  ", style="bold cyan").append(f"{gone.name}  ").append("revoked", style="green"))

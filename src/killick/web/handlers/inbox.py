@@ -19,6 +19,7 @@ from killick.engine.steps import waits
 from killick.engine.steps.waits import Verb
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
+from killick.history.run_info import waits_of
 from killick.model import events as e
 from killick.model.codec import Erased, digest
 from killick.model.failure import Failure
@@ -172,7 +173,7 @@ def one(call: Call[WaitAsked, Any]) -> Inbox:
     client, wait = call.client, call.asked.wait
     run, _, step = wait.rpartition(":")
     state = client.state(run)
-    found = [each for each in asked.waits_of(client.store, state) if each.step == step and each.waits_for in _PEOPLE]
+    found = [each for each in waits_of(client.store, state) if each.step == step and each.waits_for in _PEOPLE]
     gone = None if found and not _is_answered(client, found[0]) else _gone(client, run, step, state)
     return Inbox(
         questions=() if gone else tuple(question(client, each, call.person.name) for each in found),
@@ -299,8 +300,7 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
     """Answer what a run waits for; the first answer counts."""
     client, wait, body, by = call.client, call.asked.wait, call.body, call.person.name
     run, _, step = wait.rpartition(":")
-    known = [each for each in asked.waits_of(client.store, client.state(run)) if each.step == step]
-    found = known[0] if known else None
+    found = next((each for each in waits_of(client.store, client.state(run)) if each.step == step), None)
     value, saw = body.value, body.saw
     if body.saw is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} names what was shown; send the question's saw with it")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def metrics(call: Call[Nothing, Nothing]) -> Response:
     """What runs do in this process and how the store stands, in Prometheus' text format; also at `/metrics`."""
-    return Response(meters.exposed(call.client), media_type=meters.MEDIA)
+    return Response(meters.exposed(call.client.engine), media_type=meters.MEDIA)
 
 
 ROUTES: Final = (raw("/metrics", metrics, media="text/plain"),)

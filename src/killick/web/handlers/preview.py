@@ -275,7 +275,7 @@ def forked(run: RunPreview, at: str, name: str | None, conditions: Conditions) -
     waits.refuse_own(name)
     if name is not None and run.client.store.head(name) is not None:
         raise RunExists(name)
-    conditions = time_travel.checked(run.client, run.given, run.facts.agent, conditions, None)
+    conditions = time_travel.checked(run.client.engine, run.given, run.facts.agent, conditions, None)
     called = name or _free(run)
     fork(log, run.given, at, called, conditions, at=run.client.clock.now_us())
     place = boundaries.at(log, run.given, at)

@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from killick.audit.seal import SEALS
 from killick.client.client import Client
-from killick.client.inbox import waits_of
 from killick.engine.views import Wait
 from killick.errors import RunUnknown
 from killick.history.explain import why as explained
 from killick.history.page import STEPS_MAX
+from killick.history.run_info import waits_of
 from killick.history.timeline import Timeline, part_of
 from killick.model import events as e
 from killick.model.fold import Fold

@@ -120,7 +120,7 @@ def start(call: Call[Any, Start]) -> Started:
     run = body.id or derived(call, body.agent)
     existed = run is not None and client.store.head(run) is not None
     handle = client.start(
-        client.named(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
+        AGENTS.get(body.agent), body.input, id=run, priority=body.priority, tags=tuple(body.tags),
         by=call.person.name,
     )  # fmt: skip
     row = client.store.index(handle.id)

@@ -60,7 +60,7 @@ class TokenMade(msgspec.Struct, frozen=True, kw_only=True):
 
 def listed(call: Call[Nothing, Nothing]) -> TokensDocument:
     """List all tokens"""
-    found = reversed(tokens.tokens(call.client))
+    found = reversed(tokens.tokens(call.client.engine))
     return TokensDocument(tokens=[_document(each, call.now_us, call.person.token) for each in found])
 
 
@@ -71,7 +71,7 @@ def issued(call: Call[Nothing, TokenWanted]) -> TokenMade:
     """
     wanted = call.body
     made, text = tokens.issue(
-        call.client,
+        call.client.engine,
         wanted.name,
         wanted.scope,
         expires_seconds=None if wanted.expires is None else seconds(wanted.expires),
@@ -85,10 +85,10 @@ def revoked(call: Call[TokenAsked, Nothing]) -> None:
 
     It opens nothing from the next request on, and the sessions that were opened with it end.
     """
-    known = {each.id for each in tokens.tokens(call.client)}
+    known = {each.id for each in tokens.tokens(call.client.engine)}
     if call.asked.id not in known:
         raise Problem(404, f"{call.asked.id}: no token has this id", code="token_unknown")
-    tokens.revoke(call.client, call.asked.id, by=call.person.name)
+    tokens.revoke(call.client.engine, call.asked.id, by=call.person.name)
 
 
 def _document(token: Token, now_us: int, yours: str | None) -> TokenDocument:

@@ -1,0 +1,137 @@
+"""Answers and messages to runs: checked against what the run asked, then delivered to its inbox."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from killick.engine.approval import approvals
+from killick.engine.execution import Engine
+from killick.engine.steps import waits
+from killick.engine.steps.kinds import delivery
+from killick.engine.steps.transaction import joining
+from killick.engine.views import Wait
+from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
+from killick.history.run_info import waits_of
+from killick.store.protocol import ENDED, Delivered
+
+
+def answer(
+    engine: Engine,
+    wait: str | Wait,
+    verb: str,
+    value: Any,
+    *,
+    by: str | None,
+    comment: str | None,
+    saw: str | None,
+    tx: Any,
+) -> str:
+    """Answer an open wait; returns the run that has it. An approval that is not the last of a quorum is a vote."""
+    found = _open_wait(engine, wait)
+    if saw is not None and saw != found.digest:
+        raise AnswerRefused(found.id, "it is another question now; look at it again")
+    by, run = waits.who(by, found.id), found.run
+    if found.deadline_us is not None and engine.clock.now_us() > found.deadline_us:
+        raise AnswerRefused(found.id, f"its time was up at {_moment(found.deadline_us)}; it goes on without it")
+    opened = engine.log.state(run).fold.facts.waits[found.step].opened
+    _refuse_misfit(engine, found, verb, value, by)
+    event: Any = engine.log.event(run, opened)
+    if event.digest != found.digest:
+        raise AnswerRefused(found.id, "it is another question now; look at it again")
+    body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
+    message_id = waits.answer_id(run, found.step, opened)
+    if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
+        _refuse_closed(engine, found.id, run, found.step, only=message_id)
+        raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
+    name = waits.ANSWER
+    if verb == "approve" and len(found.votes) + 1 < found.need:
+        _refuse_closed(engine, found.id, run, found.step, only=message_id)
+        name, message_id = waits.VOTE, waits.vote_id(message_id, str(by))
+    delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx)
+    if not delivered.fresh:
+        first = delivered.message
+        raise AlreadyAnswered(found.id, by=first.by, at=_moment(first.at_us))
+    return run
+
+
+def _refuse_misfit(engine: Engine, found: Wait, verb: str, value: Any, by: str | None) -> None:
+    """Refuse a verb or a value that the wait does not take, and an approver who was not asked."""
+    if (why := waits.refusal(found.verbs, found.options, verb, value)) is not None:
+        raise AnswerRefused(found.id, why)
+    if verb in ("edit", "respond") and value is None:
+        raise AnswerRefused(found.id, f"{verb!r} needs a value")
+    if not waits.may_answer(by, found.to, found.may, engine.roles) or (found.need > 1 and by is None):
+        raise NotAsked(found.id, by=by, may=found.may if found.may is not None else found.to)
+    if found.rule is not None and verb == "edit":
+        approvals.refuse_misfit(found, value)
+    elif found.rule is None and verb in ("edit", "respond") and (misfit := waits.misfit(found.schema, value)):
+        raise AnswerRefused(found.id, misfit)
+
+
+def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
+    """The open wait that is meant: the wait itself, its id, or the id of a run with one open wait."""
+    log, store = engine.log, engine.store
+    if isinstance(wait, Wait):
+        now = [each for each in waits_of(store, log.state(wait.run)) if each.verbs and each.step == wait.step]
+        if now and now[0].digest != wait.digest:
+            raise AnswerRefused(wait.id, "it is another question now; look at it again")
+        if now:
+            return now[0]
+        wait = wait.id
+    run, _, step = wait.rpartition(":")
+    both = bool(run) and store.head(wait) is not None and store.head(run) is not None
+    if both and any(each.id == wait and each.verbs for each in waits_of(store, log.state(run))):
+        raise AnswerRefused(wait, f"is a question of {run}, and another run; give the Wait itself, from inbox()")
+    wait = waits.latest(log, wait)
+    if store.head(wait) is not None:
+        run, step = wait, ""
+    elif not run or store.head(run) is None:
+        raise RunUnknown(run or wait)
+    run = waits.latest(log, run)
+    state = log.state(run)
+    found = [each for each in waits_of(store, state) if each.verbs and (not step or each.step == step)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(each.id for each in found)
+        raise AnswerRefused(wait, f"several waits are open; name one of {ids}")
+    _refuse_closed(engine, wait, run, step)
+    raise AnswerRefused(wait, f"nothing to answer here; the run is {state.status}")
+
+
+def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str | None = None) -> None:
+    """AlreadyAnswered, with the first approver, where the wait has an answer."""
+    for message in reversed(engine.store.messages(run)):
+        meant = message.id == only if only is not None else not step or f":{step}@" in message.id
+        if message.name == waits.ANSWER and meant:
+            raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
+
+
+def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None) -> str:  # noqa: A002
+    """Deliver a message to the latest log of a run; returns that log's id.
+
+    A run that has ended receives nothing new. A message that it had already is not refused.
+    """
+    run = waits.latest(engine.log, run)
+    row = engine.store.index(run)
+    if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
+        raise AnswerRefused(run, f"the run is over ({row.status}) and hears nothing any more; start another")
+    deliver(engine, run, name, body, id=id, by=by, tx=tx)
+    return run
+
+
+def deliver(
+    engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | None, tx: Any = None,  # noqa: A002
+) -> Delivered:  # fmt: skip
+    """Put a message into a run's inbox, in the caller's own transaction where `tx` is given."""
+    store = engine.store if tx is None else joining(engine.store, tx)
+    message = delivery(run, name, body, id=id, by=waits.who(by, run), at_us=engine.clock.now_us())
+    [outcome] = store.deliver([message])
+    if isinstance(outcome, KillickError):
+        raise outcome
+    return outcome
+
+
+def _moment(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1_000_000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,75 @@
+"""Where a run is, and what it waits for, as people see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from killick.engine.steps import waits
+from killick.engine.views import RunInfo, Wait
+from killick.log.log import Log
+from killick.model import fold
+from killick.model.codec import Erased
+from killick.model.state import State
+from killick.store.protocol import Store
+
+
+def info(log: Log, run: str) -> RunInfo:
+    """Where a run is."""
+    head, state = log.head(run), log.state(run)
+    facts = state.fold.facts
+    return RunInfo(
+        run=run,
+        agent=facts.agent,
+        status=facts.status,
+        step=facts.current,
+        stage=facts.stage,
+        plan=facts.plan,
+        waits=tuple(waits_of(log.store, state)),
+        wake_at_us=state.fold.wake_at,
+        priority=facts.priority,
+        tags=facts.tags,
+        parent=facts.parent,
+        started_at_us=facts.started_at,
+        changed_at_us=facts.changed_at,
+        build=facts.build,
+        holder=head.holder,
+    )
+
+
+def waits_of(store: Store, state: State) -> Iterator[Wait]:
+    """The open waits of a run."""
+    for wait in state.fold.facts.waits.values():
+        data = state.data(wait.opened)
+        erased = isinstance(data.get("prompt"), Erased)
+        yield Wait(
+            id=f"{state.run}:{wait.step}",
+            run=state.run,
+            step=wait.step,
+            waits_for=wait.waits_for,
+            name=wait.name,
+            prompt="(what was asked is erased)" if erased else data.get("prompt"),
+            to=wait.to,
+            deadline_us=wait.deadline,
+            since_us=wait.at,
+            verbs=waits.verbs_of(wait.waits_for) if erased else tuple(data.get("verbs") or ()),
+            options=() if erased else tuple(data.get("options") or ()),
+            schema=None if erased else data.get("schema"),
+            intention=None if erased else data.get("intention"),
+            need=wait.need,
+            votes=_votes(store, state.run, wait),
+            may=None if erased or data.get("may") is None else tuple(data["may"]),
+            rule=wait.rule,
+            reason=None if erased else data.get("reason"),
+            digest=getattr(state.event(wait.opened), "digest", None),
+            round=wait.round,
+        )
+
+
+def _votes(store: Store, run: str, wait: fold.Wait) -> tuple[str, ...]:
+    """The approvers so far, with those whose votes are still in the inbox."""
+    if wait.need <= 1:
+        return wait.votes
+    answer = waits.answer_id(run, wait.step, wait.opened)
+    there = store.inbox(run, name=waits.VOTE)
+    late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
+    return tuple(dict.fromkeys((*wait.votes, *late)))
