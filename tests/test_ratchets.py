@@ -20,16 +20,16 @@ CIRCLES: Final = (25, 5, 2, 2, 2)
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
 
 LINES: Final = {
-    "adapters": 6756, "agents": 1008, "archive": 1857, "audit": 1288, "check": 2939, "cli": 9150, "client": 1958,
-    "contracts": 3001, "definitions": 1803, "engine": 12234, "history": 8536, "llm": 1420, "log": 2384, "model": 4540,
-    "proxy": 2444, "replay": 1075, "store": 7279, "testing": 3879, "top": 1555, "web": 9310, "window": 2682,
+    "adapters": 6756, "agents": 1018, "archive": 1852, "audit": 1288, "check": 2939, "cli": 9150, "client": 1959,
+    "contracts": 3001, "definitions": 1803, "engine": 12290, "history": 8536, "llm": 1420, "log": 2396, "model": 4540,
+    "proxy": 2444, "replay": 965, "store": 7279, "testing": 3879, "top": 1555, "web": 9310, "window": 2682,
     "workers": 2400, "workspace": 5261,
 }  # fmt: skip
 """Lines of Python by package."""
 
 FOLDER_MODULES_MAX: Final = 24
 FILE_LINES: Final = {
-    "check/crashes.py": 618, "definitions/registry.py": 807, "engine/execution.py": 808, "engine/executor.py": 911,
+    "check/crashes.py": 618, "definitions/registry.py": 807, "engine/execution.py": 818, "engine/executor.py": 911,
     "engine/steps/kinds.py": 634, "engine/steps/pipeline.py": 811, "errors.py": 759, "model/events.py": 872,
     "model/fold.py": 921, "store/protocol.py": 762,
 }  # fmt: skip
@@ -42,9 +42,9 @@ VAGUE: Final = re.compile(
     re.IGNORECASE,
 )
 VAGUE_IN_A_THOUSAND: Final = {
-    "adapters": 9.0, "agents": 10.3, "archive": 14.6, "audit": 13.2, "check": 16.1, "cli": 12.5, "client": 12.4,
-    "contracts": 10.3, "definitions": 9.6, "engine": 16.4, "history": 14.1, "llm": 9.9, "log": 15.1, "model": 10.3,
-    "proxy": 18.5, "replay": 21.0, "store": 13.5, "testing": 8.9, "top": 14.3, "web": 15.4, "window": 8.8,
+    "adapters": 9.0, "agents": 10.2, "archive": 13.7, "audit": 13.2, "check": 16.1, "cli": 12.5, "client": 12.4,
+    "contracts": 10.3, "definitions": 9.6, "engine": 16.3, "history": 14.1, "llm": 9.9, "log": 14.9, "model": 10.3,
+    "proxy": 18.5, "replay": 19.5, "store": 13.5, "testing": 8.9, "top": 14.3, "web": 15.4, "window": 8.8,
     "workers": 21.1, "workspace": 15.1,
 }  # fmt: skip
 """Vague words in a thousand words of docstrings, by package. The aim is 5."""

@@ -61,6 +61,8 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
 _MODEL: Final = Policy(effect="reads")
+_UNNUMBERED: Final = frozenset({kinds.plan, kinds.at, kinds.note, kinds.update, kinds.heard})
+"""What code does between two steps."""
 
 
 async def run_step(
@@ -359,7 +361,7 @@ class SyncRun(_Common[C]):
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Call a model and read its reply as it comes; recorded whole, and one chunk on replay."""
-        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._here())
+        chunks = streams.stream(self._execution, model_intent(fn, args, kwargs), branch=self._asking())
         try:
             while (chunk := self._on_loop(anext(chunks, streams.END))) is not streams.END:
                 yield chunk
@@ -505,8 +507,16 @@ class SyncRun(_Common[C]):
             raise OutsideBranch(self.id, "a Run was used in a thread that Killick did not start")
         return branch
 
+    def _asking(self) -> Branch:
+        """The branch whose code is about to ask for its next step."""
+        branch = self._here()
+        if (tracer := self._execution.engine.tracer) is not None:
+            tracer.called(self._execution, branch.position)
+        return branch
+
     def _await(self, do: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        return self._on_loop(run_step(self._execution, do, *args, branch=self._here()))
+        branch = self._here() if do in _UNNUMBERED else self._asking()
+        return self._on_loop(run_step(self._execution, do, *args, branch=branch))
 
     _paged = _await
 

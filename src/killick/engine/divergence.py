@@ -26,7 +26,8 @@ async def refuse_gap(ex: Execution, branch: Branch, step: e.StepId, found: str) 
 
 async def agree(ex: Execution, branch: Branch, past: Step, asked: RequestedStep, found: Any) -> e.StepIntended | None:
     """Code and record must mean the same step; what only drifted is noted once."""
-    intended = ex.record.event(past.intended)
+    tracer = ex.engine.tracer
+    intended = ex.record.event(past.intended) if tracer is None or tracer.compares(past.intended) else None
     recorded = intended if isinstance(intended, e.StepIntended) else None
     verdict = compare(past, recorded, asked)
     if verdict == "same":

@@ -30,7 +30,8 @@ from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.steps.live_calls import LiveCall, LiveCalls
 from killick.engine.steps.threads import Threads
 from killick.engine.steps.workspace_hook import Files, Folders
-from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning
+from killick.engine.tracer import Tracer
+from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
 from killick.ids import Ids
 from killick.log.log import Log
 from killick.log.writer import Entry, Hold, RunLog
@@ -70,6 +71,7 @@ class Engine:
         grace_seconds: float = 5.0,
         stand_in: ToolInterceptor | None = None,
         roles: Callable[[str], Iterable[str]] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.log = log
         self.store = log.store
@@ -80,6 +82,7 @@ class Engine:
         self.lease_seconds = lease_seconds
         self.grace_seconds = grace_seconds
         self.stand_in = stand_in
+        self.tracer = tracer
         self.roles = roles
         """The roles that a person has, where somebody can tell."""
         self.live = LiveCalls()
@@ -233,8 +236,11 @@ class Branch:
         return None if self.outer is None else self.outer.step
 
     def number(self) -> str:
+        step = self.position
         self.count += 1
-        return f"{self.path}.{self.count}" if self.path else str(self.count)
+        if (tracer := self.execution.engine.tracer) is not None:
+            tracer.asked(self.execution, step)
+        return step
 
     @property
     def position(self) -> str:
@@ -412,8 +418,6 @@ class Execution:
 
     def _failed(self, error: KillickError) -> None:
         """A commit failed: nothing more is applied. A value that cannot be stored is the caller's own error."""
-        from killick.errors import ValueRefused
-
         if isinstance(error, ValueRefused):
             raise error
         self.close(Interrupted(self.log.failure or error), cut=True)
@@ -601,7 +605,13 @@ class Execution:
     def played(self, seq: int) -> None:
         """A recorded outcome was given to the code."""
         self.record.unplayed -= not self.hosting
+        self.see(seq)
+
+    def see(self, seq: int) -> None:
+        """The code sees everything up to the recorded end of a step."""
         self.context.see(seq)
+        if self.engine.tracer is not None:
+            self.engine.tracer.given(self, seq)
 
     @contextmanager
     def hears(self, hold: Hold) -> Generator[None]:

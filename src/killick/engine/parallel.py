@@ -117,7 +117,7 @@ async def _side_by_side(
         await ex.recorded(ex.behind(_ended(ex, step, outcome, won)))
     else:
         await ex.turn(past.ended)
-        ex.context.see(past.ended)
+        ex.see(past.ended)
     if race.errors:
         raise race.errors[0]
     return race.outcomes

@@ -24,6 +24,7 @@ from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.steps import live_calls
 from killick.engine.steps.attempt import ToolInterceptor
+from killick.engine.tracer import Tracer
 from killick.errors import KillickError
 from killick.fork_safety import hears_of_forks, keep_inherited
 from killick.ids import Ids, RandomIds
@@ -68,6 +69,7 @@ class Runtime:
         behind: bool = True,
         stand_in: ToolInterceptor | None = None,
         roles: Callable[[str], Iterable[str]] | None = None,
+        tracer: Tracer | None = None,
         url: str | None = None,
     ) -> None:
         self.store = store
@@ -84,6 +86,7 @@ class Runtime:
             "grace_seconds": grace_seconds,
             "stand_in": stand_in,
             "roles": roles,
+            "tracer": tracer,
         }
         self._closed = False
         self._begin()

@@ -19,10 +19,11 @@ from killick.archive.redact import Sought
 from killick.clock import ManualClock
 from killick.definitions.current import UnrecordedIO, watch_io
 from killick.definitions.registry import AGENTS, AnyAgent
-from killick.engine.execution import Execution
+from killick.engine.executor import Executor
 from killick.engine.outcome import RunOutcome
 from killick.engine.runtime import Runtime
 from killick.engine.signals import Interrupted
+from killick.engine.tracer import TracedExecution
 from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
 from killick.history.diff import shown, values
 from killick.log import boundaries
@@ -37,7 +38,6 @@ from killick.replay.debugger import frame_here, stop_in
 from killick.replay.live_step import Live, Trial, lived, trial
 from killick.replay.result import Played, Replayed, ReplayRequest
 from killick.replay.sandbox import Drift, Shutter, World
-from killick.replay.tracer import TracingExecutor
 
 _SHOWN: Final = 200
 
@@ -89,6 +89,9 @@ class Replay:
         self._reached: State | None = None
         self._given_from: State | None = None
         self._until: str | None = None
+        self._traced: TracedExecution | None = None
+        self._ends: dict[int, Step] = {}
+        """By its last event, each step whose recorded outcome the traced code was not given yet."""
         self._silent = False
         self._debugging = False
         self.missed = self.asked_for.stop_at
@@ -249,7 +252,7 @@ class Replay:
         if live is not None:
             world.let(live.step, live.key)
         self._world, self._until = world, until
-        runtime = Runtime(world, clock=clock, behind=False, stand_in=Shutter(world))
+        runtime = Runtime(world, clock=clock, behind=False, stand_in=Shutter(world), tracer=self)
         unwatch = watch_io(self._strayed)
         strays = len(self.strays)
         advanced: RunOutcome | None = None
@@ -291,17 +294,17 @@ class Replay:
             loop.close()
 
     async def _drive(self, runtime: Runtime) -> RunOutcome:
-        follower = TracingExecutor(runtime.engine, self, uncompared=self._uncompared)
+        executor = Executor(runtime.engine)
         try:
             async with asyncio.timeout(self.asked_for.seconds):
-                return await follower.advance(self.run, agent=self.agent)
+                return await executor.advance(self.run, agent=self.agent)
         finally:
-            await follower.close()
+            await executor.close()
             await runtime.engine.resources.close()
 
     # what the code does meanwhile -------------------------------------------------------------
 
-    def asked(self, ex: Execution, step: str) -> None:
+    def asked(self, ex: TracedExecution, step: str) -> None:
         """The code asks for a step."""
         if self._until is not None and int(step.partition(".")[0]) > int(self._until):
             return  # that transition has its own turn
@@ -312,15 +315,24 @@ class Replay:
         if ex.agent.is_async:
             self._break(ex, step)
 
-    def called(self, ex: Execution, step: str) -> None:
-        """Blocking code asks for it, in its own thread, which is where it can be looked at."""
+    def called(self, ex: TracedExecution, step: str) -> None:
+        """Blocking code asks for a step in its own thread, where the debugger can stop it."""
         self._break(ex, step)
 
-    def given(self, ex: Execution, step: Step) -> None:
-        """The code is given an outcome."""
+    def given(self, ex: TracedExecution, seq: int) -> None:
+        """The code is given a recorded outcome."""
+        if self._traced is not ex:
+            self._traced, self._ends = ex, {step.ended: step for step in ex.record.steps.values() if step.ended}
+        step = self._ends.pop(seq, None)
+        if step is None:
+            return
         self._given_one(step)
         if step.id == self._to and self._side != "before" and not self._silent:
             self._stop(ex, f"after step {step.id}")
+
+    def compares(self, seq: int) -> bool:
+        """Whether a step's arguments are on record as they were, and not redacted."""
+        return seq not in self._uncompared
 
     def _given_one(self, step: Step) -> None:
         if self._silent or self.stopped is not None:
@@ -342,7 +354,7 @@ class Replay:
         self.played.append(played)
         self._tell(played)
 
-    def _break(self, ex: Execution, step: str) -> None:
+    def _break(self, ex: TracedExecution, step: str) -> None:
         frame = frame_here() if step == self.missed and not self._silent and self.stopped is None else None
         if frame is None:
             return
@@ -356,7 +368,7 @@ class Replay:
             self._stop(ex, f"the debugger was left at step {step}")
             raise ex.signal or _Left(self.run)
 
-    def _stop(self, ex: Execution, told: str) -> None:
+    def _stop(self, ex: TracedExecution, told: str) -> None:
         """That is enough: the code meets a signal at its next step."""
         self.stopped = told
         signal = Interrupted(_Left(f"{self.run}: stopped {told}"))
