@@ -10,7 +10,7 @@ import contextlib
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from io import BufferedReader
@@ -22,6 +22,7 @@ import msgspec
 from killick.archive.export import Export, Loaded
 from killick.archive.export import Header as RunHeader
 from killick.errors import ArchiveRefused, ExportBroken, RunUnknown
+from killick.log.progress import Progress, untold
 from killick.model import events as e
 from killick.model import hashing
 from killick.permissions import create_private
@@ -36,13 +37,6 @@ _COMPRESSION: Final = 6
 _UNREADABLE: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 
 Place = str | os.PathLike[str]
-Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and how much there is."""
-
-
-def untold(what: str, done: int, total: int) -> None:
-    """For where nobody wants to know."""
-
 
 # the file -----------------------------------------------------------------------------------------
 

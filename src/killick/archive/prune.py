@@ -14,12 +14,13 @@ from typing import Final
 
 import msgspec
 
-from killick.archive.bundle import Place, Progress, Writer, untold
+from killick.archive.bundle import Place, Writer
 from killick.archive.export import export
 from killick.audit import seal
 from killick.errors import ArchiveRefused, ExportBroken, LogError, RunBusy, RunUnknown, StoreError, ValueBroken
 from killick.history import vaults
 from killick.log.log import Log
+from killick.log.progress import Progress, untold
 from killick.model import events as e
 from killick.store.protocol import ENDED, READ_LIMIT, Head, RunQuery, RunRow, Store
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from killick.archive.bundle import Progress, untold
 from killick.audit.checkpoint import Listed, SealedRun, checkpoint, entries_in, frontier, key_id, private_key, signed
 from killick.errors import HeadMoved, KillickError, ProofBroken, RunExists, SealRefused, ValueErased
 from killick.log.log import Log
+from killick.log.progress import Progress, untold
 from killick.log.writer import Entry, RunLog
 from killick.model import events as e
 from killick.model import hashing

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from killick.archive import bundle
 from killick.archive.export import export
 from killick.archive.prune import Pruned, choose, prune
 from killick.archive.redact import Redaction
@@ -41,6 +40,8 @@ from killick.history.run_info import info
 from killick.history.search.query import Finder
 from killick.ids import Ids
 from killick.log import Recorded, Report
+from killick.log.progress import Progress as SealProgress
+from killick.log.progress import untold
 from killick.log.verify import Progress
 from killick.logger import get_logger
 from killick.model.retry import Duration, seconds
@@ -306,7 +307,7 @@ class Client(Operations):
         return seal_check.verify(self.log, run, checkpoint=checkpoint, key=key, progress=progress)
 
     @Both
-    def seal(self, key: bytes, *, by: str | None = None, progress: bundle.Progress = bundle.untold) -> sealing.Sealed:
+    def seal(self, key: bytes, *, by: str | None = None, progress: SealProgress = untold) -> sealing.Sealed:
         """Seal what changed since the last seal, with a private key as PEM; keep what `file` says outside the store."""
         return sealing.seal(self.log, key, at_us=self.clock.now_us(), by=by, progress=progress)
 
