@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import killick
-from killick.definitions.registry import AGENTS, TOOLS
+from killick.definitions.agents import AGENTS
+from killick.definitions.tools import TOOLS
 from killick.log import Log
 from killick.store import MemoryStore, SqliteStore, Store
 from seeds import FIXED

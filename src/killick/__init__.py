@@ -16,30 +16,15 @@ if TYPE_CHECKING:
     from killick.clock import Clock, LeapingClock, ManualClock, SystemClock
     from killick.contracts import rules
     from killick.contracts.contract import Approval, Contract
+    from killick.definitions.agents import Agent, agent, read_contract
     from killick.definitions.current import watch_io
+    from killick.definitions.markers import KEY, STEP, TX, WORKSPACE, Key, Resource, ToolStep, Tx
     from killick.definitions.open_tools import open_tool
+    from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
     from killick.definitions.rate_limit import Limit
-    from killick.definitions.registry import (
-        KEY,
-        STEP,
-        TX,
-        WORKSPACE,
-        Agent,
-        DidNotHappen,
-        Effect,
-        Happened,
-        Key,
-        Resource,
-        Tool,
-        ToolStep,
-        Tx,
-        Unknown,
-        agent,
-        read_contract,
-        tool,
-    )
+    from killick.definitions.tools import Tool, tool
     from killick.definitions.triggers import Firing, Previous, Trigger, TriggerInfo, cron, every, on_event, when
-    from killick.engine.approval.approvals import CallAnswer, Proposed
+    from killick.engine.approval.call_answer import CallAnswer, Proposed
     from killick.engine.outcome import RunOutcome
     from killick.engine.parallel import First
     from killick.engine.state_machine import Done, Next, WaitFor, machine
@@ -191,7 +176,7 @@ _MODULES = {
         "model.failure": "Failure",
         "model.retry": "Retry",
         "model.state": "State",
-        "engine.approval.approvals": "CallAnswer Proposed",
+        "engine.approval.call_answer": "CallAnswer Proposed",
         "client.client": "Client open",
         "agents.recording_client": "durable",
         "definitions.current": "watch_io",
@@ -201,8 +186,10 @@ _MODULES = {
         "llm.loop": "LoopResult loop loop_sync",
         "engine.state_machine": "Done Next WaitFor machine",
         "definitions.open_tools": "open_tool",
-        "definitions.registry": "KEY STEP TX WORKSPACE Agent DidNotHappen Effect Happened Key Resource Tool ToolStep Tx"
-        " Unknown agent read_contract tool",
+        "definitions.agents": "Agent agent read_contract",
+        "definitions.markers": "KEY STEP TX WORKSPACE Key Resource ToolStep Tx",
+        "definitions.policy": "DidNotHappen Effect Happened Unknown",
+        "definitions.tools": "Tool tool",
         "agents.run": "Run Step SyncRun",
         "engine.parallel": "First",
         "engine.outcome": "RunOutcome",

@@ -14,7 +14,7 @@ from stories import Story, started
 
 import killick
 from killick.archive.export import export, load
-from killick.engine.steps.kinds import delivery
+from killick.engine.inbox import delivery
 from killick.errors import ExportBroken, RunBroken, RunUnknown
 from killick.log import Entry, Log, repair, verify
 from killick.model import events as e

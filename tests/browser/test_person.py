@@ -22,7 +22,7 @@ from browser import office
 from browser.browsing import Watch, bridge, serving
 from killick.cli import demo
 from killick.client.client import Client
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.definitions.triggers import TRIGGERS
 from killick.web.access import OwnerAccess, TokenAccess
 from killick.web.app import asgi

@@ -282,7 +282,8 @@ def test_the_same_value_every_time_may_be_a_list() -> None:
 
 
 def test_what_is_declared_while_checking_is_forgotten_after() -> None:
-    from killick.definitions.registry import AGENTS, TOOLS
+    from killick.definitions.agents import AGENTS
+    from killick.definitions.tools import TOOLS
 
     before = dict(TOOLS), AGENTS.copy()
     check(sell)

@@ -13,7 +13,7 @@ import killick
 from claims import call, move_in, on_terminal, open_office, plain_environment
 from killick.cli.main import main
 from killick.client.inbox import urgency
-from killick.engine.steps.waits import body_of
+from killick.engine.inbox import body_of
 from killick.engine.views import Wait
 
 Capture = pytest.CaptureFixture[str]

@@ -11,7 +11,7 @@ import pytest
 import killick
 from claims import call, move_in
 from killick.cli.commands import serve
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.web import server
 
 Capture = pytest.CaptureFixture[str]

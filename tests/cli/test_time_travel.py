@@ -166,7 +166,7 @@ def test_a_mistake_is_one_line_and_changes_nothing(office: Path, capsys: Capture
 def test_an_app_that_does_not_know_the_tool_is_asked_for(office: Path, capsys: Capture) -> None:
     (office / "pyproject.toml").unlink()
     for name in ("pay", "mail"):
-        killick.definitions.registry.TOOLS.pop(name)
+        killick.definitions.tools.TOOLS.pop(name)
     found = call(capsys, "undo", "bill_17", "--step", "5")
     assert found.err == (
         "killick: bill_17: step 5 cannot be undone: its tool pay is not declared here; name its module with --app\n"
@@ -254,10 +254,10 @@ def test_a_fork_can_have_another_input_and_a_program_reads_it_as_json(office: Pa
 def test_a_fork_whose_agent_is_not_known_is_made_and_says_how_to_run_it(office: Path, capsys: Capture) -> None:
     (office / "pyproject.toml").unlink()
     (office / "app.py").rename(office / "elsewhere.txt")
-    names = killick.definitions.registry.AGENTS.copy()
-    killick.definitions.registry.AGENTS.restore(({}, {}))
+    names = killick.definitions.agents.AGENTS.copy()
+    killick.definitions.agents.AGENTS.restore(({}, {}))
     found = call(capsys, "fork", "bill_17", "--at", "2:after", "--run")
-    killick.definitions.registry.AGENTS.restore(names)
+    killick.definitions.agents.AGENTS.restore(names)
     assert found.code == 2
     assert "bill_17-fork: is made, and is not run: its agent payer is not declared here; to run it: killick run" in (
         found.err

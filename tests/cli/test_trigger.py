@@ -10,7 +10,7 @@ import pytest
 
 import killick
 from claims import call, move_in, on_terminal, plain_environment
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.definitions.triggers import TRIGGERS
 from killick.workers import trigger_runner
 

@@ -461,7 +461,7 @@ def test_an_agent_that_this_process_does_not_know_leaves_the_run_as_it_is(proces
 
     kd = processes.new()
     kd.start(agent, id="r")
-    from killick.definitions.registry import AGENTS
+    from killick.definitions.agents import AGENTS
 
     agents: dict[str, Any] = AGENTS._agents  # pyright: ignore[reportPrivateUsage]
     known = agents.pop("known_elsewhere")

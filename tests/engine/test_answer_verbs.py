@@ -11,7 +11,7 @@ import pytest
 
 import killick
 from claims import on_terminal, plain_environment
-from killick.engine.steps.waits import ANSWER, answer_id
+from killick.engine.inbox import ANSWER, answer_id
 from killick.errors import AnswerRefused
 from killick.model import events as e
 

@@ -16,7 +16,7 @@ import pytest
 import killick
 from engine.desk import PEOPLE, Desk
 from killick import rules
-from killick.definitions.registry import TOOLS
+from killick.definitions.tools import TOOLS
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 from killick.model import events as e
 from killick.workers import hooks

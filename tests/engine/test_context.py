@@ -14,9 +14,9 @@ import pydantic
 import pytest
 
 import killick
-from killick.engine.context import through_codec
 from killick.engine.readonly import document, read_only
 from killick.errors import ContextReadOnly
+from killick.model.chunks import through_codec
 from killick.model.codec import digest
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 import killick
 from engine.desk import PEOPLE, Desk
 from killick import rules
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.errors import NotAsked
 from killick.model import events as e
 from killick.testing import call, scripted, turn

@@ -29,7 +29,7 @@ SECOND = 1_000_000
 @killick.agent(name="calls_one")
 async def calls_one(run: killick.Run, name: str) -> Any:
     """Calls the tool of that name, which each test declares anew."""
-    from killick.definitions.registry import TOOLS
+    from killick.definitions.tools import TOOLS
 
     return await run.call(TOOLS[name])
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import killick
-from killick.definitions.registry import TOOLS
+from killick.definitions.tools import TOOLS
 from killick.errors import DeclarationRefused
 from killick.history.explain import why
 from killick.history.timeline import timeline

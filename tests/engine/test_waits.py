@@ -692,7 +692,7 @@ def test_r26_many_unread_messages_hide_neither_an_answer_nor_a_command(processes
 
     kd = processes.new()
     park(kd, agent)
-    from killick.engine.steps.kinds import delivery
+    from killick.engine.inbox import delivery
 
     at = processes.clock.now_us()
     noise = [delivery("r", "noise", n, id=f"n{n}", by=None, at_us=at) for n in range(10_050)]
@@ -1281,7 +1281,7 @@ def test_r31_an_answer_is_bound_to_what_was_asked(processes: Processes) -> None:
 
 
 def test_r31_an_answer_to_another_question_is_set_aside(processes: Processes) -> None:
-    from killick.engine.steps.kinds import delivery
+    from killick.engine.inbox import delivery
 
     kd = processes.new()
     park(kd, asks_twice)

@@ -14,7 +14,7 @@ from escape.law import Tried
 from escape.stage import Stage, Task, go
 from escape.world import Plan
 from killick import rules
-from killick.engine.steps import pipeline
+from killick.engine.steps import step_execution
 from killick.model import events as e
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
@@ -291,7 +291,7 @@ def killed_and_the_contract_changed(stage: Stage) -> Tried:
 
     def first(kd: killick.Client) -> Any:
         if place != tool:
-            pipeline.StepExecution._attempt = dying(pipeline.StepExecution._attempt)  # type: ignore[method-assign]
+            step_execution.StepExecution._attempt = dying(step_execution.StepExecution._attempt)  # type: ignore[method-assign]
         return go(kd, "schemer", plan, "r")
 
     world.declare(stage.grounds, limit=before)
@@ -345,7 +345,7 @@ def killed_at_any_moment(stage: Stage) -> Tried:
 def dying(attempt: Any) -> Any:
     """The way a step is begun, in a process that is killed where a payment would be."""
 
-    async def dies(self: pipeline.StepExecution) -> Any:
+    async def dies(self: step_execution.StepExecution) -> Any:
         if self.intent.name.startswith("pay"):
             await self.ex.barrier()
             world.HERE.dies_in = "now"

@@ -14,9 +14,8 @@ from escape.law import Tried
 from escape.stage import Stage, go
 from escape.world import Plan
 from killick import rules
-from killick.engine.steps import pipeline
-from killick.engine.steps.kinds import delivery
-from killick.engine.steps.waits import ANSWER, COMMAND, answer_id
+from killick.engine.inbox import ANSWER, COMMAND, answer_id, delivery
+from killick.engine.steps import step_execution
 from killick.errors import AlreadyAnswered, AnswerRefused, NotAsked
 
 _ASSESS: list[Any] = ["call", "assess", {"claim": "17"}]
@@ -234,7 +233,7 @@ def an_approval_under_other_terms(stage: Stage) -> Tried:
         go(kd, "schemer", plan, "r")
         if is_answered:
             kd.answer("r", "approve", by="mia")
-            pipeline.StepExecution._attempt = dying(pipeline.StepExecution._attempt)  # type: ignore[method-assign]
+            step_execution.StepExecution._attempt = dying(step_execution.StepExecution._attempt)  # type: ignore[method-assign]
             go(kd, "schemer", plan, "r")
         return None
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import killick
 from escape.far import Grounds
 from killick import rules
-from killick.definitions.registry import TOOLS as DECLARED
+from killick.definitions.tools import TOOLS as DECLARED
 from killick.errors import ChildFailed, Rejected, StepFailed
 from killick.testing import call, scripted
 

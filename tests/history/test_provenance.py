@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 import killick
-from killick.definitions.registry import TOOLS
+from killick.definitions.tools import TOOLS
 from killick.errors import BoundaryUnknown, TimeRefused
 from killick.history.provenance import Undoing, Use, undoing, uses
 from killick.history.rewind_preview import leaving

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from killick.definitions.registry import tool
+from killick.definitions.tools import tool
 from killick.errors import KillickError, StepFailed
 from killick.llm.loop import LoopResult, loop, loop_sync
 from killick.llm.toolset import Toolset

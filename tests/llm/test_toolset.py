@@ -18,9 +18,11 @@ import pydantic
 import pytest
 from pydantic import Field
 
-from killick.definitions.registry import KEY, AnyTool, Key, tool
+from killick.definitions.markers import KEY, Key
+from killick.definitions.parameters import bind, described
+from killick.definitions.tools import AnyTool, tool
 from killick.errors import DeclarationRefused, KillickError, ValueRefused
-from killick.llm.toolset import Toolset, bind, described, dispatch, dispatch_sync
+from killick.llm.toolset import Toolset, dispatch, dispatch_sync
 from killick.model.codec import Secret
 from playing import (
     JSON,

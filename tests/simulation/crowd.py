@@ -20,8 +20,8 @@ from killick.blocking import OwnLoop
 from killick.clock import ManualClock
 from killick.engine.execution import Execution
 from killick.engine.signals import Signal
-from killick.engine.steps.live_calls import LiveCall
-from killick.engine.steps.threads import Threads, Work
+from killick.engine.steps.live_calls import LiveCall, Work
+from killick.engine.steps.threads import Threads
 from killick.errors import EpochStale, KillickError, RunBusy
 from killick.store import MemoryStore
 from killick.store.protocol import ENDED, RunQuery

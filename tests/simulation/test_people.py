@@ -12,7 +12,7 @@ import pytest
 import killick
 from killick import rules
 from killick.check.crashes import Outside
-from killick.definitions.registry import AGENTS as DECLARED
+from killick.definitions.agents import AGENTS as DECLARED
 from killick.model import events as e
 from killick.testing import Scenario, Story, World, differences, simulate, tick, world
 from seeds import draw_seed

@@ -11,7 +11,7 @@ import pytest
 
 from killick.archive.export import Export, export
 from killick.archive.redact import Redaction
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.log import Log
 from killick.model.state import State
 from killick.replay.replay import Replay

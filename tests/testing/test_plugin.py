@@ -112,7 +112,8 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
         def test_finds_only_what_was_imported():
             from app import greet, look_up
             from killick.errors import AgentUnknown
-            from killick.definitions.registry import AGENTS, TOOLS
+            from killick.definitions.agents import AGENTS
+            from killick.definitions.tools import TOOLS
 
             for name in ("mine", "old_mine"):
                 with pytest.raises(AgentUnknown):
@@ -129,7 +130,7 @@ def test_what_a_test_declares_is_forgotten_and_what_it_imports_stays(tmp_path: P
 
         def test_finds_what_was_there():
             from app import greet
-            from killick.definitions.registry import AGENTS
+            from killick.definitions.agents import AGENTS
 
             assert AGENTS.get("greet") is greet
         """,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import killick
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.definitions.schedules import Cron, in_us, moment, stamp
 from killick.definitions.triggers import TRIGGERS
 from killick.errors import (

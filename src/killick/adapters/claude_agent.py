@@ -29,7 +29,7 @@ from killick.adapters.tool_gate import hosted
 from killick.client.client import Client
 from killick.client.client import open as open_client
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import AnyTool, Tool
+from killick.definitions.tools import AnyTool, Tool
 from killick.errors import HeadMoved, Rejected, RunWaiting, StepFailed
 from killick.ids import RandomIds
 from killick.llm.external import Host, attempt

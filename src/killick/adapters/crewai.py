@@ -22,7 +22,7 @@ from pydantic import BaseModel, PrivateAttr
 from killick.adapters.framework_state import FrameworkState, StateEntry
 from killick.adapters.tool_gate import Declared, ToolFailed, Waiting, asked, asked_sync, came_to_nothing, hosted
 from killick.client.client import Client
-from killick.definitions.registry import AnyTool
+from killick.definitions.tools import AnyTool
 from killick.errors import KillickError, Rejected
 from killick.llm.external import Host
 

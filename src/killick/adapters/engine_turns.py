@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from killick.client.client import Client
+from killick.engine import renewals
 from killick.engine.executor import ClaimedRun
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
-from killick.engine.steps import waits
 from killick.errors import RunBusy
 from killick.model.codec import plain
 from killick.store.protocol import ENDED, RunRow
@@ -61,7 +61,7 @@ class Turn:
         slice_seconds: float = SLICE_SECONDS,
     ) -> None:
         self._client = client
-        self._run = waits.latest(client.log, run)
+        self._run = renewals.latest(client.log, run)
         self._lease_seconds = lease_seconds
         self._slice_seconds = slice_seconds
         self._leaving = asyncio.Event()
@@ -134,5 +134,5 @@ def _ended(advanced: RunOutcome) -> TurnOutcome:
 
 def name_of(row: RunRow) -> str:
     """What an engine knows a run by: one that was renewed keeps the name that it began with."""
-    root, number = waits.root_of(row.run)
-    return root if number > 1 and waits.renewals(root) in row.tags else row.run
+    root, number = renewals.root_of(row.run)
+    return root if number > 1 and renewals.renewals(root) in row.tags else row.run

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from killick.client.client import Client
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.logger import get_logger
 from killick.store.protocol import ENDED, FEED_RANG, READ_LIMIT, Head, RunRow, is_held
 

@@ -31,7 +31,7 @@ from mcp.types import (
 from mcp.types import Tool as Offered
 
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import AnyTool, tool
+from killick.definitions.tools import AnyTool, tool
 from killick.errors import DeclarationRefused, KillickError, NotDone
 from killick.llm.external import attempt
 from killick.llm.toolset import AnyRun, driven, settled

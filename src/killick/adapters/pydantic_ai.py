@@ -43,7 +43,7 @@ from killick.adapters.tool_gate import asked, hosted
 from killick.contracts.facts import Approval
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import Approve
+from killick.definitions.policy import Approve
 from killick.errors import Rejected, StepFailed
 from killick.llm.external import Host, attempt, here
 

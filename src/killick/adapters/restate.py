@@ -26,7 +26,7 @@ from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name
 from killick.adapters.engine_wakeups import Waking, reason_of
 from killick.client.client import Client
 from killick.client.start import Handle
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, KillickError, RunBusy, RunUnknown
 from killick.store.protocol import RunRow

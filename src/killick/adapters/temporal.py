@@ -30,7 +30,7 @@ from temporalio.worker import Worker
 from killick.adapters.engine_turns import SLICE_SECONDS, Turn, TurnOutcome, name_of
 from killick.adapters.engine_wakeups import Waking
 from killick.client.client import Client
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.leases import LEASE_SECONDS
 from killick.errors import AnswerRefused, RunBusy, RunUnknown
 from killick.store.protocol import RunRow

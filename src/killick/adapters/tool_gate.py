@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import AnyTool, Tool
+from killick.definitions.tools import AnyTool, Tool
 from killick.errors import DeclarationRefused, KillickError, RunWaiting, StepFailed
 from killick.llm.external import Host, here
 

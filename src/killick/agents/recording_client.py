@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from killick.agents.run import Run, SyncRun
 from killick.definitions.current import HERE
-from killick.definitions.registry import ToolStep
+from killick.definitions.markers import ToolStep
 from killick.engine.execution import Branch
 from killick.engine.steps.model_reply import join_chunks, wire
 from killick.errors import DeclarationRefused, KillickError, Rejected, StepFailed
@@ -31,7 +31,7 @@ CALLS: Final = (
     "/chat/completions", "/completions", "/responses", "/embeddings", "/moderations", "/images/generations",
     "/messages", "/messages/count_tokens", "/complete", "/invoke", ":rawPredict", ":streamRawPredict",
 )  # fmt: skip
-"""How the addresses end at which a model is asked. Whatever else a client does is no step."""
+"""How the addresses end at which a model is asked. Other requests of a client are no steps."""
 
 _SSE: Final = "text/event-stream"
 _JSON: Final = "application/json"
@@ -139,7 +139,7 @@ def _kept_open(self: Any) -> None:
 
 
 def _place() -> Host | Branch | None:
-    """Whose step a call would be: a host's, an agent's, or nobody's; inside a step it is part of that."""
+    """Which step a call belongs to: a host's, an agent's, or none; inside a step it is part of that."""
     here = HERE.get()
     if isinstance(here, ToolStep):
         return None
@@ -159,7 +159,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> Call | None:
-        """None for whatever asks no model."""
+        """None for requests that ask no model."""
         path = str(request.url.path)
         ending = next((ending for ending in CALLS if path.endswith(ending)), None)
         if ending is None or request.method != "POST":
@@ -181,7 +181,7 @@ class Call(NamedTuple):
         return str(self.body.get("model", ""))
 
     def events(self, chunk: Any) -> bytes:
-        """A chunk as it comes over the wire; a text is what somebody gave instead of a reply."""
+        """A chunk as it comes over the wire; a text is the output of an override."""
         each = sse.events(self.name, chunk, self._model) if isinstance(chunk, str) else [wire(chunk)]
         return b"".join(map(written, each))
 
@@ -209,7 +209,7 @@ class Call(NamedTuple):
     # answers ----------------------------------------------------------------------------------
 
     def answered(self, value: Any) -> Any:
-        """The response that a reply on record was; a text is what somebody gave instead of one."""
+        """The response that a reply on record was; a text is the output of an override."""
         headers = {"content-type": _JSON}
         value = sse.reply(self.name, value, self._model) if isinstance(value, str) else wire(value)
         if isinstance(value, dict):
@@ -373,7 +373,7 @@ def _chunks_soon(call: Call, chunks: Any, first: Any) -> Any:
 
 
 def _in_one(call: Call, value: Any) -> Any:
-    """A stream that was read to its end before anybody sees it."""
+    """A stream that was read to its end before the caller receives it."""
     chunks: list[Any] = [*value] if isinstance(value, list) else [value]
     body = b"".join(map(call.events, chunks)) + (ending(chunks[-1]) if chunks else b"")
     return call.library.Response(200, headers={"content-type": _SSE}, content=body, request=call.request)

@@ -21,25 +21,24 @@ from collections.abc import (
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, cast, overload
+from typing import Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeAlias, overload
 from uuid import UUID
 
 from typing_extensions import TypeVar
 
-from killick.definitions.registry import Agent, AnyAgent, AnyTool, Duration, Policy, Tool
+from killick.definitions.agents import Agent, AnyAgent
+from killick.definitions.policy import Duration
+from killick.definitions.tools import AnyTool, Tool
 from killick.engine import completion, parallel
-from killick.engine.approval.approvals import CallAnswer, Proposed, declined, proposed
-from killick.engine.commands import overridden
+from killick.engine.approval.call_answer import CallAnswer, Proposed, declined, proposed
 from killick.engine.execution import Branch, Execution
 from killick.engine.parallel import First
-from killick.engine.signals import Signal
 from killick.engine.steps import kinds, streams
-from killick.engine.steps.intention import Intent
+from killick.engine.steps.intention import Intent, model_intent
 from killick.engine.steps.kinds import MISSING, Child
-from killick.engine.steps.model_reply import recordable, without_sdk_retries
-from killick.engine.steps.pipeline import execute_step
-from killick.engine.steps.waits import Answer, Intervened
-from killick.errors import LogError, OutsideBranch, Rejected, StoreError, WorkspaceRefused
+from killick.engine.steps.pipeline import execute_step, run_step
+from killick.engine.steps.waits import Answer
+from killick.errors import OutsideBranch, Rejected, WorkspaceRefused
 from killick.llm import context_window
 from killick.llm.external import ExternalSteps
 from killick.llm.toolset import Toolset, dispatch, dispatch_sync
@@ -60,32 +59,8 @@ Step: TypeAlias = Coroutine[Any, Any, T]
 
 OnParentEnd = Literal["cancel", "abandon", "wait"]
 Escalate: TypeAlias = Sequence[tuple[str | Sequence[str], Duration | None]]
-_MODEL: Final = Policy(effect="reads")
 _UNNUMBERED: Final = frozenset({kinds.plan, kinds.at, kinds.note, kinds.update, kinds.heard})
 """What code does between two steps."""
-
-
-async def run_step(
-    ex: Execution, do: Callable[..., Coroutine[Any, Any, T]], *args: Any, branch: Branch | None = None, **kwargs: Any
-) -> T:
-    """A step, from the moment it is awaited: it belongs to the branch whose code awaits it."""
-    task = None if branch is None else asyncio.current_task()
-    branch = branch or ex.branch_here()
-    try:
-        ex.enter(branch, task=task)
-    except Signal:
-        parallel.discard(args)
-        await ex.refused_again()
-        raise
-    try:
-        return await do(ex, branch, *args, **kwargs)
-    except (StoreError, LogError) as error:
-        raise ex.interrupted(error) from error
-    except Intervened as done:
-        return cast("T", await overridden(ex, "step", done))
-    finally:
-        branch.applying = None
-        ex.leave(branch)
 
 
 class _Common(Generic[C]):
@@ -131,7 +106,7 @@ class _Common(Generic[C]):
 
     @property
     def told(self) -> CallAnswer | None:
-        """What a person said of the last call, and what they changed in it; None where nobody was asked."""
+        """What a person said of the last call, and what they changed in it; None if no approver was asked."""
         return self._execution.branch_here().told
 
     @property
@@ -153,25 +128,13 @@ class _Common(Generic[C]):
 
 
 async def _proposed(ex: Execution, branch: Branch, intent: Intent) -> Proposed[Any]:
-    """A step that a person is asked about, whatever the rules say."""
+    """A step that an approver is asked about, even where no rule requires it."""
     intent.proposed = True
     try:
         result = await execute_step(ex, branch, intent)
     except Rejected as rejected:
         return declined(rejected)
     return proposed(result, branch.told)
-
-
-def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
-    """A call of a model as an intention; the client's own retries are off, so that each attempt is on record."""
-    policy, returns, name = _MODEL, Any, getattr(fn, "__qualname__", None) or type(fn).__name__
-    if isinstance(fn, Tool):
-        policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
-    arguments = {**({"args": list(args)} if args else {}), **kwargs}
-    told = recordable(arguments)
-    return Intent(
-        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, told=told, recording=told
-    )
 
 
 class Run(_Common[C]):
@@ -228,7 +191,7 @@ class Run(_Common[C]):
         return self._steps(kinds.at, stage)
 
     def note(self, note: Any) -> Step[None]:
-        """A remark for whoever reads the record."""
+        """Put a remark on record, for readers of the history."""
         return self._steps(kinds.note, note)
 
     def update(self, **changes: Any) -> Step[None]:
@@ -239,9 +202,9 @@ class Run(_Common[C]):
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Step[Answer]:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is returned at the timeout.
 
-        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
         return self._steps(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
@@ -400,7 +363,7 @@ class SyncRun(_Common[C]):
         self._await(kinds.at, stage)
 
     def note(self, note: Any) -> None:
-        """A remark for whoever reads the record."""
+        """Put a remark on record, for readers of the history."""
         self._await(kinds.note, note)
 
     def update(self, **changes: Any) -> None:
@@ -411,9 +374,9 @@ class SyncRun(_Common[C]):
         self, prompt: str, *, to: str | Sequence[str] = (), timeout: Duration | None = None, default: Any = MISSING,
         options: Sequence[Any] | None = None, returns: Any = Any, need: int = 1, escalate: Escalate = (),
     ) -> Answer:  # fmt: skip
-        """Ask a person, and wait: approve, reject, edit or respond. `default` is what counts when nobody answers.
+        """Ask a person, and wait: approve, reject, edit or respond. `default` is returned at the timeout.
 
-        `need` people have to agree; `escalate` says who is asked next when nobody did in time, and for how long.
+        `need` approvers must agree; `escalate` names who is asked next after a timeout, and for how long.
         """
         return self._await(kinds.ask, prompt, to, timeout, default, options, returns, need, escalate)
 
@@ -543,3 +506,8 @@ class SyncRun(_Common[C]):
             return draw(self._execution, branch)
 
         return self._on_loop(drawn())
+
+
+def run_of(ex: Execution) -> Run[Any] | SyncRun[Any]:
+    """The handle of a run for its agent's code: async agents await its methods, plain ones block in them."""
+    return Run(ex) if ex.agent.is_async else SyncRun(ex)

@@ -21,8 +21,9 @@ from killick.check.findings import ALONE, Faulty, Finding, Report
 from killick.check.samples import sample
 from killick.check.stage import Around, Called, CallTrouble, Stage, Trouble
 from killick.check.static_analysis import read_agent
+from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.definitions.current import refuse_io
-from killick.definitions.registry import AGENTS, TOOLS, Agent, AnyAgent
+from killick.definitions.tools import TOOLS
 from killick.definitions.triggers import TRIGGERS
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused

@@ -14,8 +14,9 @@ from killick.check.crashes import WRITES, Ended, Story
 from killick.check.findings import Finding
 from killick.check.stage import TROUBLES, Called, Declared, Stage
 from killick.check.static_analysis import Spot, place_of_step, read_tool
+from killick.definitions.agents import AnyAgent
 from killick.definitions.current import UnrecordedIO
-from killick.definitions.registry import AnyAgent, Tool
+from killick.definitions.tools import Tool
 
 ObservedKind = Literal["twice", "missing", "lost", "state", "ends", "diverges", "hangs", "breaks", "not_undone"]
 

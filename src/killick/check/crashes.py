@@ -22,7 +22,7 @@ import msgspec
 
 from killick.client.client import Client
 from killick.clock import LeapingClock
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.steps.attempt import ToolInterceptor
 from killick.engine.views import Wait
 from killick.errors import RunCancelled, RunDiverged, RunFailed, RunPaused, RunWaiting

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from killick.check.samples import sample
-from killick.definitions.registry import resolved_hints
+from killick.definitions.tools import resolved_hints
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import rebuild
 from killick.errors import FakeRefused

@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from killick.check.samples import misfit, shown, spelled
 from killick.definitions.current import HERE
-from killick.definitions.registry import KEY, STEP, TOOLS, TX, Effect, Tool, ToolStep, Unknown
+from killick.definitions.markers import KEY, STEP, TX, ToolStep
+from killick.definitions.policy import Effect, Unknown
+from killick.definitions.tools import TOOLS, Tool
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import without_sdk_retries

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from killick.check.checker import Case
 from killick.check.fakes import always, in_order
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.steps.model_reply import rebuild
 from killick.errors import KillickError
 from killick.log import Log

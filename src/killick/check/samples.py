@@ -22,8 +22,8 @@ from uuid import UUID
 import msgspec
 import typing_extensions
 
-from killick.engine.context import through_codec
 from killick.errors import FakeRefused, ValueRefused
+from killick.model.chunks import through_codec
 from killick.model.typed import convert
 
 _SHOWN_CHARS: Final = 80

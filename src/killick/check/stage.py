@@ -19,7 +19,9 @@ from killick.check.fakes import Fakes
 from killick.check.samples import sample
 from killick.client.client import Client
 from killick.clock import LeapingClock
-from killick.definitions.registry import KEY, STEP, DidNotHappen, Effect, Happened, Policy, Tool, ToolStep
+from killick.definitions.markers import KEY, STEP, ToolStep
+from killick.definitions.policy import DidNotHappen, Effect, Happened, Policy
+from killick.definitions.tools import Tool
 from killick.engine.replay import short
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent

@@ -15,7 +15,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from killick.definitions.registry import Agent, AnyAgent, Tool
+from killick.definitions.agents import Agent, AnyAgent
+from killick.definitions.tools import Tool
 
 SpotKind = Literal["differs", "sleeps", "swallows", "tasks", "keeps", "writes"]
 DEPTH_MAX: Final = 6

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from killick.cli.exit_codes import CommandFailed
-from killick.definitions.registry import AGENTS, Agent, AnyAgent
+from killick.definitions.agents import AGENTS, Agent, AnyAgent
 from killick.errors import AgentUnknown
 
 SETTINGS: Final = {

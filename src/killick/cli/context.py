@@ -24,7 +24,7 @@ from killick.cli import apps
 from killick.cli.exit_codes import CommandFailed
 from killick.client.client import Client
 from killick.client.client import open as open_client
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.errors import RunUnknown, StoreBroken
 from killick.model.codec import plain
 from killick.sanitizer import visible

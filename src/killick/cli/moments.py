@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from killick.cli import style
-from killick.engine.steps.waits import SAID
+from killick.engine.inbox import SAID
 from killick.history.phrasing import counted, entries_of, filed, lapse_told, paged, snapshot
 from killick.history.timeline_parts import Moment
 from killick.model import events as e

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from rich.text import Text
 
 from killick.cli import approval_view, moments, style
+from killick.engine.inbox import ANSWER, CHILD, COMMAND, VOTE
 from killick.engine.steps.model_reply import text_of
-from killick.engine.steps.waits import ANSWER, CHILD, COMMAND, VOTE
 from killick.history.listing import asked_of_intention
 from killick.history.narration import alike, is_answered, led_to
 from killick.history.phrasing import NOT_RETRIED, chain, entries_of, scope_words

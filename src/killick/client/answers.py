@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from killick.engine import inbox, renewals
 from killick.engine.approval import approvals
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
+from killick.engine.inbox import delivery
 from killick.engine.steps import waits
-from killick.engine.steps.kinds import delivery
 from killick.engine.steps.transaction import joining
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused, KillickError, NotAsked, RunUnknown
@@ -40,14 +41,14 @@ def answer(
     if event.digest != found.digest:
         raise AnswerRefused(found.id, "it is another question now; look at it again")
     body = {"kind": verb, "value": value, "comment": comment, "digest": event.digest}
-    message_id = waits.answer_id(run, found.step, opened)
+    message_id = inbox.answer_id(run, found.step, opened)
     if found.need > 1 and (found.is_agreed or (verb == "approve" and by in found.votes)):
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
         raise AlreadyAgreed(found.id, by=by, votes=found.votes, need=found.need)
-    name = waits.ANSWER
+    name = inbox.ANSWER
     if verb == "approve" and len(found.votes) + 1 < found.need:
         _refuse_closed(engine, found.id, run, found.step, only=message_id)
-        name, message_id = waits.VOTE, waits.vote_id(message_id, str(by))
+        name, message_id = inbox.VOTE, inbox.vote_id(message_id, str(by))
     delivered = deliver(engine, run, name, body, id=message_id, by=by, tx=tx)
     if not delivered.fresh:
         first = delivered.message
@@ -83,12 +84,12 @@ def _open_wait(engine: Engine, wait: str | Wait) -> Wait:
     both = bool(run) and store.head(wait) is not None and store.head(run) is not None
     if both and any(each.id == wait and each.verbs for each in waits_of(store, log.state(run))):
         raise AnswerRefused(wait, f"is a question of {run}, and another run; give the Wait itself, from inbox()")
-    wait = waits.latest(log, wait)
+    wait = renewals.latest(log, wait)
     if store.head(wait) is not None:
         run, step = wait, ""
     elif not run or store.head(run) is None:
         raise RunUnknown(run or wait)
-    run = waits.latest(log, run)
+    run = renewals.latest(log, run)
     state = log.state(run)
     found = [each for each in waits_of(store, state) if each.verbs and (not step or each.step == step)]
     if len(found) == 1:
@@ -104,7 +105,7 @@ def _refuse_closed(engine: Engine, wait: str, run: str, step: str, *, only: str 
     """AlreadyAnswered, with the first approver, where the wait has an answer."""
     for message in reversed(engine.store.messages(run)):
         meant = message.id == only if only is not None else not step or f":{step}@" in message.id
-        if message.name == waits.ANSWER and meant:
+        if message.name == inbox.ANSWER and meant:
             raise AlreadyAnswered(wait, by=message.by, at=_moment(message.at_us))
 
 
@@ -113,7 +114,7 @@ def send(engine: Engine, run: str, name: str, body: Any, *, id: str, by: str | N
 
     A run that has ended receives nothing new. A message that it had already is not refused.
     """
-    run = waits.latest(engine.log, run)
+    run = renewals.latest(engine.log, run)
     row = engine.store.index(run)
     if row is not None and row.status in ENDED and all(known.id != id for known in engine.store.messages(run)):
         raise AnswerRefused(run, f"the run is over ({row.status}) and hears nothing any more; start another")

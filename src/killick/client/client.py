@@ -23,8 +23,9 @@ from killick.client.external_runs import ExternalRuns, ExternalSession
 from killick.client.operations import Operations
 from killick.client.start import RunMethod, StartMethod
 from killick.clock import Clock
-from killick.definitions.registry import AnyAgent, read_contract
+from killick.definitions.agents import AnyAgent, read_contract
 from killick.definitions.triggers import TriggerInfo
+from killick.engine.inbox import SAID
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps import waits
@@ -184,7 +185,6 @@ class Client(Operations):
         redact     the names of fields whose values nobody is shown
         webhooks   the secrets of webhooks that may come in, by the name of the event that each becomes
         """
-        # The web is a surface: it stands on this, and this knows it only when somebody asks for it.
         bridge = importlib.import_module("killick.web.app")
         return bridge.asgi(self, identify=identify, redact=redact, webhooks=webhooks, **options)
 
@@ -378,7 +378,7 @@ class Client(Operations):
     @Both
     def say(self, run: str, text: str, *, by: str | None = None) -> None:
         """Say something to a run; its loop hears it before it asks its model again."""
-        self.notify(answers.send(self.engine, run, waits.SAID, text, id=self.ids.new("said"), by=by))
+        self.notify(answers.send(self.engine, run, SAID, text, id=self.ids.new("said"), by=by))
 
     # triggers ---------------------------------------------------------------------------------
 

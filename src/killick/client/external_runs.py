@@ -12,10 +12,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from killick.agents.runtime import Runtime
 from killick.client.start import begin, outcome
-from killick.definitions.registry import Agent, AgentOptions
+from killick.definitions.agents import Agent, AgentOptions
 from killick.engine.outcome import outcome_of
-from killick.engine.runtime import Runtime
 from killick.engine.signals import Released
 from killick.errors import KillickError, RunBusy
 from killick.llm.external import HOST, ExternalBranches, ExternalSteps, Host

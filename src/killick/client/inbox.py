@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from killick.engine.steps import waits
+from killick.engine import inbox
 from killick.engine.views import Wait
 from killick.errors import KillickError, ValueRefused
 from killick.history.run_info import waits_of
@@ -161,8 +161,8 @@ def _of(log: Log, row: RunRow, answered: bool) -> Iterator[Wait]:
     """What a run asks of people, and nobody has answered; or what was answered and it has yet to take."""
     state = log.state(row.run)
     opened = state.fold.facts.waits
-    there = {message.id for message in log.store.inbox(row.run, name=waits.ANSWER)}
+    there = {message.id for message in log.store.inbox(row.run, name=inbox.ANSWER)}
     for wait in waits_of(log.store, state):
-        is_there = waits.answer_id(row.run, wait.step, opened[wait.step].opened) in there or wait.is_agreed
+        is_there = inbox.answer_id(row.run, wait.step, opened[wait.step].opened) in there or wait.is_agreed
         if wait.waits_for in ("answer", "settlement") and is_there == answered:
             yield wait

@@ -9,19 +9,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from killick.agents.runtime import Runtime
 from killick.blocking import Both, OnLoop
 from killick.client import file_restore, time_travel
 from killick.client.file_restore import Restoration
 from killick.client.start import Handle
-from killick.definitions.registry import TOOLS
+from killick.definitions.tools import TOOLS
+from killick.engine import renewals
 from killick.engine.commands import command
-from killick.engine.context import through_codec
 from killick.engine.effects.fork import UNCHANGED, Conditions
-from killick.engine.runtime import Runtime
 from killick.engine.steps import waits
 from killick.errors import AnswerRefused, RunUnknown
 from killick.history.provenance import Undoing, undoing
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import Erased
 from killick.store.protocol import ENDED
 
@@ -130,7 +131,7 @@ class Operations(Runtime):
 
     def _alive(self, run: str, verb: str) -> str:
         """The run as which a run goes on; one that is over is let be."""
-        run = waits.latest(self.log, run)
+        run = renewals.latest(self.log, run)
         row = self.store.index(run)
         if row is None:
             raise RunUnknown(run)

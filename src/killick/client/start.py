@@ -9,13 +9,13 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from killick.definitions.registry import AGENTS, Agent, AnyAgent
-from killick.engine.context import through_codec
-from killick.engine.execution import Engine
+from killick.agents.runtime import Runtime
+from killick.definitions.agents import AGENTS, Agent, AnyAgent
+from killick.engine import renewals
+from killick.engine.engine import Engine
 from killick.engine.executor import Start
 from killick.engine.observers import trace_here
 from killick.engine.outcome import RunOutcome, ended, paused_because
-from killick.engine.runtime import Runtime
 from killick.engine.steps import waits
 from killick.engine.steps.kinds import first_entries
 from killick.engine.steps.transaction import joining
@@ -34,6 +34,7 @@ from killick.history.run_info import info, waits_of
 from killick.log import Recorded
 from killick.logger import get_logger
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import ENDED, RunQuery, is_held
@@ -185,7 +186,7 @@ class Handle(Generic[O]):
         runtime = self._runtime
         until = None if timeout is None else runtime.clock.monotonic() + timeout
         while True:
-            run = waits.latest(runtime.log, self.id)
+            run = renewals.latest(runtime.log, self.id)
             row = runtime.store.index(run)
             if row is not None and row.status in ENDED and (advanced := ended(runtime.engine, run)).renewed_as is None:
                 result: O = outcome(runtime.engine, named(self._agent), advanced)
@@ -234,8 +235,8 @@ def begin(
     run = id or engine.ids.new(agent.name)
     if engine.store.head(run) is not None:
         _refuse_mismatch(engine, run, agent, value)
-        return waits.latest(engine.log, run), None
-    if id is not None and (latest := waits.latest(engine.log, run)) != run:
+        return renewals.latest(engine.log, run), None
+    if id is not None and (latest := renewals.latest(engine.log, run)) != run:
         return latest, None  # its first logs are archived
     started = e.RunStarted(
         at=engine.clock.now_us(),

@@ -13,16 +13,19 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from killick.definitions.registry import AGENTS, TOOLS
+from killick.definitions.agents import AGENTS
+from killick.definitions.tools import TOOLS
+from killick.engine import inbox
 from killick.engine.approval.contracts_in_force import ContractsInForce, Looked, judge_change
-from killick.engine.context import Context, through_codec
+from killick.engine.context import Context
 from killick.engine.effects.branch_point import cut
 from killick.engine.effects.fork import UNCHANGED, Conditions, Fork, fork
 from killick.engine.effects.rewind import rewind
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
+from killick.engine.inbox import delivery
 from killick.engine.steps import waits
-from killick.engine.steps.kinds import delivery
-from killick.engine.steps.workspace_hook import owner_of, restored, told, workspace_of
+from killick.engine.steps.workspace_hook import restored, told
+from killick.engine.workspaces import owner_of, workspace_of
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -39,6 +42,7 @@ from killick.log.writer import AppendExtras, Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.model import hashing
+from killick.model.chunks import through_codec
 from killick.model.fold import OUT_OF_BAND, Fold, Step
 from killick.model.ledger import Ledger
 from killick.model.typed import convert
@@ -104,7 +108,7 @@ def _files_back(engine: Engine, run: RunLog, by: str | None) -> str:
 
 
 def _sent(engine: Engine, run: str, body: dict[str, Any], by: str | None) -> Message:
-    message = delivery(run, waits.COMMAND, body, id=engine.ids.new("command"), by=by, at_us=engine.clock.now_us())
+    message = delivery(run, inbox.COMMAND, body, id=engine.ids.new("command"), by=by, at_us=engine.clock.now_us())
     [outcome] = engine.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome
@@ -200,7 +204,7 @@ def _born(engine: Engine, found: Fork) -> None:
         )
     else:
         told = {"command": "forked", "fork": forked.run, "cut": forked.cut}
-        message = delivery(parent.run, waits.COMMAND, told, id=f"forked:{forked.run}", by=forked.by, at_us=forked.at)
+        message = delivery(parent.run, inbox.COMMAND, told, id=f"forked:{forked.run}", by=forked.by, at_us=forked.at)
         rights["sends"] = (*found.sends, message)
     log.fork_at(forked, found.fold, Ledger()).append(*found.entries, **rights)
 

@@ -1,4 +1,4 @@
-"""Where the code that runs right now stands: in an agent, in a tool, or in neither.
+"""Where the running code is: in an agent, in a tool, or in neither.
 
 Everything that must know asks here: tools called directly, logging while replaying, I/O outside a step.
 """
@@ -54,7 +54,7 @@ _UNHEARD: Final = -1
 def mark_log_records() -> None:
     """From now on log records say run, step and attempt, and those of replayed agent code go nowhere.
 
-    A record of ours is one line with nothing in it that a terminal obeys, whatever the names in it hold.
+    A record of ours is one line with nothing in it that a terminal obeys, whichever names it holds.
     """
     inner = logging.getLogRecordFactory()
     if getattr(inner, "is_killick", False):
@@ -102,7 +102,7 @@ class UnrecordedIO(NamedTuple):
 
 _watchers: list[Callable[[UnrecordedIO], None]] = []
 _threads: Final[WeakKeyDictionary[threading.Thread, tuple[str, int]]] = WeakKeyDictionary()
-"""Threads that agent code started while somebody watched, and where it did."""
+"""Threads that agent code started while I/O was watched, and where."""
 _hooked = False
 _start: Final = threading.Thread.start
 _submit: Final[Any] = ThreadPoolExecutor.submit
@@ -225,7 +225,7 @@ def _said(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
-    """The nearest frame that is somebody's code; none for imports, for debuggers, and for what Killick does on the
+    """The nearest frame of user code; none for imports, for debuggers, and for what Killick does on the
     agent's behalf, of which the first part tells."""
     nearest: FrameType | None = None
     while frame is not None:
@@ -246,7 +246,7 @@ def _agent_frame(frame: FrameType | None) -> tuple[bool, FrameType | None]:
 
 
 _ASIDE: Final = ("importlib", "linecache", "tracemalloc", "pdb", "bdb")
-"""Modules that read for the sake of the interpreter, or of somebody who looks on."""
+"""Modules that read for the sake of the interpreter, or of a debugger."""
 
 
 def is_somebodys(frame: FrameType) -> bool:

@@ -1,4 +1,4 @@
-"""Tools that others declare: their arguments are whatever is given by name, and their schema comes from elsewhere."""
+"""Tools that others declare: they take any arguments by name, and their schema comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from killick.definitions.registry import TOOLS, AsyncTool, Shape, SyncTool, Tool, checked_tool, policy_of
+from killick.definitions.policy import policy_of
+from killick.definitions.tools import TOOLS, AsyncTool, Shape, SyncTool, Tool, checked_tool
 
 
 class OpenShape(Shape):
-    """Takes what it is given, by name. `schema` is the JSON schema of its parameters, where somebody knows it."""
+    """Takes what it is given, by name. `schema` is the JSON schema of its parameters, where it is known."""
 
     def __init__(self, fn: Callable[..., Any], name: str, schema: Mapping[str, Any] | None) -> None:
         super().__init__(_nothing, name)
@@ -60,7 +61,7 @@ def _names(given: str | Sequence[str]) -> Sequence[str]:
 
 
 def _nothing() -> None:
-    """What is called is somebody else's."""
+    """The function is supplied with each call."""
 
 
 def open_tool(
@@ -71,7 +72,7 @@ def open_tool(
     doc: str = "",
     **options: Any,
 ) -> Tool[..., Any]:
-    """A tool whose arguments are whatever is given by name; `options` are those of `killick.tool`.
+    """A tool that takes any arguments by name; `options` are those of `killick.tool`.
 
     fn       what it does; a host may be given another function with every call
     schema   the JSON schema of its parameters, as models are shown it

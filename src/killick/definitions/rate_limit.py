@@ -16,7 +16,7 @@ from killick.model.codec import canonical
 from killick.model.retry import rate
 
 BUCKETS_SWEPT: Final = 1024
-"""With fewer buckets than this nobody looks for full ones."""
+"""The number of buckets from which full ones are dropped."""
 
 _ROUNDING_SECONDS: Final = 1e-6
 """Who waited as long as was asked must not be sent away again for what floats round off."""

@@ -1,4 +1,4 @@
-"""When a schedule wants something, and what becomes of what it wanted while nobody looked. Reads no clock.
+"""When a schedule wants something, and what becomes of times that were missed. Reads no clock.
 
 Times are microseconds since the epoch, and only go forward: whatever clocks and time zones do, the time that
 comes after another is later than it.
@@ -22,7 +22,7 @@ ALL_MAX: Final = 100
 """Missed firings that are made up for, at the most: the latest ones."""
 
 COUNT_MAX: Final = 10_000
-"""Missed firings of a cron expression that are counted; who missed more is only told that."""
+"""Missed firings of a cron expression that are counted; a larger number is reported as more."""
 
 LATE_US: Final = 60_000_000
 """A firing that is later than this was missed."""
@@ -97,7 +97,7 @@ class Cron(msgspec.Struct, frozen=True):
         return Dues(first, min(count, COUNT_MAX), tuple(latest), at)
 
     def _near(self, at: int, now_us: int, *, back: int) -> int:
-        """A time that the latest ones follow: nobody goes through years of minutes one by one."""
+        """A time that the latest ones follow: years of minutes are not gone through one by one."""
         while back < now_us - at:
             found = self.after(now_us - back)
             if found <= now_us:

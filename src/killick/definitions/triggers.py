@@ -1,4 +1,4 @@
-"""Triggers, declared beside the agents: what sets off which agent, and what to do when it is late or not alone.
+"""Triggers, declared with the agents: what sets off which agent, and what to do when it is late or not alone.
 
 Declares and describes; `firing` acts. What is declared is recorded as a spec, which any worker obeys.
 """
@@ -15,11 +15,11 @@ from typing import Any, Final, TypeAlias, get_args
 import msgspec
 from cronsim import CronSimError
 
-from killick.definitions.registry import Agent, AnyAgent
+from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.schedules import Cron, Every, Missed, Overlap, Schedule, zone
-from killick.engine.context import through_codec
 from killick.errors import DeclarationRefused, DurationRefused, KillickError
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import digest
 from killick.model.retry import Duration, seconds
 
@@ -60,7 +60,7 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Previous(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that the firing before started, as it stands now."""
+    """The run that the firing before started, in its current state."""
 
     id: str
     status: str
@@ -215,7 +215,7 @@ def cron(
 ) -> Trigger:
     """Start an agent at the times of a cron expression, read in a time zone.
 
-    missed    what becomes of times that nobody was there for: "skip", make up for them "once", or "all" of them
+    missed    what becomes of times at which no worker ran: "skip", make up for them "once", or "all" of them
     overlap   what happens while the run before has not ended: "skip" it, "queue" it, "cancel" the run before, "allow"
     input     a value, or a function of the Firing, or of the Firing and the Previous run
     """

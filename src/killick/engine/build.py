@@ -8,7 +8,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.model.events import Build
 
 

@@ -8,18 +8,21 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
+from killick.engine import inbox, renewals
 from killick.engine.approval.contracts_in_force import ContractsInForce, judge_change
 from killick.engine.approval.verdicts import failed, rejection
 from killick.engine.context import Change
+from killick.engine.engine import Engine
+from killick.engine.execution import Execution
 from killick.engine.interventions import Body, entries_of
 from killick.engine.signals import Cancelling, Paused, Rewinding
 from killick.engine.steps import waits
-from killick.engine.steps.waits import Closed, Intervened
+from killick.engine.waiter import Closed, Intervened
 from killick.errors import (
     AgentUnknown,
     AnswerRefused,
@@ -38,9 +41,6 @@ from killick.model.state import State
 from killick.model.typed import convert
 from killick.store.protocol import Delivered, Message
 
-if TYPE_CHECKING:
-    from killick.engine.execution import Engine, Execution
-
 _PATIENCE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.02
 
@@ -50,7 +50,7 @@ _LOOK_SECONDS: Final = 0.02
 
 def request_cancel(engine: Engine, run: str, *, compensate: bool, by: str | None, because: str | None = None) -> None:
     """Put a cancellation on record, through the inbox if somebody holds the run. One that is over is let be."""
-    run = waits.latest(engine.log, run)
+    run = renewals.latest(engine.log, run)
     with contextlib.suppress(AnswerRefused):
         command(engine, run, {"command": "cancel", "compensate": compensate, "because": because}, by=by)
 
@@ -139,9 +139,8 @@ def _goes_on(fold: Fold, body: Body, by: str | None, at: int) -> list[Entry]:
 
 
 def _delivered(engine: Engine, run: str, body: Body, *, by: str | None, id: str) -> Delivered:  # noqa: A002
-    from killick.engine.steps.kinds import delivery
 
-    message = delivery(run, waits.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
+    message = inbox.delivery(run, inbox.COMMAND, body, id=id, by=by, at_us=engine.clock.now_us())
     [outcome] = engine.log.store.deliver([message])
     if isinstance(outcome, KillickError):
         raise outcome
@@ -244,7 +243,7 @@ class Changed(NamedTuple):
 
 def take(ex: Execution, message: Message) -> None:
     """What people do to a run that is held: it comes through the inbox, and is obeyed between steps."""
-    body: Body = waits.body_of(ex.engine.log, message)
+    body: Body = inbox.body_of(ex.engine.log, message)
     ex.took.add(message.number)
     if body["command"] == "rewind":
         # It is taken with the event that carries it out, when the code has come to rest.

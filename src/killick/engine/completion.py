@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from killick.definitions.registry import AGENTS, TOOLS
-from killick.engine.context import through_codec
+from killick.definitions.agents import AGENTS
+from killick.definitions.tools import TOOLS
+from killick.engine.commands import request_cancel
 from killick.engine.divergence import diverge
 from killick.engine.effects import compensation as undoing
 from killick.engine.effects import reconcile
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
+from killick.engine.inbox import CHILD, child_id, delivery
 from killick.engine.observers import trace_here
+from killick.engine.renewals import forwarded, goes_along, renewals, root_of
 from killick.engine.replay import OVER
 from killick.engine.signals import Renewed
 from killick.engine.steps.intention import Intent
-from killick.engine.steps.kinds import Child, child_result, delivery, first_entries
-from killick.engine.steps.pipeline import StepExecution
-from killick.engine.steps.waits import CHILD, child_id, child_outcome, forwarded, goes_along, renewals, root_of
+from killick.engine.steps.kinds import Child, child_result, first_entries
+from killick.engine.steps.step_execution import StepExecution
+from killick.engine.steps.waits import child_outcome
 from killick.errors import KillickError, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger
+from killick.model.chunks import through_codec
 
 
 async def finish(ex: Execution, branch: Branch, result: Any, error: BaseException | None) -> None:
@@ -137,8 +141,6 @@ async def _await_children(ex: Execution, branch: Branch) -> None:
 
 async def _cancel_children(ex: Execution, branch: Branch, *, compensate: bool) -> None:
     """Children that end with the run; those whose effects are to be undone are waited for."""
-    from killick.engine.commands import request_cancel
-
     for child in _own_children(ex):
         if child.status != "running" or child.on_parent_end != "cancel":
             continue

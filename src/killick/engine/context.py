@@ -6,18 +6,16 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.readonly import document as read_only_document
 from killick.engine.readonly import read_only
 from killick.engine.replay import Record
 from killick.errors import ValueRefused
-from killick.model.chunks import pack, unpack
+from killick.model.chunks import through_codec
 from killick.model.codec import plain
 from killick.model.typed import convert
-
-_SCALARS: Final = frozenset({str, int, bool, float, type(None)})
 
 
 class Change(NamedTuple):
@@ -124,15 +122,6 @@ def plain_names(value: Any) -> list[str]:
     """The entries that a document has."""
     lowered = plain(value, at="context")
     return list(lowered) if isinstance(lowered, dict) else []
-
-
-def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = None) -> Any:
-    """A value as it comes back from the record; with the key of secrets, where arguments may hold some."""
-    if type(value) in _SCALARS:
-        return value
-    packed = pack(value, at=at, secret_key=secret_key)
-    blobs = {blob.hash: blob for blob in packed.blobs}
-    return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})
 
 
 def initial_context(agent: AnyAgent) -> dict[str, Any] | None:

@@ -10,42 +10,35 @@ import heapq
 import math
 import threading
 import types
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import copy_context
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from killick.clock import Clock
+from killick.definitions.agents import AnyAgent
 from killick.definitions.current import HERE
-from killick.definitions.rate_limit import Buckets
-from killick.definitions.registry import AnyAgent, InnerSteps, Resource
-from killick.engine.leases import Lease, Leases
+from killick.definitions.markers import InnerSteps
+from killick.engine.approval.call_answer import CallAnswer
+from killick.engine.approval.contracts_in_force import ContractsInForce
+from killick.engine.context import Context
+from killick.engine.effects.run_tree import RunTree
+from killick.engine.engine import Engine
+from killick.engine.leases import Lease
 from killick.engine.replay import Record
 from killick.engine.signals import Interrupted, Signal, Stopped
 from killick.engine.steps import live_calls
-from killick.engine.steps.attempt import ToolInterceptor
-from killick.engine.steps.live_calls import LiveCall, LiveCalls
-from killick.engine.steps.threads import Threads
-from killick.engine.steps.workspace_hook import Files, Folders
-from killick.engine.tracer import Tracer
+from killick.engine.steps.intention import Intent
+from killick.engine.waiter import Intervened, Waiter
 from killick.errors import KillickError, LeaseLost, OutsideBranch, StillRunning, ValueRefused
-from killick.ids import Ids
-from killick.log.log import Log
 from killick.log.writer import Entry, Hold, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
-from killick.store.protocol import Head, UniqueRight
-
-if TYPE_CHECKING:
-    from killick.engine.approval.approvals import CallAnswer
-    from killick.engine.approval.contracts_in_force import ContractsInForce
-    from killick.engine.context import Context
-    from killick.engine.effects.run_tree import RunTree
-    from killick.engine.steps.waits import Intervened, Waiter
-    from killick.llm.external import ExternalBranches
+from killick.model.fold import Step
+from killick.store.protocol import Message, UniqueRight
+from killick.workspace.workspace import Workspace
 
 logger: Final = get_logger("killick")
 
@@ -54,145 +47,6 @@ _PARKED_SECONDS: Final = 0.02
 _RELUCTANT_SECONDS: Final = 0.05
 _SIGNALS_MAX: Final = 8
 UNWIND_SECONDS: Final = 5.0
-
-
-class Engine:
-    """What all executions of a client share."""
-
-    def __init__(
-        self,
-        log: Log,
-        *,
-        clock: Clock,
-        ids: Ids,
-        holder: str,
-        build: Callable[[AnyAgent], e.Build],
-        lease_seconds: float = math.inf,
-        grace_seconds: float = 5.0,
-        stand_in: ToolInterceptor | None = None,
-        roles: Callable[[str], Iterable[str]] | None = None,
-        tracer: Tracer | None = None,
-    ) -> None:
-        self.log = log
-        self.store = log.store
-        self.clock = clock
-        self.ids = ids
-        self.holder = holder
-        self.build = build
-        self.lease_seconds = lease_seconds
-        self.grace_seconds = grace_seconds
-        self.stand_in = stand_in
-        self.tracer = tracer
-        self.roles = roles
-        """The roles that a person has, where somebody can tell."""
-        self.live = LiveCalls()
-        self._kept: dict[str, ReleasedRun] = {}
-        self._mutex = threading.Lock()
-        self.buckets = Buckets(clock)
-        self.threads = Threads()
-        self.resources = Resources()
-        self.leases = Leases(log.store, holder, clock)
-        self.folders = Folders(log.store)
-
-    @property
-    def secret_key(self) -> bytes:
-        return self.log.store.secret_key
-
-    def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
-        """Release a run. While a call of it lives here the lease is kept; what the call comes to is recorded first.
-
-        `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
-        """
-        with self._mutex:
-            if run in self._kept:
-                return
-            kept = self._kept[run] = ReleasedRun(epoch, left, dropped, self.live.of(run))
-        if kept.calls:
-            logger.warning("%s", StillRunning(run, kept.calls))
-        self.live.then(run, partial(self._release, run, kept))
-
-    def keeps(self, run: str) -> bool:
-        """Whether a run stays leased only because a call of it lives here."""
-        return run in self._kept
-
-    def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
-        """Go on with a run that is kept here: its head, and whether it was left in the middle. None: it is not."""
-        with self._mutex:
-            kept = self._kept.pop(run, None)
-        if kept is None:
-            return None
-        kept.dropped()
-        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
-            return None
-        return self.log.head(run), kept.left
-
-    def _release(self, run: str, kept: ReleasedRun) -> None:
-        with self._mutex:
-            if self._kept.get(run) is not kept:
-                return
-        try:
-            for call in kept.calls:
-                call.record_late()
-        except Exception as error:
-            logger.warning("%s: what a call came to could not be recorded: %s", run, error)
-        finally:
-            with self._mutex:
-                mine = self._kept.pop(run, None) is kept
-            if mine:
-                kept.dropped()
-                self.leases.release(run, kept.epoch, left=kept.left)
-
-
-class ReleasedRun(NamedTuple):
-    """A run that was let go while calls of it lived here."""
-
-    epoch: int
-    left: bool
-    dropped: Callable[[], object]
-    calls: Sequence[LiveCall]
-
-
-class Resources:
-    """Open resources, each once a loop: what is opened on one is often of no use on another."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
-    async def get(self, resource: Resource[Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        place = id(resource), loop
-        if place in self._open:
-            return await asyncio.shield(self._open[place][1])
-        future: asyncio.Future[Any] = loop.create_future()
-        self._open[place] = resource, future
-        try:
-            opened: Any = resource.open()
-            future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
-        except BaseException as error:
-            del self._open[place]
-            future.set_exception(
-                error if isinstance(error, Exception) else KillickError(f"{resource.name}: not opened")
-            )
-            future.exception()
-            raise
-        return future.result()
-
-    async def close(self) -> None:
-        """Close what is open, the last one first. What belongs to a loop that is gone can only be let go."""
-        opened, self._open = list(self._open.items()), {}
-        for (_, loop), (resource, future) in reversed(opened):
-            if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:
-                continue
-            try:
-                closing = resource.close(future.result())
-                if asyncio.iscoroutine(closing):
-                    await closing
-            except Exception as error:
-                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
-                logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)
 
 
 class Written(NamedTuple):
@@ -287,6 +141,40 @@ class InnerCaller(NamedTuple):
     told: asyncio.Future[None]
 
 
+class FileUser(Protocol):
+    """A step whose tool may touch the workspace."""
+
+    step: e.StepId
+    branch: Branch
+    intent: Intent
+    past: Step | None
+    is_open: bool
+    started: int
+    began_us: int
+
+
+class RunFiles(Protocol):
+    """The workspace of a run, as steps and the executor use it."""
+
+    workspace: Workspace
+
+    @property
+    def path(self) -> Path: ...
+    async def opened(self) -> None: ...
+    def begin(self) -> object: ...
+    def around(self, a: FileUser) -> AbstractAsyncContextManager[None]: ...
+    async def failed(self, a: FileUser) -> None: ...
+    def ended(self) -> None: ...
+    async def settle(self) -> None: ...
+    async def revert(self, step: e.StepId, started: int, ended: int) -> int: ...
+
+
+class ExternalCalls(Protocol):
+    """Steps of code that Killick did not start."""
+
+    outside: bool
+
+
 class Execution:
     """A run while it is in memory."""
 
@@ -307,7 +195,7 @@ class Execution:
         self.computing = 0
         self.hosting = False
         """Whether a framework's own loop runs in a block of the agent: its calls come in no order."""
-        self.hosted: ExternalBranches | None = None
+        self.hosted: ExternalCalls | None = None
         self.at_close: Callable[[], object] = lambda: None
         self.branches: set[Branch] = set()
         self.inner_callers: list[InnerCaller] = []
@@ -329,6 +217,7 @@ class Execution:
         self._reluctant: asyncio.TimerHandle | None = None
         self.on_child: Callable[[str], None] = lambda run: None
         self.on_message: Callable[[str], object] = lambda run: None
+        self.on_command: Callable[[Message], None] = lambda message: None
         self.input: Any = None
         self.result: Any = None
         self.received: Any = None
@@ -350,10 +239,7 @@ class Execution:
         """Whether the process before died, and the run has made no progress since."""
         self.was_left = False
         """Whether whoever had the run before did not come to rest."""
-        workspace = agent.options.workspace
-        self.files: Files | None = None
-        if workspace is not None and engine.stand_in is None:
-            self.files = Files(self, engine.folders.of(workspace, log.run, log.ledger))
+        self.files: RunFiles | None = None
         self._ahead: tuple[Hold, asyncio.Event] | None = None
         self._patient_until = 0.0
 
@@ -368,16 +254,12 @@ class Execution:
     @cached_property
     def judge(self) -> ContractsInForce:
         """What its intentions are judged by."""
-        from killick.engine.approval.contracts_in_force import ContractsInForce
-
         return ContractsInForce(self.engine, self.agent, self.log, self.context.latest, lambda: self.context.version)
 
     @cached_property
     def lineage(self) -> RunTree:
         """The effects that count for this run besides its own."""
-        from killick.engine.effects.run_tree import RunTree
-
-        return RunTree(self)
+        return RunTree(self.engine.log, self.log, self.record)
 
     @property
     def is_outside(self) -> bool:

@@ -12,16 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from killick.agents.run import Run, SyncRun
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.current import HERE
-from killick.definitions.registry import AGENTS, AnyAgent
-from killick.engine import completion, deaths, observers, state_machine
-from killick.engine.context import recorded_context, through_codec
+from killick.engine import commands, completion, deaths, inbox, observers, renewals, state_machine
+from killick.engine.context import recorded_context
 from killick.engine.effects import compensation
 from killick.engine.effects.rewind import rewind
-from killick.engine.execution import UNWIND_SECONDS, Branch, Engine, Execution
+from killick.engine.engine import Engine
+from killick.engine.execution import UNWIND_SECONDS, Branch, Execution, RunFiles
 from killick.engine.outcome import RunOutcome, ended, outcome_of
 from killick.engine.replay import OVER, Record
 from killick.engine.signals import Cancelling, Interrupted, Parked, Rewinding, Signal
@@ -47,6 +47,7 @@ from killick.errors import (
 from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.fold import OUT_OF_BAND
 from killick.model.typed import convert
 from killick.store.protocol import ENDED, Head
@@ -65,6 +66,10 @@ reason finds the head elsewhere; whoever took the run over since is told by its 
 
 
 _AGAIN_MAX: Final = 12
+
+
+RunOf: TypeAlias = Callable[[Execution], object]
+"""Makes the handle that the agent's code receives."""
 
 
 class Start(NamedTuple):
@@ -108,8 +113,9 @@ class _Rewound(Exception):
 class Executor:
     """The runs that one loop advances."""
 
-    def __init__(self, engine: Engine, *, warm_max: int = WARM_MAX) -> None:
+    def __init__(self, engine: Engine, run_of: RunOf, *, warm_max: int = WARM_MAX) -> None:
         self.engine = engine
+        self._run_of = run_of
         self.poll_seconds = POLL_SECONDS
         self._warm_max = warm_max
         self._live: dict[str, Execution | None] = {}
@@ -363,7 +369,7 @@ class Executor:
             if ex.after_death:
                 log.barrier()  # code that killed its process may do so again, before its first step
             if facts.follows is not None and not facts.taken:
-                waits.bring_along(engine.log, run, facts.follows)
+                renewals.bring_along(engine.log, run, facts.follows)
             if facts.cancelling:
                 ex.close(Cancelling())
             else:
@@ -413,6 +419,10 @@ class Executor:
         ex = Execution(engine, agent, log, record, recorded_context(agent, record, base))
         ex.on_child = partial(self._schedule, ex) if hosts else _nobody
         ex.on_message = self.notify
+        ex.on_command = partial(commands.take, ex)
+        workspace = agent.options.workspace
+        if workspace is not None and engine.stand_in is None:
+            ex.files = Files(ex, engine.folders.of(workspace, log.run, log.ledger))
         return ex
 
     def _leased(self, ex: Execution, epoch: int, since: float, seconds: float) -> None:
@@ -435,7 +445,9 @@ class Executor:
         context.run(HERE.set, branch)
         ex.branches.add(branch)
         ex.busy = ex.computing = 1
-        main = asyncio.get_running_loop().create_task(_to_its_end(partial(_main, ex, branch, point)), context=context)
+        main = asyncio.get_running_loop().create_task(
+            _to_its_end(partial(_main, ex, branch, point, self._run_of)), context=context
+        )
         branch.task = main
         ex.main = main
         main.add_done_callback(partial(_main_done, ex))
@@ -643,7 +655,7 @@ class Executor:
         """Put a rewind on record that came through the inbox, with the message; the run stays ours."""
         engine = self.engine
         await ex.barrier()
-        taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=waits.COMMAND, id=wanted.id, by=wanted.by)
+        taken = e.MessageTaken(at=ex.now_us(), message=wanted.message, name=inbox.COMMAND, id=wanted.id, by=wanted.by)
         try:
             found = rewind(engine.log, ex.log, wanted.to, at=ex.now_us(), by=wanted.by, because=wanted.because)
             entries, rights = [Entry(taken), found.entry], found.rights
@@ -686,7 +698,7 @@ class Executor:
 
     def _schedule(self, parent: Execution, child: str) -> None:
         """A child of a run that is live here is advanced here too, unless somebody else has it."""
-        child = waits.latest(self.engine.log, child)
+        child = renewals.latest(self.engine.log, child)
         row = self.engine.log.store.index(child)
         if row is None or row.status in ENDED:
             return
@@ -773,7 +785,7 @@ def _main_done(ex: Execution, main: asyncio.Future[Any]) -> None:
     ex.stirred.set()
 
 
-async def _main(ex: Execution, branch: Branch, point: state_machine.Resumed) -> None:
+async def _main(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> None:
     """Run the agent's code to its end, and put that on record."""
     error: BaseException | None = None
     result: Any = None
@@ -782,7 +794,7 @@ async def _main(ex: Execution, branch: Branch, point: state_machine.Resumed) -> 
     if ex.files is not None:
         await _files_opened(ex, ex.files)
     try:
-        result = through_codec(await _code(ex, branch, point))
+        result = through_codec(await _code(ex, branch, point, run_of))
         if ex.agent.returns is not Any and not ex.agent.is_machine:
             convert(result, ex.agent.returns, at="result")
     except Signal:
@@ -812,7 +824,7 @@ def _is_running(ex: Execution) -> bool:
     return False
 
 
-async def _files_opened(ex: Execution, files: Files) -> None:
+async def _files_opened(ex: Execution, files: RunFiles) -> None:
     """A workspace that is not there, or cannot be brought back, is no failure of the run: it goes on another time."""
     try:
         await files.opened()
@@ -822,9 +834,9 @@ async def _files_opened(ex: Execution, files: Files) -> None:
         raise ex.interrupted(WorkspaceRefused(str(files.path), str(error))) from error
 
 
-async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed) -> Any:
+async def _code(ex: Execution, branch: Branch, point: state_machine.Resumed, run_of: RunOf) -> Any:
     agent = ex.agent
-    run: Any = Run(ex) if agent.is_async else SyncRun(ex)
+    run = run_of(ex)
     if agent.is_machine:
         return await state_machine.transitions(
             ex, branch, agent, point, lambda state: _called(ex, branch, agent, run, state)

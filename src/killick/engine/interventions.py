@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from killick.definitions.registry import TOOLS
+from killick.definitions.tools import TOOLS
 from killick.engine.replay import OVER
 from killick.errors import AnswerRefused, ContextStale, ValueRefused
 from killick.log.writer import Entry

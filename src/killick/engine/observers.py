@@ -23,7 +23,7 @@ from killick.model import events as e
 from killick.model.failure import Failure
 
 if TYPE_CHECKING:
-    from killick.definitions.registry import ToolStep
+    from killick.definitions.markers import ToolStep
     from killick.engine.execution import Execution
     from killick.engine.outcome import RunOutcome
     from killick.engine.steps.intention import Intent

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from killick.engine.execution import Engine, Execution
+from killick.engine.engine import Engine
+from killick.engine.execution import Execution
 from killick.engine.signals import Diverging, Paused
 from killick.errors import RunBroken
 from killick.log.log import Log

@@ -13,7 +13,8 @@ from killick.engine.divergence import agree, diverge, refuse_gap
 from killick.engine.execution import Branch, Execution, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Signal, Stopped
-from killick.engine.steps.waits import Closed, end
+from killick.engine.steps.waits import end
+from killick.engine.waiter import Closed
 from killick.errors import KillickError
 from killick.log.writer import Entry
 from killick.model import events as e

@@ -7,9 +7,9 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from killick.definitions import registry
-from killick.definitions.registry import Agent, AnyAgent, Duration
-from killick.engine.context import through_codec
+from killick.definitions import agents
+from killick.definitions.agents import Agent, AnyAgent
+from killick.definitions.policy import Duration
 from killick.engine.divergence import agree, refuse_gap
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import RequestedStep
@@ -18,6 +18,7 @@ from killick.errors import DeclarationRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.fold import Fold
 from killick.model.typed import convert
 
@@ -65,7 +66,7 @@ def machine(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     The input of a run is its first state. Options are those of `killick.agent`.
     """
-    return registry.declared(fn, options, is_machine=True)
+    return agents.declared(fn, options, is_machine=True)
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):

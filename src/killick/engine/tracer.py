@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.engine.replay import Record
 from killick.engine.signals import Signal
 from killick.model import events as e

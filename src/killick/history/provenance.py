@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.engine.effects.run_tree import RecordedEffect
-from killick.errors import TimeRefused
+from killick.engine.effects.recorded_effects import RecordedEffect, effects_of, step_of, undo_refusal
 from killick.history.value_matches import FINDS_MAX, Find, How, Needle, Sight, written
-from killick.log.boundaries import at as place_at
 from killick.log.log import Log
 from killick.model import events as e
 from killick.model import fold as folds
@@ -62,7 +60,7 @@ class Undoing(msgspec.Struct, frozen=True, kw_only=True):
 
 def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Undoing:
     """What undoing a step of the current timeline would do, who used it, and why it cannot be, if it cannot."""
-    found = _step(log, run, step)
+    found = step_of(log, run, step)
     state = log.state(run)
     done = effects_of(log, run, [found]).get(step)
     tool = tools.get(found.name)
@@ -82,77 +80,14 @@ def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Und
         compensated_by=named,
         used_by=tuple(uses(log, run, step)),
         claims=done.effect.claims if done is not None else (),
-        refuses=_refused(run, found, done, begun) or _no_way(found, named, is_known=tool is not None),
+        refuses=undo_refusal(run, found, done, begun) or _no_way(found, named, is_known=tool is not None),
     )
-
-
-def effect_to_undo(log: Log, run: str, step: e.StepId) -> ledgers.Effect:
-    """What a step of the current timeline did, or adopted. TimeRefused where there is nothing to undo, or not there."""
-    found = _step(log, run, step)
-    done = effects_of(log, run, [found]).get(step)
-    refused = _refused(run, found, done, None)
-    if done is None or refused is not None:
-        raise TimeRefused(run, f"step {step}: {refused}")
-    return done.effect
-
-
-def _refused(run: str, step: folds.Step, done: RecordedEffect | None, begun: folds.Step | None) -> str | None:
-    """Why there is nothing to undo, or not from here."""
-    if step.sort == "undo":
-        return f"it undoes step {step.undoes} itself"
-    if done is None:
-        what = "reads" if step.effect == "reads" else "never began" if step.effect else f"is a {step.sort}"
-        return f"it did nothing to the world ({step.name} {what})"
-    if done.effect.status == "undone":
-        return f"it was undone already{f', by step {begun.id}' if begun is not None else ''}"
-    if done.effect.status == "did_not_happen":
-        return f"{step.name} did not happen"
-    if done.effect.status in ("open", "in_doubt"):
-        return f"whether {step.name} happened is not known; settle that first"
-    if done.run != run:
-        return f"it was done by {done.run}; undo it there"
-    if begun is not None and begun.status == "in_doubt":
-        return f"undoing it began, as step {begun.id}, and whether that happened is not known"
-    return None
 
 
 def _no_way(step: folds.Step, undo: str | None, *, is_known: bool) -> str | None:
     if undo is not None:
         return None
     return f"{step.name} has no compensate=" if is_known else f"its tool {step.name} is not declared here"
-
-
-def effects_of(log: Log, run: str, steps: Iterable[folds.Step]) -> dict[e.StepId, RecordedEffect]:
-    """What steps did to the world, by the ledgers of those who did it: their own effects, and those they adopted."""
-    books: dict[str, dict[int, ledgers.Effect]] = {}
-    found: dict[e.StepId, RecordedEffect] = {}
-    for step in steps:
-        owner, seq = run, step.attempts[0].started if step.attempts and step.effect not in (None, "reads") else 0
-        adopted = log.event(run, step.output) if step.output and not step.attempts and step.sort == "tool" else None
-        if isinstance(adopted, e.StepAdopted):
-            owner, seq = adopted.run, adopted.seq
-        owner = _owner(log, owner, seq) if seq else ""
-        if owner and owner not in books:
-            books[owner] = {effect.started: effect for effect in log.ledger(owner).effects}
-        effect = books[owner].get(seq) if owner else None
-        if effect is not None:
-            found[step.id] = RecordedEffect(owner, effect)
-    return found
-
-
-def _owner(log: Log, run: str, seq: int) -> str:
-    """The run of a lineage whose own log holds an event; nobody, where it is archived."""
-    head = log.store.head(run)
-    while head is not None and head.parent is not None and seq <= head.base:
-        head = log.store.head(head.parent)
-    return head.run if head is not None else ""
-
-
-def _step(log: Log, run: str, step: e.StepId) -> folds.Step:
-    place_at(log, run, f"{step}:after")  # which says in one line what there is, where there is no such step
-    found = log.state(run).fold.step(step)
-    assert found is not None
-    return found
 
 
 # who used it --------------------------------------------------------------------------------------
@@ -177,7 +112,7 @@ _OF_RUN: Final[dict[type[e.Event], str]] = {
 
 def uses(log: Log, run: str, step: e.StepId) -> list[Use]:
     """What later in the current timeline used the output of a step, in order; then other runs that stand on it."""
-    source = _step(log, run, step)
+    source = step_of(log, run, step)
     state = log.state(run)
     steps = {each.id: each for each in state.fold.steps}
     effects = effects_of(log, run, steps.values())

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.engine import renewals
 from killick.engine.effects.branch_point import cut
+from killick.engine.effects.recorded_effects import effects_of
 from killick.engine.effects.rewind import refuse_own
-from killick.engine.steps import waits
 from killick.errors import TimeRefused
 from killick.history import workspace_files as files
-from killick.history.provenance import effects_of
 from killick.history.workspace_files import FilesDiff, How
 from killick.log.boundaries import RunMoment
 from killick.log.log import Log
@@ -112,7 +112,7 @@ def leaving(log: Log, run: str, to: str) -> Leaving:
         messages=tuple(
             message.name.removeprefix("killick.")
             for message in log.store.messages(run)
-            if message.taken is not None and is_left(message.taken) and waits.goes_along(message)
+            if message.taken is not None and is_left(message.taken) and renewals.goes_along(message)
         ),
         answers=tuple(_answers(log, run, steps)),
         files=_files(log, run, ledger, RunMoment(found.seq, found.label)),

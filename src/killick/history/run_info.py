@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from killick.engine import inbox
 from killick.engine.steps import waits
 from killick.engine.views import RunInfo, Wait
 from killick.log.log import Log
@@ -69,7 +70,7 @@ def _votes(store: Store, run: str, wait: fold.Wait) -> tuple[str, ...]:
     """The approvers so far, with those whose votes are still in the inbox."""
     if wait.need <= 1:
         return wait.votes
-    answer = waits.answer_id(run, wait.step, wait.opened)
-    there = store.inbox(run, name=waits.VOTE)
+    answer = inbox.answer_id(run, wait.step, wait.opened)
+    there = store.inbox(run, name=inbox.VOTE)
     late = [str(message.by) for message in there if message.id.startswith(f"{answer}#")]
     return tuple(dict.fromkeys((*wait.votes, *late)))

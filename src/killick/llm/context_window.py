@@ -1,6 +1,6 @@
 """The window of a run: what a model is sent is decided once, put on record, and the same on every replay.
 
-Owns when a window decides and when it follows the record. Which pages leave, and what stands in their place, is the
+Owns when a window decides and when it follows the record. Which pages leave, and which text replaces them, is the
 window's own.
 """
 
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec.structs import replace
 
-from killick.definitions.registry import Changes
+from killick.definitions.policy import Changes
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import PAGES
 from killick.engine.steps.model_reply import ToolCall
@@ -42,7 +42,7 @@ async def answer(
 
 
 def tools_of(ex: Execution, window: Window) -> tuple[str, ...]:
-    """The names of the window's own tools, as the model was told them."""
+    """The names of the window's own tools, as the model knows them."""
     return pager(ex, ex.branch_here(), window).window.own
 
 
@@ -78,7 +78,7 @@ class Pager:
     async def fit(
         self, ex: Execution, branch: Branch, messages: Sequence[Any], tools: Sequence[Any], system: Any
     ) -> Sent:
-        """What to send. Where the record goes on it is as it was decided then, whatever would be decided now."""
+        """What to send. On replay the recorded decision holds."""
         recorded = [event for _, event in self._taken(ex, branch, lambda event: True)]
         decided: list[Decision] = []
         if not ex.record.goes_on(branch.path, branch.count):

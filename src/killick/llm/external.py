@@ -1,7 +1,7 @@
 """Hosts: the steps of code that Killick did not start, such as a framework's own loop. Each is found again by its key.
 
 An agent's own code takes its steps in order, and replays in that order. A framework makes tasks and threads of its own,
-and comes back to a call in whatever order it likes, or never: so a host numbers a branch for every key, and keeps no
+and comes back to a call in any order, or never: so a host numbers a branch for every key, and keeps no
 order between them.
 """
 
@@ -18,14 +18,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from killick.definitions.registry import AnyTool, Duration, InnerSteps, Tool, ToolStep
+from killick.definitions.markers import InnerSteps, ToolStep
+from killick.definitions.policy import Duration
+from killick.definitions.tools import AnyTool, Tool
 from killick.engine.divergence import agree, refuse_gap
 from killick.engine.execution import Branch, Execution, InnerCaller, Scope
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.signals import Cancelling, Interrupted, Signal
 from killick.engine.steps import kinds
-from killick.engine.steps.intention import Intent, is_async
-from killick.engine.steps.pipeline import execute_step
+from killick.engine.steps.intention import Intent, is_async, model_intent
+from killick.engine.steps.pipeline import execute_step, run_step
 from killick.engine.steps.waits import Answer
 from killick.errors import KillickError
 from killick.log.writer import Entry
@@ -37,7 +39,7 @@ HOSTED: Final = "hosted"
 """The scope of a framework's loop inside an agent: it runs again from the top, and every call comes from the record."""
 
 GUESTS: Final = "guests"
-"""The scope of calls from outside of any agent: whoever makes them comes and goes, and the run waits meanwhile."""
+"""The scope of calls from outside of any agent: their callers come and go, and the run waits meanwhile."""
 
 HOST: Final[ContextVar[Host | None]] = ContextVar("killick_host", default=None)
 
@@ -48,7 +50,7 @@ def here() -> Host | None:
 
 
 def attempt() -> ToolStep | None:
-    """The attempt of a tool that this code is: its step, and the key that the far side should be told."""
+    """The attempt of a tool that this code is: its step, and the idempotency key for the far side."""
     return ToolStep.here()
 
 
@@ -166,8 +168,6 @@ class Host:
         return intent
 
     def _model(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
-        from killick.agents.run import model_intent
-
         intent = model_intent(fn, args, kwargs)
         self._called(intent, intent.fn)
         return intent
@@ -304,9 +304,9 @@ class ExternalBranches:
         """Keys of steps that were begun here and left open."""
         self.is_open = True
         self.why: Callable[[], Awaitable[BaseException]] | None = None
-        """Outside of an agent: how the run stands, once it was let go."""
+        """Outside of an agent: the state of the run after its release, as an error."""
         self.how: Callable[[], BaseException] | None = None
-        """The same as it stands now, for code inside of an attempt, which has to end before the run can be let go."""
+        """The current state, for code inside of an attempt, which has to end before the run can be released."""
 
     @property
     def is_reached(self) -> bool:
@@ -359,7 +359,7 @@ class ExternalBranches:
             self._waiting[key] -= 1
 
     def _leave(self, key: str) -> None:
-        """A step is left as it is on record: whoever comes for it again goes on from there."""
+        """A step is left as it is on record: the next caller continues from there."""
         if self._begun.pop(key, None) is not None:
             self._left.add(key)
 
@@ -371,8 +371,8 @@ class ExternalBranches:
         return signal if self.why is None else await self.why()
 
     async def _awaited_inside(self, branch: Branch, work: asyncio.Future[Any], inner: InnerSteps) -> None:
-        """Code of an attempt awaits a step: until it is over. Outside of an agent, also until everything waits: nobody
-        keeps that code for as long as people take, so it is told how the run stands, and the step goes on waiting."""
+        """Code of an attempt awaits a step: until it is over. Outside of an agent, also until everything waits: the
+        code of an attempt cannot wait for people, so it receives the state of the run, and the step keeps waiting."""
         ex = self.ex
         if work.done():
             return
@@ -397,8 +397,6 @@ class ExternalBranches:
         do: Callable[..., Coroutine[Any, Any, Any]],
         inner: InnerSteps | None,
     ) -> Any:
-        from killick.agents.run import run_step
-
         ex, scope = self.ex, self._scope
         branch = self._branches[key] = Branch(ex, f"{scope.step}.{self._number(key, intent)}", scope)
         branch.guest, branch.outer = key, inner

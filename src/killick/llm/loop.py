@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from killick.definitions.registry import AnyTool
+from killick.definitions.parameters import spoken
+from killick.definitions.tools import AnyTool
 from killick.engine.steps.model_reply import Provider, assistant_messages, is_paused, provider_of, text_of
 from killick.errors import KillickError
-from killick.llm.toolset import AnyRun, Toolset, dispatch, driven, settled, spoken
+from killick.llm.toolset import AnyRun, Toolset, dispatch, driven, settled
 from killick.model.codec import plain
 from killick.window import Window
 

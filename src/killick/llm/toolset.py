@@ -9,22 +9,18 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import textwrap
-from base64 import b64encode
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-import msgspec
-
-from killick.definitions.open_tools import OpenShape
-from killick.definitions.registry import AnyTool, Changes, Tool
-from killick.engine.approval.approvals import CallAnswer
+from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.policy import Changes
+from killick.definitions.tools import AnyTool, Tool
+from killick.engine.approval.call_answer import CallAnswer
 from killick.engine.steps.model_reply import Provider, ToolCall, provider_of, reasoning_of, text_of, tool_calls_of
 from killick.errors import DeclarationRefused, KillickError, Rejected, StepFailed, ValueRefused
 from killick.llm import context_window
-from killick.model.codec import Plain, plain, step_of
-from killick.model.typed import convert
+from killick.model.codec import plain
 from killick.window import Window
 
 T = TypeVar("T")
@@ -34,9 +30,6 @@ AnyRun: TypeAlias = Any
 
 NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What every provider takes for the name of a tool."""
-
-HINT_CHARS_MAX: Final = 300
-PROBLEMS_MAX: Final = 4
 
 
 class Toolset:
@@ -105,248 +98,10 @@ class Toolset:
         return self._parameters[name]
 
 
-def bind(tool: AnyTool, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-    """A model's arguments as the types that the tool declares. What does not fit is refused, all of it at once."""
-    return Parameters(tool).bind(arguments)
-
-
 # What a model may give ----------------------------------------------------------------------------
-
-_Fit: TypeAlias = Callable[[Any], Any]
-"""Gives a value its declared type, or raises ValueRefused."""
-
-
-class Parameters:
-    """The parameters of a tool: their JSON schema, and how a model's arguments become theirs. What others declared is
-    theirs to judge: only what is missing is refused here."""
-
-    schema: dict[str, Any]
-
-    def __init__(self, tool: AnyTool) -> None:
-        self._given = dict(tool.signature.parameters)
-        self._open = isinstance(tool.shape, OpenShape)
-        if isinstance(tool.shape, OpenShape):
-            self.description = tool.doc
-            self.schema = tool.shape.schema or {"type": "object", "additionalProperties": True}
-            return
-        for parameter in self._given.values():
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise DeclarationRefused(tool.name, f"a model cannot give {parameter}; take it by name")
-        self.description, about = described(tool.doc)
-        properties, definitions, self._fits = _schemas(tool.name, {name: tool.hints[name] for name in self._given})
-        for name, schema in properties.items():
-            if name in about:
-                schema.setdefault("description", about[name])
-            if (default := _default(self._given[name])) is not None:
-                schema.setdefault("default", default)
-        self.schema = {
-            "type": "object",
-            "properties": properties,
-            "required": [name for name, given in self._given.items() if given.default is given.empty],
-            "additionalProperties": False,
-        }
-        if definitions:
-            self.schema["$defs"] = definitions
-
-    def bind(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
-        """The arguments as the declared types. What does not fit is refused, all of it at once."""
-        told, bound, problems = _object(arguments), dict[str, Any](), list[str]()
-        if self._open:
-            missing = [f"{name}: is missing" for name in self.schema.get("required", ()) if name not in told]
-            if missing:
-                raise ValueRefused("arguments", "\n".join(["do not fit", *missing]))
-            return dict(told)
-        for name, parameter in self._given.items():
-            is_optional = parameter.default is not parameter.empty
-            if name not in told and not is_optional:
-                problems.append(f"{name}: is missing{self._takes(name)}")
-            elif name in told:
-                try:
-                    bound[name] = self.fitted(name, told[name])
-                except ValueRefused as refused:
-                    # Models like to write null for what they leave out.
-                    if told[name] is not None or not is_optional:
-                        problems.append(f"{refused}{self._takes(name)}")
-        names = ", ".join(self._given) or "it takes none"
-        problems += [f"{name}: is no argument of this tool ({names})" for name in told if name not in self._given]
-        if problems:
-            raise ValueRefused("arguments", "\n".join(["do not fit", *problems]))
-        return bound
-
-    def fitted(self, name: str, value: Any) -> Any:
-        """One argument as the declared type."""
-        if self._open:
-            return value
-        try:
-            return self._fits[name](value)
-        except ValueRefused:
-            for other in _otherwise(value):
-                try:
-                    return self._fits[name](other)
-                except ValueRefused:
-                    pass
-            raise
-
-    def _takes(self, name: str) -> str:
-        schema = dict(self.schema["properties"][name])
-        schema |= self.schema.get("$defs", {}).get(schema.pop("$ref", "").rpartition("/")[2], {})
-        schema.pop("description", None)
-        text = json.dumps(schema, ensure_ascii=False)
-        return f"; it takes {text}" if len(text) <= HINT_CHARS_MAX else ""
-
-
-def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        read: Any = json.loads(arguments.strip() or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueRefused("arguments", f"are not JSON ({error}); write one JSON object") from None
-    if isinstance(read, str):
-        return _object(read)
-    if not isinstance(read, dict):
-        raise ValueRefused("arguments", f"are {arguments[:HINT_CHARS_MAX]}; write one JSON object")
-    return cast("dict[str, Any]", read)
-
-
-def _otherwise(value: Any) -> Iterator[Any]:
-    """What a sloppy model may have meant: JSON that it wrote as text, or the text of what it wrote as JSON."""
-    if isinstance(value, str):
-        try:
-            yield json.loads(value)
-        except (ValueError, RecursionError):
-            return
-    elif value is not None and not isinstance(value, bool):
-        try:
-            yield json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            return
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    """A default as JSON; None where there is none, or none that JSON has a word for."""
-    try:
-        return None if parameter.default is parameter.empty else spoken(plain(parameter.default))
-    except ValueRefused:
-        return None
-
-
-def _schemas(tool: str, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, _Fit]]:
-    """The schema of each parameter, the definitions that they share, and how a value is given its type.
-
-    By pydantic, which reads constraints and descriptions, wherever it knows the type; a Struct only msgspec knows.
-    """
-    import pydantic
-
-    adapters, others = dict[str, pydantic.TypeAdapter[Any]](), dict[str, Any]()
-    for name, hint in hints.items():
-        try:
-            adapters[name] = pydantic.TypeAdapter(hint)
-            adapters[name].rebuild()
-        except (pydantic.PydanticUserError, NameError, TypeError):
-            adapters.pop(name, None)
-            others[name] = hint
-    try:
-        # By field name, as values are stored: an alias for reading need not be the one for writing.
-        by_key, rest = pydantic.TypeAdapter.json_schemas(
-            [(name, "validation", adapter) for name, adapter in adapters.items()], by_alias=False
-        )
-        schemas, named = msgspec.json.schema_components(list(others.values()), ref_template="#/$defs/{name}")
-    except (pydantic.PydanticUserError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DeclarationRefused(tool, f"its parameters cannot be described to a model: {reason}") from None
-    definitions: dict[str, Any] = rest.get("$defs", {})
-    if clash := definitions.keys() & named.keys():
-        raise DeclarationRefused(tool, f"its parameters have two types called {min(clash)}; rename one")
-    known: dict[str, Any] = {name: schema for (name, _), schema in by_key.items()} | dict(
-        zip(others, schemas, strict=True)
-    )
-    fits: dict[str, _Fit] = {name: partial(_by_pydantic, name, adapter) for name, adapter in adapters.items()}
-    fits |= {name: partial(convert, kind=hint, at=name) for name, hint in others.items()}
-    return {name: untitled(known[name]) for name in hints}, untitled(definitions | named, names=True), fits
-
-
-def _by_pydantic(name: str, adapter: Any, value: Any) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return adapter.validate_python(value, strict=False, by_alias=False, by_name=True)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[:PROBLEMS_MAX]
-        told = [f"{''.join(map(step_of, each['loc']))} {each['msg']}".strip() for each in found]
-        raise ValueRefused(name, ", ".join(told)) from None
-
-
-def untitled(schema: Any, *, names: bool = False) -> Any:
-    """A schema without the titles that pydantic makes of names: a model reads them twice and pays for it."""
-    kind = schema.__class__
-    if kind is list:
-        return [untitled(each) for each in schema]
-    if kind is not dict:
-        return schema
-    return {
-        key: part if key in ("default", "const", "enum", "examples") and not names
-        else untitled(part, names=not names and key in ("properties", "$defs"))
-        for key, part in schema.items()
-        if names or key != "title"
-    }  # fmt: skip
 
 
 # What a docstring says ----------------------------------------------------------------------------
-
-_GOOGLE: Final = re.compile(r"(Args|Arguments|Parameters|Params|Keyword Arg(ument)?s|Other Parameters):\s*")
-_GOOGLE_ENTRY: Final = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(?:\s+(.*)|$)")
-_NUMPY: Final = re.compile(r"(Other )?Parameters\s*")
-_RULE: Final = re.compile(r"-{3,}\s*")
-_FIELD: Final = re.compile(r":(param|parameter|arg|argument|key|keyword|type)\b([^:]*):\s*(.*)")
-
-
-def described(doc: str) -> tuple[str, dict[str, str]]:
-    """A docstring without what it says of parameters, and that by name; as Google, NumPy or Sphinx write it."""
-    lines, kept, about = doc.splitlines(), list[str](), dict[str, str]()
-    while lines:
-        line = lines.pop(0)
-        if _GOOGLE.fullmatch(line):
-            for head, *rest in _entries(_taken(lines, lambda at: _indented(lines[at]))):
-                if entry := _GOOGLE_ENTRY.fullmatch(head):
-                    about[entry[1]] = " ".join(filter(None, [entry[2], *rest]))
-        elif _NUMPY.fullmatch(line) and lines and _RULE.fullmatch(lines[0]):
-            lines.pop(0)
-            for head, *rest in _entries(_taken(lines, lambda at: not _RULE.fullmatch("".join(lines[at + 1 : at + 2])))):
-                about |= {name.strip(" *"): " ".join(rest) for name in head.partition(":")[0].split(",")}
-        elif field := _FIELD.fullmatch(line):
-            rest = [each.strip() for each in _taken(lines, lambda at: bool(lines[at].strip()) and _indented(lines[at]))]
-            if field[1] != "type" and field[2].strip():
-                about[field[2].split()[-1].strip("*")] = " ".join(filter(None, [field[3], *rest]))
-        else:
-            kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), {name: text for name, text in about.items() if text}
-
-
-def _indented(line: str) -> bool:
-    return not line.strip() or line[0].isspace()
-
-
-def _taken(lines: list[str], goes_on: Callable[[int], bool]) -> list[str]:
-    """Takes lines from the front, as long as they go on."""
-    count = next((at for at in range(len(lines)) if not goes_on(at)), len(lines))
-    taken = lines[:count]
-    del lines[:count]
-    return taken
-
-
-def _entries(block: Sequence[str]) -> Iterator[list[str]]:
-    """The entries of a section: the line that stands out, and those under it."""
-    entry: list[str] = []
-    for line in textwrap.dedent("\n".join(block)).splitlines():
-        if line.strip() and not line[0].isspace():
-            if entry:
-                yield entry
-            entry = []
-        if line.strip():
-            entry.append(line.strip())
-    if entry:
-        yield entry
 
 
 # Calling and answering ----------------------------------------------------------------------------
@@ -418,29 +173,6 @@ def _messages(provider: Provider, answers: Sequence[_Answer]) -> list[dict[str, 
         for answer in answers
     ]
     return [{"role": "user", "content": blocks}] if blocks else []
-
-
-def spoken(node: Plain) -> Any:
-    """A stored value as a model reads it: JSON without tags."""
-    if isinstance(node, list):
-        return [spoken(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    tag = next(iter(node), "")
-    if len(node) != 1 or tag[:1] != "$":
-        return {name: spoken(item) for name, item in node.items()}
-    payload: Any = node[tag]
-    match tag:
-        case "$map":
-            return {key if isinstance(key, str) else json.dumps(spoken(key)): spoken(item) for key, item in payload}
-        case "$int":
-            return int(payload, 16)
-        case "$timedelta":
-            return f"PT{spoken(payload) / 1_000_000}S"
-        case "$str":
-            return payload.decode("utf-16-le", "replace")
-        case _:
-            return b64encode(payload).decode() if isinstance(payload, bytes) else spoken(payload)
 
 
 # One body for Run and SyncRun ---------------------------------------------------------------------

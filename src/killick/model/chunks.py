@@ -483,3 +483,15 @@ def _tagged(node: Any) -> tuple[str | None, Any]:
         if tag[:1] == "$":
             return tag, payload
     return None, None
+
+
+_SCALARS: Final = frozenset({str, int, bool, float, type(None)})
+
+
+def through_codec(value: Any, *, at: str = "output", secret_key: bytes | None = None) -> Any:
+    """A value as it comes back from the record; with the key of secrets, where arguments may hold some."""
+    if type(value) in _SCALARS:
+        return value
+    packed = pack(value, at=at, secret_key=secret_key)
+    blobs = {blob.hash: blob for blob in packed.blobs}
+    return unpack(packed.raw, lambda hashes: {digest: blobs[digest] for digest in hashes})

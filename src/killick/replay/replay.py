@@ -14,14 +14,15 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.agents.run import run_of
+from killick.agents.runtime import Runtime
 from killick.archive.export import Export, export, read
 from killick.archive.redact import Sought
 from killick.clock import ManualClock
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.current import UnrecordedIO, watch_io
-from killick.definitions.registry import AGENTS, AnyAgent
 from killick.engine.executor import Executor
 from killick.engine.outcome import RunOutcome
-from killick.engine.runtime import Runtime
 from killick.engine.signals import Interrupted
 from killick.engine.tracer import TracedExecution
 from killick.errors import BoundaryUnknown, KillickError, NotOnRecord, ReplayParted, RunDiverged, RunMismatch
@@ -294,7 +295,7 @@ class Replay:
             loop.close()
 
     async def _drive(self, runtime: Runtime) -> RunOutcome:
-        executor = Executor(runtime.engine)
+        executor = Executor(runtime.engine, run_of)
         try:
             async with asyncio.timeout(self.asked_for.seconds):
                 return await executor.advance(self.run, agent=self.agent)

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import msgspec
 
 from killick.clock import Clock
-from killick.definitions.registry import Effect, Key, ToolStep
+from killick.definitions.markers import Key, ToolStep
+from killick.definitions.policy import Effect
 from killick.engine.replay import short
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent

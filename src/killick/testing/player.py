@@ -18,8 +18,10 @@ from killick.check.fakes import Fakes, called_for, name_of
 from killick.check.samples import shown
 from killick.client.client import Client
 from killick.client.start import outcome
+from killick.definitions.agents import Agent, AnyAgent
 from killick.definitions.current import refuse_io
-from killick.definitions.registry import Agent, AnyAgent, Duration, ToolStep
+from killick.definitions.markers import ToolStep
+from killick.definitions.policy import Duration
 from killick.engine.outcome import RunOutcome, ended
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent

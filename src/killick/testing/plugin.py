@@ -67,16 +67,16 @@ class _Declared(NamedTuple):
 
 def _declared() -> _Declared:
     """What is declared now. A registry whose module is not imported yet is empty."""
-    registry, hooks, triggers = _registries()
+    agents, tools, hooks, triggers = _registries()
     return _Declared(
-        registry.AGENTS.copy() if registry else ({}, {}),
-        dict(registry.TOOLS) if registry else {},
+        agents.AGENTS.copy() if agents else ({}, {}),
+        dict(tools.TOOLS) if tools else {},
         dict(hooks.HOOKS) if hooks else {},
         triggers.TRIGGERS.copy() if triggers else {},
     )
 
 
-REGISTRIES = ("definitions.registry", "workers.hooks", "definitions.triggers")
+REGISTRIES = ("definitions.agents", "definitions.tools", "workers.hooks", "definitions.triggers")
 
 
 def _registries() -> list[Any]:
@@ -84,14 +84,15 @@ def _registries() -> list[Any]:
 
 
 def _forget(before: _Declared) -> None:
-    registry, hooks, triggers = _registries()
+    agents, tools, hooks, triggers = _registries()
     (agents_before, aliases_before), tools_before, hooks_before, triggers_before = before
-    if registry:
-        agents, aliases = registry.AGENTS.copy()
-        kept = _kept(agents, agents_before)
-        stay = {alias: name for alias, name in aliases.items() if kept.get(name) is agents.get(name)}
-        registry.AGENTS.restore((kept, aliases_before | stay))
-        _restore(registry.TOOLS, tools_before)
+    if agents:
+        declared, aliases = agents.AGENTS.copy()
+        kept = _kept(declared, agents_before)
+        stay = {alias: name for alias, name in aliases.items() if kept.get(name) is declared.get(name)}
+        agents.AGENTS.restore((kept, aliases_before | stay))
+    if tools:
+        _restore(tools.TOOLS, tools_before)
     if hooks:
         _restore(hooks.HOOKS, hooks_before)
     if triggers:

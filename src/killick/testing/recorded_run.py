@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from killick.archive.export import read
-from killick.definitions.registry import AnyAgent
+from killick.definitions.agents import AnyAgent
 from killick.replay.replay import Replay
 from killick.replay.result import SECONDS, Replayed, ReplayRequest
 

@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 from killick.check.fakes import Fakes, called_for, name_of
 from killick.client.client import Client
 from killick.clock import ManualClock
-from killick.definitions.registry import Effect, Tool, ToolStep
+from killick.definitions.markers import ToolStep
+from killick.definitions.policy import Effect
+from killick.definitions.tools import Tool
 from killick.engine.outcome import RunOutcome
 from killick.engine.steps.attempt import Applied
 from killick.engine.steps.intention import Intent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
-from killick.llm.toolset import spoken
+from killick.definitions.parameters import spoken
 from killick.model.codec import plain
 from killick.web.problems import Problem
 from killick.web.redaction import HIDDEN

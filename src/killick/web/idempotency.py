@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from killick.engine.steps.kinds import delivery
+from killick.engine.inbox import delivery
 from killick.errors import KillickError, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e

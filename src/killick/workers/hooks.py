@@ -19,11 +19,11 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from killick.definitions.registry import AnyAgent
-from killick.engine.execution import Engine
+from killick.definitions.agents import AnyAgent
+from killick.engine import inbox
+from killick.engine.engine import Engine
 from killick.engine.failures import describe, excluded_by, rate_limit_seconds
 from killick.engine.interventions import entries_of
-from killick.engine.steps import waits
 from killick.engine.steps.attempt import waited_for
 from killick.engine.views import RunInfo
 from killick.errors import (
@@ -339,8 +339,8 @@ class _Following:
 
     async def _may_go_on(self) -> bool:
         """Do what people ask of a hook while it is attended to; False: it was paused or ended."""
-        for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=waits.COMMAND):
-            body = waits.body_of(self.engine.log, message)
+        for message in await asyncio.to_thread(self.store.inbox, self.log.run, name=inbox.COMMAND):
+            body = inbox.body_of(self.engine.log, message)
             taken = e.MessageTaken(at=self.now, message=message.number, name=message.name, id=message.id, by=message.by)
             entries = entries_of(self.log.fold, body, by=message.by, at=self.now)
             await self.log.append_soon(Entry(taken), *entries, takes=(message.number,))

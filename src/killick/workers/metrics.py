@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from typing import Any, Final
 
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
 from killick.engine.observers import Attempt, Observer, RunSpan, Waited, observe
 from killick.errors import AccessRefused, KillickError
 from killick.model import events as e

@@ -19,10 +19,10 @@ from typing import BinaryIO, Final, TextIO, cast
 
 import msgspec
 
+from killick.agents.runtime import Runtime
 from killick.clock import SystemClock
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.engine.executor import ClaimedRun
-from killick.engine.runtime import Runtime
 from killick.errors import KillickError
 from killick.logger import get_logger
 from killick.store import open_store

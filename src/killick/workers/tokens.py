@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
 from killick.errors import AccessRefused, EpochStale, HeadMoved, RunExists
 from killick.log.writer import Entry
 from killick.model import events as e

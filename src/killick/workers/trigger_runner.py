@@ -15,18 +15,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.definitions.schedules import decide, moment, stamp
 from killick.definitions.triggers import EVENT, LOG, OWN, TAG, TRIGGERS, Firing, Previous, Spec, Trigger, TriggerInfo
+from killick.engine import inbox, renewals
 from killick.engine.commands import command
-from killick.engine.context import through_codec
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
 from killick.engine.failures import describe
+from killick.engine.inbox import delivery
 from killick.engine.interventions import entries_of
 from killick.engine.outcome import ended
-from killick.engine.steps import waits
 from killick.engine.steps.attempt import waited_for
-from killick.engine.steps.kinds import delivery, first_entries
+from killick.engine.steps.kinds import first_entries
 from killick.errors import (
     AnswerRefused,
     EpochStale,
@@ -42,6 +42,7 @@ from killick.log.writer import Entry, RunLog
 from killick.logger import get_logger
 from killick.model import events as e
 from killick.model import fold
+from killick.model.chunks import through_codec
 from killick.model.typed import convert
 from killick.store.protocol import ENDED, Append, Message, RunQuery, RunRow, Store
 from killick.workers.background import Duty
@@ -213,7 +214,7 @@ class _AtWork:
         self.log.seen = message.number
         at, due = self._now_us(), self.known.next
         is_event = self.spec.sort == "event" and message.name == self.spec.what
-        body: Any = waits.body_of(self.engine.log, message)
+        body: Any = inbox.body_of(self.engine.log, message)
         if is_event:
             await self.set_off(_Cause(message.at_us, due, told={"body": body}, message=message, by=message.by))
         elif message.name == FIRE:
@@ -221,7 +222,7 @@ class _AtWork:
             await self.set_off(_Cause(at, due, run=body["run"], given=given, message=message, by=message.by))
         else:
             entries: list[Entry] = []
-            if message.name == waits.COMMAND and not self.log.fold.facts.ended:
+            if message.name == inbox.COMMAND and not self.log.fold.facts.ended:
                 entries = entries_of(self.log.fold, body, by=message.by, at=at)
             await self._append(_Cause(at, due, message=message), *entries)
 
@@ -380,7 +381,7 @@ class _AtWork:
         """The run of the firing before, if it has not ended; followed through renewals."""
         if self.known.run is None:
             return None
-        run = waits.latest(self.engine.log, self.known.run)
+        run = renewals.latest(self.engine.log, self.known.run)
         row = self.engine.store.index(run)
         return None if row is None or row.status in ENDED else run
 
@@ -393,7 +394,7 @@ def _taken(agent: AnyAgent, given: Any) -> Any:
 def _previous(engine: Engine, run: str | None) -> Previous | None:
     if run is None:
         return None
-    run = waits.latest(engine.log, run)
+    run = renewals.latest(engine.log, run)
     row = engine.store.index(run)
     if row is None:
         return None
@@ -469,7 +470,7 @@ def _info(engine: Engine, row: RunRow) -> TriggerInfo:
     known = facts.trigger
     assert known is not None
     spec = spec_of(engine.log, row.run, known)
-    last = engine.store.index(waits.latest(engine.log, known.run)) if known.run is not None else None
+    last = engine.store.index(renewals.latest(engine.log, known.run)) if known.run is not None else None
     return TriggerInfo(
         name=name,
         sort=spec.sort,

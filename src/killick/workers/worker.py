@@ -14,11 +14,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-from killick.definitions.registry import AGENTS
+from killick.agents.runtime import Runtime
+from killick.definitions.agents import AGENTS
 from killick.engine.executor import ClaimedRun, Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.outcome import RunOutcome
-from killick.engine.runtime import Runtime
 from killick.errors import EpochStale, HandleClosed, KillickError, LeaseLost, LogError
 from killick.log.writer import RunLog
 from killick.logger import get_logger

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 
 import killick
-from killick.adapters.temporal import TurnOutcome, Temporal
+from killick.adapters.temporal import Temporal, TurnOutcome
 from neighbours import engine_agents as agents
 from neighbours.temporal.dev_server import DevServer
 

@@ -36,7 +36,7 @@ from killick.client.external_runs import ExternalSession
 from killick.contracts.contract import Contract
 from killick.definitions.current import in_agent
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import AnyTool
+from killick.definitions.tools import AnyTool
 from killick.engine.views import Wait
 from killick.errors import DeclarationRefused, KillickError, Rejected, RunWaiting, Skipped, StepFailed
 from killick.llm.external import Host, here

@@ -27,7 +27,8 @@ from agents import (
     TResponseInputItem,
 )
 from killick.adapters.openai_agents.turns import turn_here
-from killick.definitions.registry import ONCE, AsyncTool, Policy
+from killick.definitions.policy import ONCE, Policy
+from killick.definitions.tools import AsyncTool
 from killick.errors import StepFailed
 
 _ITEM: Final[TypeAdapter[Any]] = TypeAdapter(TResponseOutputItem)

@@ -19,8 +19,8 @@ from killick.adapters.openai_agents.turns import Turn, turn_here
 from killick.adapters.tool_gate import ToolFailed
 from killick.contracts.facts import Approval
 from killick.definitions.open_tools import open_tool
-from killick.definitions.registry import AnyTool, resolved_hints
-from killick.definitions.registry import Tool as KillickTool
+from killick.definitions.tools import AnyTool, resolved_hints
+from killick.definitions.tools import Tool as KillickTool
 from killick.errors import DeclarationRefused, Rejected, StepFailed, ValueRefused
 from killick.model.codec import plain
 

@@ -23,7 +23,7 @@ from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run, pair, value_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.clock import SystemClock
-from killick.definitions.registry import Agent
+from killick.definitions.agents import Agent
 
 PATIENCE_SECONDS: Final = 60
 """How long one rehearsal may compute without ever letting go, before it is taken for one that never ends."""

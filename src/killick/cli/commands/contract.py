@@ -22,7 +22,8 @@ from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import STATUSES, Selection, complete_agent_name, complete_named, complete_tag, select
 from killick.contracts.contract import Contract
 from killick.contracts.lint import Problem, lint
-from killick.definitions.registry import AGENTS, TOOLS, Agent, AnyTool, read_contract
+from killick.definitions.agents import AGENTS, Agent, read_contract
+from killick.definitions.tools import TOOLS, AnyTool
 from killick.errors import AgentUnknown, ContractRefused
 from killick.history.backtest import Change, Judged, Rejudged, rejudge
 from killick.model.fold import ContractInForce

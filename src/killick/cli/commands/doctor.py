@@ -14,7 +14,7 @@ from killick.cli import style as paint
 from killick.cli.commands.store import many, say
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import Exit
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.errors import AgentUnknown, StoreError
 from killick.history.doctor import Diagnosis, Finding, Named, examine
 from killick.store.protocol import Condition

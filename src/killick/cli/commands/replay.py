@@ -18,7 +18,7 @@ from killick.cli import apps
 from killick.cli import style as paint
 from killick.cli.context import Shell, command, complete_run
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.errors import AgentUnknown, RunUnknown
 from killick.history.diff import shown, values
 from killick.model.codec import plain

@@ -20,7 +20,7 @@ from killick.cli.context import Shell, Unparsed, command, completing, parsed, te
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.client.client import Client
 from killick.client.start import begin
-from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.errors import (
     AgentUnknown,
     KillickError,

@@ -21,7 +21,7 @@ from killick.cli import apps
 from killick.cli.commands.worker import telling
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.errors import AccessRefused
 
 EXTRA: Final = ("jinja2", "starlette", "uvicorn")

@@ -26,7 +26,7 @@ from killick.client.client import Client
 from killick.client.inbox import agreement, whom
 from killick.engine import views
 from killick.engine.approval import argument_edits
-from killick.engine.steps.waits import VOTE
+from killick.engine.inbox import VOTE
 from killick.errors import ValueErased
 from killick.history import listing
 from killick.history.explain import why

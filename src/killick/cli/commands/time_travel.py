@@ -17,11 +17,12 @@ from killick.cli.commands.run import Progress, fitting
 from killick.cli.context import Shell, Unparsed, command, completing, parsed, run_argument, somebody, text_of
 from killick.cli.exit_codes import CommandFailed, Exit
 from killick.cli.selection import complete_place, named_run
-from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
+from killick.engine.effects.recorded_effects import effects_of
 from killick.errors import AgentUnknown, RunCancelled, RunFailed, RunWaiting, TimeRefused
 from killick.history.compare_runs import changed_in, parting
 from killick.history.phrasing import snapshot
-from killick.history.provenance import Undoing, Use, effects_of
+from killick.history.provenance import Undoing, Use
 from killick.history.rewind_preview import STANDING, Leaving, LeftEffect, leaving, left, rights
 from killick.log import boundaries
 from killick.model import events as e

@@ -16,7 +16,7 @@ from killick.cli import apps, style
 from killick.cli.context import Shell, command
 from killick.cli.exit_codes import CommandFailed, Exit, drop_output
 from killick.client.client import Client
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
 from killick.errors import AccessRefused, AgentUnknown, DurationRefused
 from killick.logger import get_logger
 from killick.model.retry import seconds

@@ -9,101 +9,30 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from killick.contracts.contract import Approval
-from killick.definitions.registry import TOOLS, AnyTool
+from killick.definitions.parameters import Parameters, spoken
+from killick.definitions.tools import TOOLS, AnyTool
+from killick.engine.approval.call_answer import EXPIRED, INSTEAD, PERSON, after_approval, after_edit
 from killick.engine.approval.contracts_in_force import APPROVE, ApprovalGiven, AskingRule, Verdict, named, who_of
 from killick.engine.approval.verdicts import PendingVerdict, approval_of, failed_by, rejection
-from killick.engine.context import through_codec
 from killick.engine.execution import Branch, Execution
-from killick.engine.steps.waits import Closed, Escalation, Waiter, binding, dismiss, raise_if_intervened, until
+from killick.engine.steps.waits import binding, dismiss, raise_if_intervened, until
 from killick.engine.views import Wait
+from killick.engine.waiter import Closed, Escalation, Waiter
 from killick.errors import AnswerRefused, DeclarationRefused, Rejected, ValueRefused
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import plain
 from killick.model.fold import Step, intended_name
 
 T = TypeVar("T")
 
-PERSON: Final = "rejected_by_person"
-INSTEAD: Final = "answered_instead"
-EXPIRED: Final = "expired"
 VALUE_CHARS_MAX: Final = 80
-_KINDS: Final = {PERSON: "reject", INSTEAD: "respond", EXPIRED: "expired"}
-
-
-class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person said of a call, and what they changed in it: by argument, what it was and what it is."""
-
-    kind: str
-    by: str | None = None
-    comment: str | None = None
-    changed: dict[str, tuple[Any, Any]] = {}
-
-    def __str__(self) -> str:
-        told = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
-        said = f" ({self.comment})" if self.comment else ""
-        return f"{self.by or 'somebody'} changed {told}{said}" if told else f"{self.by or 'somebody'} agreed{said}"
-
-
-class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What became of an action that was suggested to a person.
-
-    kind       "approve" or "edit": it was done; "reject", "respond" or "expired": it was not
-    result     what the tool returned, where it was done
-    value      what the person answered instead
-    changed    by argument, what it was and what the person made of it
-    """
-
-    kind: str
-    result: T | None = None
-    value: Any = None
-    changed: dict[str, tuple[Any, Any]] = {}
-    by: str | None = None
-    comment: str | None = None
-
-    @property
-    def ran(self) -> bool:
-        """Whether it was done."""
-        return self.kind in ("approve", "edit")
-
-
-def after_edit(
-    before: CallAnswer | None, by: str, comment: str | None, changed: Mapping[str, tuple[Any, Any]]
-) -> CallAnswer:
-    """What is told of an edit: all that people changed so far, from what the agent wanted to what it is now."""
-    merged = dict(before.changed) if before is not None else {}
-    for name, (old, new) in changed.items():
-        merged[name] = (merged[name][0] if name in merged else old, new)
-    kept = {name: pair for name, pair in merged.items() if pair[0] != pair[1]}
-    return CallAnswer(kind="edit", by=by, comment=comment, changed=kept)
-
-
-def after_approval(before: CallAnswer | None, by: str | None, comment: str | None) -> CallAnswer:
-    """What is told of an agreement; where somebody edited it before, that is what counts."""
-    return (
-        before if before is not None and before.kind == "edit" else CallAnswer(kind="approve", by=by, comment=comment)
-    )
-
-
-def proposed(result: T, told: CallAnswer | None) -> Proposed[T]:
-    """A suggested action that was done."""
-    if told is None:
-        return Proposed(kind="approve", result=result)
-    return Proposed(kind=told.kind, result=result, changed=told.changed, by=told.by, comment=told.comment)
-
-
-def declined(rejected: Rejected) -> Proposed[Any]:
-    """A suggested action that a person did not want done; what a rule rejects is raised."""
-    kind = _KINDS.get(rejected.code)
-    if kind is None:
-        raise rejected
-    details = rejected.failure.details
-    return Proposed(kind=kind, value=rejected.response, by=rejected.by, comment=details.get("comment"))
 
 
 # judging, with people ------------------------------------------------------------------------------
@@ -364,8 +293,6 @@ def short_value(value: Any) -> str:
 
 def in_words(value: Any) -> str:
     """A value as a model reads it."""
-    from killick.llm.toolset import spoken
-
     return value if isinstance(value, str) else json.dumps(spoken(plain(value)), ensure_ascii=False)
 
 
@@ -387,8 +314,6 @@ def edited(j: PendingVerdict, value: Any) -> dict[str, Any]:
 
 def _typed(tool: AnyTool | None, changes: dict[str, Any]) -> dict[str, Any]:
     """What people write for what JSON has no word for, such as a date, as the tool's own types."""
-    from killick.llm.toolset import Parameters
-
     if tool is None or all(
         type(value) in (int, bool, str, float) and _fits(tool, name, value) for name, value in changes.items()
     ):
@@ -427,8 +352,6 @@ def refuse_misfit(wait: Wait, value: Any) -> None:
 
 def schema_of_call(j: PendingVerdict) -> Any:
     """What an edit may look like, for forms; None where it cannot be described."""
-    from killick.llm.toolset import Parameters
-
     tool = TOOLS.get(j.intent.name)
     try:
         return None if tool is None else Parameters(tool).schema

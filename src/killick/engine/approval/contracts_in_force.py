@@ -16,7 +16,7 @@ from killick.contracts.contract import ACCEPTED, Approval, Contract, Intention, 
 from killick.contracts.lookalikes import path_refused
 from killick.contracts.policy_input import UPDATE, of_the_context, own_part, past_of, together
 from killick.contracts.prices import Prices
-from killick.definitions.registry import AGENTS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
 from killick.engine.approval.budget_group import Family, first_of
 from killick.errors import AgentUnknown, ContractRefused, KillickError
 from killick.log.writer import Entry
@@ -27,7 +27,7 @@ from killick.model.ledger import Ledger
 from killick.store.protocol import UniqueRight
 
 if TYPE_CHECKING:
-    from killick.engine.execution import Engine
+    from killick.engine.engine import Engine
 
 APPROVE: Final = "approve"
 """The rule by which a tool itself, or a proposal, asks a person."""

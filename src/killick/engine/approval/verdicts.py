@@ -16,19 +16,19 @@ from killick.contracts.facts import IntentionSort
 from killick.contracts.facts import approval_of as asked_of
 from killick.contracts.policy_input import model_arguments
 from killick.engine.approval.contracts_in_force import ApprovalGiven, Verdict, with_paths
-from killick.engine.context import through_codec
 from killick.engine.interventions import SKIPPED
 from killick.engine.signals import Paused
 from killick.errors import DeclarationRefused, Rejected, Skipped, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import canonical
 from killick.model.failure import Failure
 from killick.model.fold import intended_name
 from killick.store.protocol import UniqueRight
 
 if TYPE_CHECKING:
-    from killick.engine.approval.approvals import CallAnswer
+    from killick.engine.approval.call_answer import CallAnswer
     from killick.engine.execution import Branch, Execution
     from killick.engine.steps.intention import Intent
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from killick.definitions.registry import TOOLS, AnyTool, Effect, Policy, Shape, Tool
+from killick.definitions.policy import Effect, Policy
+from killick.definitions.tools import TOOLS, AnyTool, Shape, Tool
 from killick.engine.effects.reconcile import ask_person, stopped
+from killick.engine.effects.recorded_effects import effect_to_undo
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import OVER
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.pipeline import execute_step
 from killick.engine.steps.workspace_hook import reverting
 from killick.errors import StepFailed, TimeRefused
-from killick.history.provenance import effect_to_undo
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger

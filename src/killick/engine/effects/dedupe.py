@@ -7,35 +7,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
-from killick.definitions.registry import DidNotHappen, Effect, Happened, Unknown
-from killick.engine.context import through_codec
+from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
+from killick.engine.commands import command
 from killick.engine.effects.reconcile import RecordedOutcome, ask_person, reconciled, stopped
-from killick.engine.effects.run_tree import RecordedEffect
+from killick.engine.effects.recorded_effects import RecordedEffect
 from killick.engine.execution import Branch, Execution
 from killick.engine.replay import short
 from killick.engine.steps.intention import restored
+from killick.engine.steps.step_state import StepState
 from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, until_time
-from killick.errors import NotDone, StepFailed, ValueErased
+from killick.errors import KillickError, NotDone, StepFailed, ValueErased
 from killick.log.writer import Entry
 from killick.model import events as e
 from killick.model import ledger
+from killick.model.chunks import through_codec
 from killick.model.codec import digest
 from killick.model.failure import Failure
 from killick.model.ledger import SENDING
 
-if TYPE_CHECKING:
-    from killick.engine.steps.pipeline import StepExecution
-
+_ANNOUNCE_SECONDS: Final = 0.05
+"""The first pause between two attempts to announce a fork; doubled each time."""
 
 OWN_ONLY: Final = ("reads", "workspace", None)
 """What no other timeline can have done for this one: files went back with the run, and a fork has its own."""
 
 
-async def earlier(a: StepExecution) -> RecordedOutcome | None:
+async def _announced(ex: Execution, branch: Branch) -> None:
+    """Tell all ancestors of a fork that it exists, before it acts: from then on they read its effects."""
+    tree = ex.lineage
+    if tree.is_announced:
+        return
+    for parent, fork in tree.ancestry():
+        body, pause = {"command": "forked", "fork": fork.run, "cut": fork.base}, _ANNOUNCE_SECONDS
+        while not tree.knows(parent, fork.run):
+            try:
+                if command(ex.engine, parent, body, by=None, id=f"forked:{fork.run}"):
+                    break
+            except KillickError:
+                break  # it is gone, or does not hold: it does nothing any more
+            await asyncio.sleep(ex.engine.clock.nap_seconds(pause))
+            ex.refuse(branch)
+            pause = min(pause * 2, 1.0)
+    tree.is_announced = True
+
+
+async def earlier(a: StepState) -> RecordedOutcome | None:
     """Whether the action was done before: in this timeline by `repeat`, or in one that was left, as an orphan."""
     ex, intent = a.ex, a.intent
     if intent.effect in ("reads", None) or intent.sort == "undo":
@@ -57,7 +77,7 @@ async def earlier(a: StepExecution) -> RecordedOutcome | None:
     return None
 
 
-async def _over(a: StepExecution, first: asyncio.Future[None], identity: e.Digest) -> None:
+async def _over(a: StepState, first: asyncio.Future[None], identity: e.Digest) -> None:
     """Wait for the same action in another branch, which may itself wait for a person."""
     outer = a.branch.outer
     if outer is not None and any(each.inflight == (a.intent.name, identity) for each in outer.around()):
@@ -70,7 +90,7 @@ async def _over(a: StepExecution, first: asyncio.Future[None], identity: e.Diges
     a.ex.refuse(a.branch)
 
 
-async def _may_repeat(a: StepExecution, effect: ledger.Effect) -> bool:
+async def _may_repeat(a: StepState, effect: ledger.Effect) -> bool:
     prompt = f"{a.intent.name}({short(a.intent.recording)}) was done at step {effect.step} already. Do it again?"
     return await _agreed(_wanted(a), prompt)
 
@@ -110,7 +130,7 @@ class WantedStep(NamedTuple):
     """What is still to be written of the intention."""
 
 
-def _wanted(a: StepExecution) -> WantedStep:
+def _wanted(a: StepState) -> WantedStep:
     intent = a.intent
     identity = e.to_text(intent.identity or intent.digest)
     return WantedStep(a.ex, a.branch, a.step, intent.name, intent.recording, identity, a.written)
@@ -119,7 +139,7 @@ def _wanted(a: StepExecution) -> WantedStep:
 async def sent_before(wanted: WantedStep) -> bool:
     """Whether a message to another run was sent before, by a timeline that was left or another run of the lineage."""
     ex = wanted.ex
-    await ex.lineage.known(wanted.branch)
+    await _announced(ex, wanted.branch)
     left = ex.lineage.left(SENDING, wanted.step)
     for done in left:
         if done.effect.identity == wanted.identity:
@@ -155,7 +175,7 @@ def _spawned(wanted: WantedStep) -> tuple[str, ledger.Child] | None:
 async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
     """A run of the same agent on the same input that was spawned by a timeline that was left, or in the lineage."""
     ex = wanted.ex
-    await ex.lineage.known(wanted.branch)
+    await _announced(ex, wanted.branch)
     found = _spawned(wanted)
     if found is not None:
         run, child = found
@@ -167,7 +187,7 @@ async def spawned_before(wanted: WantedStep) -> ledger.Child | None:
     return None
 
 
-def is_left(a: StepExecution) -> bool:
+def is_left(a: StepState) -> bool:
     """Whether the same action was done before, so that it is adopted rather than done again."""
     intent = a.intent
     if intent.effect in OWN_ONLY:
@@ -176,12 +196,12 @@ def is_left(a: StepExecution) -> bool:
     return any(done.effect.identity == identity for done in a.ex.lineage.left(intent.name, a.step))
 
 
-async def _adopted(a: StepExecution) -> RecordedOutcome | None:
+async def _adopted(a: StepState) -> RecordedOutcome | None:
     """R18: the recorded result of an effect of the same identity that this timeline left, whatever the new wording."""
     ex, intent = a.ex, a.intent
     lineage = ex.lineage
     identity = e.to_text(intent.identity or intent.digest)
-    await lineage.known(a.branch)
+    await _announced(ex, a.branch)
     left = lineage.left(intent.name, a.step)
     if lineage.is_shared and a.inflight is None:
         # The same action in another branch takes its right first, and then this one another.
@@ -221,13 +241,13 @@ def _at_work(ex: Execution, done: RecordedEffect) -> str | None:
     return ex.lineage.is_at_work(done)
 
 
-async def allowed(a: StepExecution) -> None:
+async def allowed(a: StepState) -> None:
     """What nobody did before may need somebody's word, once a step."""
     if a.ex.left_behind and not a.made and a.intent.effect not in OWN_ONLY and a.intent.sort != "undo":
         await _may_go_on(_wanted(a), a.beside)
 
 
-async def _until_known(a: StepExecution, done: RecordedEffect, run: str) -> None:
+async def _until_known(a: StepState, done: RecordedEffect, run: str) -> None:
     """Another run of the lineage is at this very action: what comes of it is for both."""
     ex = a.ex
     a.waited += 1
@@ -264,7 +284,7 @@ async def _refused(wanted: WantedStep, failure: Failure) -> NoReturn:
     raise StepFailed(wanted.step, wanted.name, failure)
 
 
-async def _settle_left(a: StepExecution, done: RecordedEffect) -> bool:
+async def _settle_left(a: StepState, done: RecordedEffect) -> bool:
     """One in doubt is settled first. True: it happened."""
     effect = done.effect
     why = "before the run was taken back" if done.is_of(a.ex.run_id) else f"by {done.run}"
@@ -304,7 +324,7 @@ async def _settle_left(a: StepExecution, done: RecordedEffect) -> bool:
     return happened
 
 
-async def _adopt(a: StepExecution, done: RecordedEffect) -> RecordedOutcome:
+async def _adopt(a: StepState, done: RecordedEffect) -> RecordedOutcome:
     """Take a recorded result."""
     ex, effect = a.ex, done.effect
     await ex.barrier()  # the outcome may be on its way to the store

@@ -7,9 +7,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from killick.engine import renewals
 from killick.engine.effects.branch_point import Cut, cut
 from killick.engine.effects.rewind import refuse_own
-from killick.engine.steps import waits
 from killick.errors import TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
@@ -134,9 +134,9 @@ def _answer(fold: Fold, step: Step, output: Any) -> Any:
 def copied(log: Log, parent: str, run: str, found: Cut) -> list[Delivery]:
     """The messages that a run got and had not taken at a cut, for a fork of it. Answers were for what it leaves."""
     return [
-        waits.forwarded(log, message, run)
+        renewals.forwarded(log, message, run)
         for message in log.store.messages(parent)
-        if waits.goes_along(message) and not _was_taken(message, found)
+        if renewals.goes_along(message) and not _was_taken(message, found)
     ]
 
 

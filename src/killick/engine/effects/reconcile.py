@@ -6,29 +6,30 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from killick.definitions.current import HERE
-from killick.definitions.registry import DidNotHappen, Effect, Happened, Key, Tool, ToolStep, Unknown
-from killick.engine.context import through_codec
+from killick.definitions.markers import Key, ToolStep
+from killick.definitions.policy import DidNotHappen, Effect, Happened, Unknown
+from killick.definitions.tools import Tool
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe, is_transient
 from killick.engine.replay import short
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent, claim_text, is_async, restored
-from killick.engine.steps.threads import Work
-from killick.engine.steps.waits import SETTLEMENT_VERBS, Closed, Then, Waiter, binding, raise_if_intervened, until
+from killick.engine.steps.live_calls import Work
+from killick.engine.steps.step_state import StepState
+from killick.engine.steps.waits import SETTLEMENT_VERBS, binding, raise_if_intervened, until
+from killick.engine.waiter import Closed, Then, Waiter
 from killick.errors import StepFailed, TimeRefused, ValueRefused
 from killick.log.writer import AppendExtras, Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.failure import Failure
 from killick.model.fold import OUT_OF_BAND, Step
 from killick.store.protocol import UniqueRight
-
-if TYPE_CHECKING:
-    from killick.engine.steps.pipeline import StepExecution
 
 DIED: Final = Failure.told("killick.Died", "the process died while this attempt was open", kind="died")
 NOT_CONFIRMED: Final = Failure.told("killick.NotConfirmed", "the tool returned, but the world does not show its effect")
@@ -56,7 +57,7 @@ def stopped(by: str | None, because: Any) -> Failure:
     return Failure.told("killick.Stopped", f"stopped by {by or 'somebody'}{told}")
 
 
-async def settle(a: StepExecution, work: Work | None) -> RecordedOutcome | None:
+async def settle(a: StepState, work: Work | None) -> RecordedOutcome | None:
     """Find out what became of an attempt: by its thread, its reconciler, or a person.
 
     None: it did not happen, and may be tried again. Raises when a person says to stop.
@@ -78,14 +79,12 @@ async def settle(a: StepExecution, work: Work | None) -> RecordedOutcome | None:
     return await _ask(a)
 
 
-def happened_late(a: StepExecution, value: Any) -> RecordedOutcome | None:
+def happened_late(a: StepState, value: Any) -> RecordedOutcome | None:
     """A thread that was given up came back with a result: that settles it."""
     return _settled(a, Happened(value), by="late result")
 
 
-def late_entries(
-    a: StepExecution, past: Step, value: Any, error: BaseException | None
-) -> tuple[list[Entry], AppendExtras]:
+def late_entries(a: StepState, past: Step, value: Any, error: BaseException | None) -> tuple[list[Entry], AppendExtras]:
     """What a thread that outlived its execution came to: the end of its attempt, or the settlement of one in doubt."""
     refused = error is not None and a.says_nothing_happened(error)
     if error is None:
@@ -110,7 +109,7 @@ def late_entries(
     return [*waits, _settlement(a, found, "late result", None)], {"releases": released} if released else {}
 
 
-async def reconciled(a: StepExecution, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
+async def reconciled(a: StepState, reconcile: Callable[[Effect], Any], effect: Effect) -> Any:
     """What the reconciler says; one that fails, or tells of a result that cannot be, knows nothing."""
     for attempt in range(3):
         try:
@@ -129,7 +128,7 @@ async def reconciled(a: StepExecution, reconcile: Callable[[Effect], Any], effec
     return Unknown()
 
 
-def effect_of(a: StepExecution) -> Effect:
+def effect_of(a: StepState) -> Effect:
     """The effect of a step, as far as it is known."""
     progress = a.progress
     if progress is None and (progressed := a.ex.record.of(a.step, e.AttemptProgressed)):
@@ -144,7 +143,7 @@ def effect_of(a: StepExecution) -> Effect:
     )
 
 
-def _settlement(a: StepExecution, found: Happened | DidNotHappen | None, by: str | None, because: str | None) -> Entry:
+def _settlement(a: StepState, found: Happened | DidNotHappen | None, by: str | None, because: str | None) -> Entry:
     released = _released(a, found)
     how: e.Settlement = "stopped" if found is None else "happened" if isinstance(found, Happened) else "did_not_happen"
     event = e.AttemptSettled(
@@ -160,12 +159,12 @@ def _settlement(a: StepExecution, found: Happened | DidNotHappen | None, by: str
     return Entry(event, values | ({"because": because} if because else {}))
 
 
-def _released(a: StepExecution, found: object) -> tuple[UniqueRight, ...]:
+def _released(a: StepState, found: object) -> tuple[UniqueRight, ...]:
     """What was consumed comes back only when nothing happened."""
     return a.intent.claims if a.holds and isinstance(found, DidNotHappen) else ()
 
 
-def _settled(a: StepExecution, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
+def _settled(a: StepState, found: Happened | DidNotHappen, *, by: str) -> RecordedOutcome | None:
     a.is_open = False
     a.granted = isinstance(found, DidNotHappen)
     released = _released(a, found)
@@ -177,7 +176,7 @@ def _settled(a: StepExecution, found: Happened | DidNotHappen, *, by: str) -> Re
     return RecordedOutcome(seq, restored(a.intent, through_codec(found.result), None, a.step))
 
 
-async def _ask(a: StepExecution) -> RecordedOutcome | None:
+async def _ask(a: StepState) -> RecordedOutcome | None:
     """Nobody here can know: a person says whether it happened."""
     ex, intent = a.ex, a.intent
     if a.step.startswith(OUT_OF_BAND):
@@ -277,7 +276,7 @@ async def _aside(ex: Execution, fn: Callable[..., Any], effect: Effect, step: e.
     return applied.value
 
 
-async def confirmed(a: StepExecution, value: Any) -> bool:
+async def confirmed(a: StepState, value: Any) -> bool:
     """Look at the world after an effect, and put on record what it shows."""
     return await _confirmed(a.ex, a.intent, effect_of(a), value)
 

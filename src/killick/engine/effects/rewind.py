@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from killick.engine import renewals
 from killick.engine.effects.branch_point import Cut, cut
-from killick.engine.steps import waits
 from killick.errors import TimeRefused
 from killick.log.log import Log
 from killick.log.writer import Entry, RunLog
@@ -60,5 +60,5 @@ def _returned(log: Log, run: str, found: Cut) -> tuple[int, ...]:
         if message.taken is not None
         and message.taken > found.seq
         and message.taken not in found.keep
-        and waits.goes_along(message)
+        and renewals.goes_along(message)
     )

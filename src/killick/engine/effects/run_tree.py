@@ -6,36 +6,22 @@ went on under or adopted. Any other effect that happened may be adopted, once by
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from killick.engine.effects.recorded_effects import RecordedEffect
+from killick.engine.replay import Record
 from killick.errors import KillickError
+from killick.log.log import Log
+from killick.log.writer import RunLog
 from killick.model import events as e
 from killick.model import ledger
 from killick.store.protocol import Head, Owner, UniqueRight, is_held
 
-if TYPE_CHECKING:
-    from killick.engine.execution import Branch, Execution
-
 ACTION: Final = "killick.action"
 """The space of the rights to act once more in a lineage; no argument that is consumed can have that name."""
-
-_KNOWN_SECONDS: Final = 0.05
-
-
-class RecordedEffect(NamedTuple):
-    """One run's record of an effect, with the records that other runs of the lineage have under the same key."""
-
-    run: str
-    effect: ledger.Effect
-    others: tuple[RecordedEffect, ...] = ()
-
-    def is_of(self, run: str) -> bool:
-        """Whether a run has it on record itself."""
-        return self.run == run or any(each.run == run for each in self.others)
 
 
 class Member(NamedTuple):
@@ -51,17 +37,17 @@ class Member(NamedTuple):
 class RunTree:
     """The lineage of a run that is in memory."""
 
-    def __init__(self, ex: Execution) -> None:
-        self._ex = ex
-        self._log = ex.engine.log
+    def __init__(self, log: Log, run: RunLog, record: Record) -> None:
+        self._log = log
+        self._run = run
+        self._record = record
         self._members: dict[str, Member] = {}
         self._heads: dict[str, Head] = {}
         self._numbers: dict[tuple[str, e.Digest], int] = {}
-        log = ex.log
         # Not from the store: the run's first events may not be committed yet.
-        self.own = Head(run=log.run, seq=log.seq, hash=log.hash, epoch=log.epoch, base=log.base, parent=log.parent)
-        self._heads[ex.run_id] = self.own
-        fold, found = ex.log.fold, ex.log.ledger
+        self.own = Head(run=run.run, seq=run.seq, hash=run.hash, epoch=run.epoch, base=run.base, parent=run.parent)
+        self._heads[run.run] = self.own
+        fold, found = run.fold, run.ledger
         places = {attempt.started: step.id for step in fold.steps for attempt in step.attempts}
         places |= {step.output: step.id for step in fold.steps if step.output}
         self._standing: dict[str, e.StepId] = dict.fromkeys(fold.facts.adopted, "")
@@ -79,7 +65,8 @@ class RunTree:
                 self._left.append(index)
         self._noted = len(found.effects)
         self._children = {child.run for child in found.children if child.spawned in places}
-        self._is_known = False
+        self.is_announced = False
+        """Whether all ancestors know of this fork."""
 
     def stands_on(self, done: RecordedEffect, step: e.StepId) -> None:
         """A step of this timeline has adopted it, or goes on under its key."""
@@ -95,10 +82,10 @@ class RunTree:
         by = self._standing.get(key)
         if by is None or by == step:
             return False
-        found, index = self._ex.log.fold.step(by), self._own.get(key)
+        found, index = self._run.fold.step(by), self._own.get(key)
         if found is None or found.status not in ("failed", "cancelled"):
             return True
-        return index is not None and self._ex.log.ledger.effects[index].status != "did_not_happen"
+        return index is not None and self._run.ledger.effects[index].status != "did_not_happen"
 
     def left(self, tool: str, step: e.StepId) -> list[RecordedEffect]:
         """Effects of a tool that happened, or may have, and that no other step of this timeline stands on, oldest
@@ -114,7 +101,7 @@ class RunTree:
     def stood(self, tool: str, identity: e.Digest, step: e.StepId) -> RecordedEffect | None:
         """The first effect of an identity that happened and that another step of this timeline stands on."""
         undone = self._look()
-        own = (RecordedEffect(self._ex.run_id, effect) for effect in self._ex.log.ledger.effects)
+        own = (RecordedEffect(self._run.run, effect) for effect in self._run.ledger.effects)
         for done in chain(own, self._records()):
             effect = done.effect
             same = effect.tool == tool and effect.identity == identity and not effect.undoes
@@ -124,13 +111,13 @@ class RunTree:
 
     def _may_be(self, effect: ledger.Effect) -> bool:
         if effect.status in ("open", "in_doubt"):
-            return effect.attempts > self._ex.record.ruled_out.get(effect.key, 0)
+            return effect.attempts > self._record.ruled_out.get(effect.key, 0)
         return effect.status == "happened"
 
     def _records(self) -> Iterator[RecordedEffect]:
         for member in self._members.values():
-            if member.head.run == self._ex.run_id:
-                yield from (RecordedEffect(self._ex.run_id, self._ex.log.ledger.effects[index]) for index in self._left)
+            if member.head.run == self._run.run:
+                yield from (RecordedEffect(self._run.run, self._run.ledger.effects[index]) for index in self._left)
             else:
                 yield from member.effects
 
@@ -166,7 +153,7 @@ class RunTree:
             number += 1
 
     def _is_seen(self, owner: Owner) -> bool:
-        if owner.run == self._ex.run_id:
+        if owner.run == self._run.run:
             return True
         member = self._members.get(owner.run)
         if member is None:
@@ -181,34 +168,20 @@ class RunTree:
     def is_at_work(self, done: RecordedEffect) -> str | None:
         """Another run that a worker is at now and that has not come to an end with an effect."""
         for each in (done, *done.others):
-            head = self._log.store.head(each.run) if each.run != self._ex.run_id else None
+            head = self._log.store.head(each.run) if each.run != self._run.run else None
             if head is not None and each.effect.status in ("open", "in_doubt") and is_held(self._log.store, head):
                 return each.run
         return None
 
-    async def known(self, branch: Branch) -> None:
-        """A fork acts only when those that it was forked from know of it: from then on they look at what it did."""
-        from killick.engine.commands import command
+    def ancestry(self) -> Iterator[tuple[str, Head]]:
+        """The parents of this run up to the root, each with the head of the fork that descends from it."""
+        fork = self.own
+        while fork.parent is not None:
+            yield fork.parent, fork
+            fork = self._head(fork.parent)
 
-        if self._is_known:
-            return
-        ex, child = self._ex, self._head(self._ex.run_id)
-        while child.parent is not None:
-            parent, pause = child.parent, _KNOWN_SECONDS
-            body = {"command": "forked", "fork": child.run, "cut": child.base}
-            while not self._knows(parent, child.run):
-                try:
-                    if command(ex.engine, parent, body, by=None, id=f"forked:{child.run}"):
-                        break
-                except KillickError:
-                    break  # it is gone, or does not hold: it does nothing any more
-                await asyncio.sleep(ex.engine.clock.nap_seconds(pause))
-                ex.refuse(branch)
-                pause = min(pause * 2, 1.0)
-            child = self._head(parent)
-        self._is_known = True
-
-    def _knows(self, parent: str, fork: str) -> bool:
+    def knows(self, parent: str, fork: str) -> bool:
+        """Whether a parent has a fork on its ledger; one that cannot be read does nothing any more."""
         try:
             return fork in self._log.ledger(parent).facts.forks
         except KillickError:
@@ -218,7 +191,7 @@ class RunTree:
 
     def _look(self) -> set[str]:
         """Bring what is known of every member up to date; returns the keys of what any of them undid."""
-        own = self._ex.log.ledger
+        own = self._run.ledger
         for index in range(self._noted, len(own.effects)):
             self._own[own.effects[index].key] = index
             self._standing.setdefault(own.effects[index].key, own.effects[index].step)
@@ -226,7 +199,7 @@ class RunTree:
         if self.own.parent is None and not own.facts.forks:
             self._members = {self.own.run: self._read(self.own, own)}
             return set(self._members[self.own.run].undone)
-        ancestors = [self._head(self._ex.run_id)]
+        ancestors = [self._head(self._run.run)]
         while (parent := ancestors[-1].parent) is not None:
             ancestors.append(self._head(parent))
         names = [head.run for head in reversed(ancestors)]
@@ -241,8 +214,8 @@ class RunTree:
         return {key for member in members.values() for key in member.undone}
 
     def _member(self, run: str) -> Member | None:
-        if run == self._ex.run_id:
-            return self._read(self.own, self._ex.log.ledger)
+        if run == self._run.run:
+            return self._read(self.own, self._run.ledger)
         head = self._log.store.head(run)
         if head is None:
             return None
@@ -252,7 +225,7 @@ class RunTree:
         return self._read(head, self._log.ledger(run))
 
     def _read(self, head: Head, found: ledger.Ledger) -> Member:
-        is_other = head.run != self._ex.run_id
+        is_other = head.run != self._run.run
         effects = [
             RecordedEffect(head.run, effect) for effect in found.effects if is_other and self._is_own(head, effect)
         ]

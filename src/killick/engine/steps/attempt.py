@@ -8,10 +8,11 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from killick.engine.steps.threads import Work
+from killick.engine.steps.live_calls import Work
 
 if TYPE_CHECKING:
-    from killick.definitions.registry import Effect, ToolStep
+    from killick.definitions.markers import ToolStep
+    from killick.definitions.policy import Effect
     from killick.engine.steps.intention import Intent
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
 from typing import Any, Final
 
-from killick.definitions.registry import DEFAULT_RETRY, EFFECTS, ONCE, Policy, Shape, refuse_tx_misfit
-from killick.engine.context import through_codec
+from killick.definitions.policy import DEFAULT_RETRY, EFFECTS, ONCE, Policy
+from killick.definitions.tools import Shape, Tool, refuse_tx_misfit
 from killick.engine.replay import RequestedStep
-from killick.engine.steps.model_reply import rebuild
+from killick.engine.steps.model_reply import rebuild, recordable, without_sdk_retries
 from killick.errors import DeclarationRefused, ValueRefused
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import canonical
 from killick.model.keys import arguments_digest
 from killick.model.retry import Retry
@@ -180,3 +181,18 @@ def called(intent: Intent, injected: Mapping[str, Any]) -> Any:
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await; the clients of providers wrap theirs."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(inspect.unwrap(fn))
+
+
+_MODEL: Final = Policy(effect="reads")
+
+
+def model_intent(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Intent:
+    """A call of a model as an intention; the client's own retries are off, so that each attempt is on record."""
+    policy, returns, name = _MODEL, Any, getattr(fn, "__qualname__", None) or type(fn).__name__
+    if isinstance(fn, Tool):
+        policy, returns, name, fn = fn.policy, fn.returns, fn.name, fn.fn
+    arguments = {**({"args": list(args)} if args else {}), **kwargs}
+    told = recordable(arguments)
+    return Intent(
+        "model", name, without_sdk_retries(fn), None, arguments, policy, returns=returns, told=told, recording=told
+    )

@@ -28,7 +28,7 @@ from killick.model.failure import Failure
 from killick.model.typed import convert
 
 if TYPE_CHECKING:
-    from killick.definitions.registry import ToolStep
+    from killick.definitions.markers import ToolStep
     from killick.engine.steps.attempt import Applied
 
 _ERROR: Final = "error"
@@ -167,7 +167,8 @@ def _read(descriptor: int, length: int) -> bytes:
 
 def _called(name: str, request: bytes) -> bytes:
     """Call the function that a request is for: the answer, with what it returned or raised."""
-    from killick.definitions.registry import KEY, STEP, WORKSPACE, Key, Shape, Tool, ToolStep
+    from killick.definitions.markers import KEY, STEP, WORKSPACE, Key, ToolStep
+    from killick.definitions.tools import Shape, Tool
 
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)

@@ -12,45 +12,41 @@ import msgspec
 
 from killick.contracts.contract import Approval
 from killick.contracts.policy_input import UPDATE
-from killick.definitions.registry import AnyAgent, Duration
+from killick.definitions.agents import AnyAgent
+from killick.definitions.policy import Duration
 from killick.engine.approval import approvals
 from killick.engine.approval.contracts_in_force import judge_change, named
 from killick.engine.approval.verdicts import PendingVerdict, failed, rejection, stop_looping
-from killick.engine.context import initial_context, through_codec
+from killick.engine.context import initial_context
 from killick.engine.divergence import agree, refuse_gap, until_cancelled
 from killick.engine.effects import dedupe
 from killick.engine.effects.dedupe import WantedStep
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
+from killick.engine.inbox import SAID, body_of, delivery
 from killick.engine.interventions import skip_failure
 from killick.engine.observers import trace_here
 from killick.engine.replay import OVER, RequestedStep
 from killick.engine.steps.intention import Intent, claim_text
 from killick.engine.steps.waits import (
-    SAID,
     Answer,
-    Closed,
-    Escalation,
-    Intervened,
-    Waiter,
     binding,
-    body_of,
     question_verbs,
     raise_if_intervened,
     refuse_controls,
     schema_of,
     until,
 )
+from killick.engine.waiter import Closed, Escalation, Intervened, Waiter
 from killick.errors import ChildFailed, KillickError, RunExists, RunUnknown, StepFailed, ValueRefused, WaitExpired
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.chunks import pack
+from killick.model.chunks import through_codec
 from killick.model.codec import digest
 from killick.model.failure import Failure
 from killick.model.fold import Step
 from killick.model.retry import seconds
 from killick.model.typed import convert
-from killick.store.protocol import Delivery
 
 O = TypeVar("O", covariant=True)  # noqa: E741
 
@@ -626,9 +622,3 @@ async def send(ex: Execution, branch: Branch, run: str, name: str, body: Any) ->
     event = e.MessageSent(at=ex.now_us(), step=step, run=run, name=name, id=message_id)
     await ex.recorded(ex.behind(Entry(event, {"body": body})))
     ex.on_message(run)
-
-
-def delivery(run: str, name: str, body: Any, *, id: str, by: str | None, at_us: int) -> Delivery:  # noqa: A002
-    """A message on its way."""
-    packed = pack(body, at="body")
-    return Delivery(run=run, id=id, name=name, body=packed.raw, by=by, at_us=at_us, pieces=tuple(packed.blobs))

@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from killick.engine.steps.threads import Work
     from killick.model.events import StepId
 
 ABANDON_SECONDS: Final = 30.0
@@ -170,3 +170,51 @@ class LiveCalls:
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     with contextlib.suppress(RuntimeError):  # a closed loop has taken along the task that waited
         loop.call_soon_threadsafe(event.set)
+
+
+class Work:
+    """A blocking call on its way. `future` ends with its outcome; `alive` tells whether its thread is still in it."""
+
+    __slots__ = ("alive", "call", "context", "future", "live", "loop", "outcome")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, context: Context, call: Callable[[], Any], live: LiveCall | None
+    ) -> None:
+        self.loop = loop
+        self.context = context
+        self.call = call
+        self.alive = True
+        self.live = live
+        if live is not None:
+            live.work = self
+        self.outcome: tuple[Any, BaseException | None] | None = None
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def run(self) -> None:
+        try:
+            result, error = self.context.run(self.call), None
+        except BaseException as raised:
+            result, error = None, raised
+        self.call = _nothing
+        self.outcome = result, error
+        try:
+            self.loop.call_soon_threadsafe(self._end, result, error)
+        except RuntimeError:
+            self.alive = False  # a closed loop has taken along the task that waited
+        if self.live is not None:
+            with contextlib.suppress(Exception):
+                self.live.end()
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        self.alive = False
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
+            self.future.exception()  # looked at here, because an abandoned call's error is nobody's
+
+
+def _nothing() -> None:
+    pass

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from killick.engine.approval.verdicts import model_of
 from killick.engine.commands import overridden
-from killick.engine.context import through_codec
 from killick.engine.divergence import agree, refuse_gap
 from killick.engine.execution import Branch, Execution
 from killick.engine.failures import describe
@@ -17,11 +16,13 @@ from killick.engine.replay import OVER
 from killick.engine.steps.attempt import waited_for
 from killick.engine.steps.intention import Intent
 from killick.engine.steps.model_reply import join_chunks, rebuild, reply_kind, usage_of, wire
-from killick.engine.steps.pipeline import StepExecution, replayed
-from killick.engine.steps.waits import Intervened
+from killick.engine.steps.pipeline import replayed
+from killick.engine.steps.step_execution import StepExecution
+from killick.engine.waiter import Intervened
 from killick.errors import KillickError, StepFailed
 from killick.log.writer import Entry
 from killick.model import events as e
+from killick.model.chunks import through_codec
 
 END: Final[Any] = object()
 """What a blocking reader gets after the last chunk."""

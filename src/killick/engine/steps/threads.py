@@ -3,61 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from contextvars import Context
 from queue import SimpleQueue
 from typing import Any, Final
 
-from killick.engine.steps.live_calls import LiveCall
+from killick.engine.steps.live_calls import LiveCall, Work
 
 _KEPT: Final = 32
 """Idle threads that are kept for the next call."""
-
-
-class Work:
-    """A blocking call on its way. `future` ends with its outcome; `alive` tells whether its thread is still in it."""
-
-    __slots__ = ("alive", "call", "context", "future", "live", "loop", "outcome")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, context: Context, call: Callable[[], Any], live: LiveCall | None
-    ) -> None:
-        self.loop = loop
-        self.context = context
-        self.call = call
-        self.alive = True
-        self.live = live
-        if live is not None:
-            live.work = self
-        self.outcome: tuple[Any, BaseException | None] | None = None
-        self.future: asyncio.Future[Any] = loop.create_future()
-
-    def run(self) -> None:
-        try:
-            result, error = self.context.run(self.call), None
-        except BaseException as raised:
-            result, error = None, raised
-        self.call = _nothing
-        self.outcome = result, error
-        try:
-            self.loop.call_soon_threadsafe(self._end, result, error)
-        except RuntimeError:
-            self.alive = False  # a closed loop has taken along the task that waited
-        if self.live is not None:
-            with contextlib.suppress(Exception):
-                self.live.end()
-
-    def _end(self, result: Any, error: BaseException | None) -> None:
-        self.alive = False
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError(str(error)))
-            self.future.exception()  # looked at here, because an abandoned call's error is nobody's
 
 
 class Threads:
@@ -101,7 +56,3 @@ class Threads:
                 if self._closed or self._idle >= _KEPT:
                     return
                 self._idle += 1
-
-
-def _nothing() -> None:
-    pass

@@ -10,24 +10,23 @@ import asyncio
 import contextlib
 import inspect
 import sqlite3
+from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from killick.definitions.current import HERE
-from killick.definitions.registry import TX, ToolStep, Tx
-from killick.engine.context import through_codec
+from killick.definitions.markers import TX, ToolStep, Tx
 from killick.engine.signals import Cancelling, Interrupted
 from killick.engine.steps.attempt import Applied, Untouched, waited_for
 from killick.engine.steps.intention import called, restored
+from killick.engine.steps.live_calls import LiveCall
+from killick.engine.steps.step_state import StepState
 from killick.errors import KillickError, LeaseLost, LogError, NotDone, StoreError, TransactionEnded
 from killick.log.writer import Entry, Hold
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.store.protocol import Append, Store, Transaction
-
-if TYPE_CHECKING:
-    from killick.engine.steps.pipeline import StepExecution
-
 
 _ABANDONED: Final = "nobody waits for this transaction any more; nothing of it happened"
 
@@ -35,13 +34,20 @@ _ABANDONED: Final = "nobody waits for this transaction any more; nothing of it h
 class Transacting:
     """One attempt of a tool whose rows commit with its outcome."""
 
-    def __init__(self, attempting: StepExecution, place: ToolStep, injected: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        attempting: StepState,
+        place: ToolStep,
+        injected: dict[str, Any],
+        begins_live: Callable[[], LiveCall | None],
+    ) -> None:
         self._attempting = attempting
         self._ex = attempting.ex
         self._intent = attempting.intent
         self._attempt = attempting.made
         self._place = place
         self._injected = injected
+        self._begins_live = begins_live
         self._tx = TX
         self._connection: Any = None
         self._in_tool = False
@@ -77,7 +83,7 @@ class Transacting:
             raise ex.interrupted(error) from None
         context = copy_context()
         context.run(HERE.set, self._place)
-        live = self._attempting.begins_live()
+        live = self._begins_live()
         work = ex.engine.threads.start(lambda: self._work(hold), context, live)
         ex.engine.live.remember(ex.run_id, self._place.id, work)
         applied = await waited_for(work, timeout)

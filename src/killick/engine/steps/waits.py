@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
+from killick.engine.execution import Branch, Execution
+from killick.engine.inbox import ANSWER, CHILD, COMMAND, SAID, VOTE, answer_id, body_of
+from killick.engine.waiter import Closed, Intervened, Waiter
 from killick.errors import AnswerRefused, KillickError, ValueRefused
 from killick.log.log import Log
 from killick.log.writer import Entry
 from killick.model import events as e
-from killick.model.chunks import unpack
 from killick.model.codec import digest
-from killick.store.protocol import ENDED, Delivery, Message, RunQuery, is_own
-
-if TYPE_CHECKING:
-    from killick.engine.execution import Branch, Execution
-
-COMMAND: Final = "killick.command"
-"""The name under which commands reach a run that somebody holds."""
-
-ANSWER: Final = "killick.answer"
-VOTE: Final = "killick.vote"
-"""The name of an answer that does not end a wait by itself, because several people have to agree."""
-CHILD: Final = "killick.child"
-SAID: Final = "killick.said"
+from killick.store.protocol import ENDED, Message, is_own
 
 Verb = Literal["approve", "reject", "edit", "respond", "happened", "not", "stop"]
 QUESTION_VERBS: Final[tuple[Verb, ...]] = ("approve", "reject", "edit", "respond")
@@ -71,114 +61,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind in ("approve", "edit")
 
 
-class Closed(NamedTuple):
-    """How a wait ended."""
-
-    seq: int
-    how: e.WaitEnd
-    by: str | None = None
-    answer: Any = None
-    comment: str | None = None
-
-
-class Intervened(BaseException):
-    """Somebody ended a step that was not over, by an event that is on record. Not for the agent's code: whoever
-    carries the step out gives it what is on record instead."""
-
-    def __init__(self, seq: int, event: Any, values: Mapping[str, Any]) -> None:
-        super().__init__(f"step {event.step}")
-        self.seq = seq
-        self.event: e.StepOverridden | e.StepEnded | e.WaitClosed = event
-        self.values = values
-
-    @property
-    def closed(self) -> Closed:
-        """The end of a wait that it stands for."""
-        if isinstance(self.event, e.StepOverridden):
-            return Closed(self.seq, "answered", self.event.by, self.values.get("output"))
-        return Closed(self.seq, "skipped", self.event.by, None, self.values.get("comment"))
-
-
-Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
-"""What else is written when a wait ends, in the same commit: events, and rights."""
-
-
-class Escalation(NamedTuple):
-    """Whom a question goes to next when nobody answered in time: for how long, and who that is by name, if known."""
-
-    to: tuple[str, ...]
-    timeout: float | None
-    may: Sequence[str] | None = None
-
-
-class Waiter:
-    """A branch that waits. Without `opened` it only waits for time, and no event says so."""
-
-    __slots__ = (
-        "asked",
-        "deadline",
-        "digest",
-        "fits",
-        "future",
-        "name",
-        "need",
-        "opened",
-        "resting",
-        "rounds",
-        "step",
-        "then",
-        "votes",
-        "waits_for",
-    )
-
-    def __init__(
-        self,
-        step: e.StepId,
-        waits_for: str,
-        *,
-        name: str = "",
-        deadline: int | None = None,
-        digest: e.Digest | None = None,
-        opened: int = 0,
-        then: Then | None = None,
-        fits: Callable[[str, Any], Any] | None = None,
-        asked: Entry | None = None,
-        need: int = 1,
-        votes: tuple[str, ...] = (),
-        rounds: tuple[Escalation, ...] = (),
-    ) -> None:
-        self.step = step
-        self.waits_for = waits_for
-        self.name = name
-        self.deadline = deadline
-        self.digest = digest
-        self.opened = opened
-        self.then = then
-        self.fits = fits
-        self.asked = asked
-        self.need = need
-        self.votes = votes
-        self.rounds = rounds
-        self.resting = False
-        self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
-
-    def answer_id(self, run: str) -> str:
-        return answer_id(run, self.step, self.opened)
-
-
 def verbs_of(waits_for: str) -> tuple[Verb, ...]:
     """The answers that a wait takes of which nothing else is known."""
     return {"answer": QUESTION_VERBS, "settlement": SETTLEMENT_VERBS}.get(waits_for, ())
-
-
-def answer_id(run: str, step: e.StepId, opened: int) -> str:
-    """The id that answers to a wait carry, so that the first one wins."""
-    return f"answer:{run}:{step}@{opened}"
-
-
-def vote_id(answer: str, by: str) -> str:
-    """The id of one of several answers that a wait needs: one a person, however often they click."""
-    return f"{answer}#{by}"
 
 
 def may_answer(
@@ -216,10 +101,6 @@ def who(by: object, about: str) -> str | None:
     if by is not None and not isinstance(by, str):
         raise AnswerRefused(about, f"by={by!r} is no name; give a text")
     return (by or "").strip() or None
-
-
-def child_id(run: str) -> str:
-    return f"child:{run}"
 
 
 def schema_of(kind: Any) -> Any:
@@ -375,15 +256,9 @@ def _waiting_messages(ex: Execution, only: Waiter | None) -> list[Message]:
     return sorted(found, key=lambda message: message.number)
 
 
-def body_of(log: Log, message: Message) -> Any:
-    return unpack(message.body, log.store.pieces)
-
-
 def _take(ex: Execution, message: Message) -> None:
     if message.name == COMMAND:
-        from killick.engine import commands
-
-        commands.take(ex, message)
+        ex.on_command(message)
     elif message.name in (ANSWER, VOTE):
         _answered(ex, message)
     elif message.name == CHILD:
@@ -540,49 +415,3 @@ def child_outcome(log: Log, run: str) -> dict[str, Any] | None:
 
 
 # renewals -----------------------------------------------------------------------------------------
-
-
-def renewals(root: str) -> str:
-    """The tag of every log as which a run went on, so that the last is found when those between are archived."""
-    return f"renews:{root}"
-
-
-def root_of(run: str) -> tuple[str, int]:
-    """What a run was called before it was renewed, and the how manyth of its logs this is: `name+3`."""
-    root, plus, number = run.rpartition("+")
-    return (root, int(number)) if plus and number.isdigit() else (run, 1)
-
-
-def latest(log: Log, run: str) -> str:
-    """The run as which a run goes on, followed through renewals, also where logs on the way are gone."""
-    row = log.store.index(run)
-    if row is None:
-        later = log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)
-        run, row = (later[0].run, later[0]) if later else (run, None)
-    while row is not None and row.status == "completed":
-        last = log.event(run, log.head(run).seq)
-        if not isinstance(last, e.RunRenewed):
-            break
-        run = last.run
-        row = log.store.index(run)
-    return run
-
-
-def goes_along(message: Message) -> bool:
-    """Whether a message that was not taken belongs to whoever the run goes on as."""
-    return not message.name.startswith("killick.") or message.name == SAID
-
-
-def forwarded(log: Log, message: Message, run: str) -> Delivery:
-    """A message that was sent to a run, for the one as which it goes on. Its id stays, so that it counts once."""
-    pieces = tuple(log.blobs(message.body).values())
-    return Delivery(
-        run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
-    )
-
-
-def bring_along(log: Log, run: str, follows: str) -> None:
-    """What reached a run's inbox while it was being renewed, and was therefore left behind there."""
-    late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
-    if late:
-        log.store.deliver(late)

@@ -14,13 +14,14 @@ from killick.client import inbox as asked
 from killick.client.client import Client
 from killick.engine.approval import argument_edits
 from killick.engine.approval.contracts_in_force import APPROVE
-from killick.engine.context import through_codec
+from killick.engine.inbox import ANSWER, VOTE, answer_id, body_of
 from killick.engine.steps import waits
 from killick.engine.steps.waits import Verb
 from killick.engine.views import Wait
 from killick.errors import AlreadyAgreed, AlreadyAnswered, AnswerRefused
 from killick.history.run_info import waits_of
 from killick.model import events as e
+from killick.model.chunks import through_codec
 from killick.model.codec import Erased, digest
 from killick.model.failure import Failure
 from killick.model.fold import Step
@@ -261,17 +262,17 @@ def _tried(client: Client, state: State, step: Step | None) -> Tried | None:
 
 def _is_answered(client: Client, wait: Wait) -> bool:
     opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
-    answer = waits.answer_id(wait.run, wait.step, opened)
-    return wait.is_agreed or any(each.id == answer for each in client.store.inbox(wait.run, name=waits.ANSWER))
+    answer = answer_id(wait.run, wait.step, opened)
+    return wait.is_agreed or any(each.id == answer for each in client.store.inbox(wait.run, name=ANSWER))
 
 
 def _answered(client: Client, wait: Wait) -> Answered:
     """Who answered a wait, as far as its run has not taken it."""
     opened = client.log.state(wait.run).fold.facts.waits[wait.step].opened
-    answer = waits.answer_id(wait.run, wait.step, opened)
-    there = [each for each in client.store.inbox(wait.run, name=waits.ANSWER) if each.id == answer]
-    there = there or client.store.inbox(wait.run, name=waits.VOTE)
-    body: Mapping[str, Any] = waits.body_of(client.log, there[-1]) if there else {}
+    answer = answer_id(wait.run, wait.step, opened)
+    there = [each for each in client.store.inbox(wait.run, name=ANSWER) if each.id == answer]
+    there = there or client.store.inbox(wait.run, name=VOTE)
+    body: Mapping[str, Any] = body_of(client.log, there[-1]) if there else {}
     return Answered(
         wait=wait.id,
         run=wait.run,
@@ -285,8 +286,8 @@ def _answered(client: Client, wait: Wait) -> Answered:
 def _gone(client: Client, run: str, step: str, state: State) -> str:
     """Why there is nothing to answer any more."""
     for message in reversed(client.store.messages(run)):
-        if message.name == waits.ANSWER and f":{step}@" in message.id:
-            body = cast("Mapping[str, Any]", waits.body_of(client.log, message))
+        if message.name == ANSWER and f":{step}@" in message.id:
+            body = cast("Mapping[str, Any]", body_of(client.log, message))
             return f"{message.by or 'somebody'} was first and said {body.get('kind')}"
     if state.fold.step(step) is None:
         raise Problem(404, f"{run}: asks nothing at step {step}", code="wait_unknown")
@@ -325,8 +326,8 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
 def _said(client: Client, run: str, step: str, by: str, verb: str, value: Any, comment: str | None) -> bool:
     """Whether the last that somebody said to a question is just this."""
     for message in reversed(client.store.messages(run)):
-        if message.name in (waits.ANSWER, waits.VOTE) and message.by == by and f":{step}@" in message.id:
-            said = cast("Mapping[str, Any]", waits.body_of(client.log, message))
+        if message.name in (ANSWER, VOTE) and message.by == by and f":{step}@" in message.id:
+            said = cast("Mapping[str, Any]", body_of(client.log, message))
             there = (said.get("kind"), said.get("value"), said.get("comment"))
             return digest(there) == digest((verb, through_codec(value, at="value"), comment))
     return False

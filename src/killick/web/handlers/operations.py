@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from killick.definitions.registry import AGENTS
+from killick.definitions.agents import AGENTS
+from killick.engine import renewals
 from killick.engine.effects.fork import UNCHANGED, Conditions
 from killick.engine.steps import waits
 from killick.errors import KillickError
@@ -328,7 +329,7 @@ def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]
     """Changes of a context, with what the page did not show as it was."""
     if call.bridge.veil is None or not call.bridge.veil.fields:
         return changes
-    document: Any = call.client.state(waits.latest(call.client.log, call.asked.run)).context.document
+    document: Any = call.client.state(renewals.latest(call.client.log, call.asked.run)).context.document
     shown: dict[str, Any] = unveiled(changes, document, "set")
     return shown
 

@@ -12,6 +12,7 @@ import msgspec
 
 from killick.client import time_travel
 from killick.client.client import Client
+from killick.engine import renewals
 from killick.engine.approval.argument_edits import call, shown
 from killick.engine.effects.fork import UNCHANGED, Conditions, fork
 from killick.engine.interventions import entries_of
@@ -42,7 +43,7 @@ class RunPreview:
     def __init__(self, client: Client, run: str) -> None:
         self.client = client
         self.given = run
-        self.run = waits.latest(client.log, run)
+        self.run = renewals.latest(client.log, run)
         row = client.store.index(self.run)
         if row is None:
             raise RunUnknown(run)

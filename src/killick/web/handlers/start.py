@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from killick.definitions.registry import AGENTS, TOOLS, AnyAgent
+from killick.definitions.agents import AGENTS, AnyAgent
+from killick.definitions.tools import TOOLS
 from killick.errors import AgentUnknown
 from killick.web.forms import JsonSchema
 from killick.web.handlers import preview

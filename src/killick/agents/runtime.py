@@ -14,12 +14,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
+from killick.agents.run import run_of
 from killick.blocking import OwnLoop
 from killick.clock import Clock, SystemClock
+from killick.definitions.agents import AnyAgent
 from killick.definitions.current import mark_log_records
-from killick.definitions.registry import AnyAgent
 from killick.engine.build import build_of
-from killick.engine.execution import Engine
+from killick.engine.engine import Engine
 from killick.engine.executor import Executor
 from killick.engine.leases import LEASE_SECONDS
 from killick.engine.steps import live_calls
@@ -114,7 +115,7 @@ class Runtime:
         executor = self._executors.get(loop)
         if executor is None:
             self._abandon_closed()
-            executor = self._executors[loop] = Executor(self.engine)
+            executor = self._executors[loop] = Executor(self.engine, run_of)
         return executor
 
     def blocking(self, work: Coroutine[Any, Any, R]) -> R:

@@ -1,0 +1,195 @@
+"""Agents: the declared function, its options, and the registry that finds agents by name. Runs nothing."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, overload
+
+import msgspec
+from typing_extensions import TypeVar
+
+from killick.contracts.contract import Contract
+from killick.definitions.policy import names_of
+from killick.definitions.tools import resolved_hints
+from killick.errors import AgentUnknown, ContractRefused, DeclarationRefused
+from killick.model.codec import digest
+from killick.model.typed import convert
+from killick.workspace.workspace import Workspace
+
+I = TypeVar("I")  # noqa: E741
+O = TypeVar("O")  # noqa: E741
+OnFailure = Literal["stop", "compensate"]
+
+
+class Agent(Generic[I, O]):
+    """A function that people write, taking a Run and an input; found by name when a run resumes."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: AgentOptions, *, is_machine: bool = False) -> None:
+        self.fn = fn
+        self.name = name
+        self.options = options
+        self.is_machine = is_machine
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.__name__ = name
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+        parameters = list(inspect.signature(fn).parameters.values())
+        if not 1 <= len(parameters) <= 2:
+            raise DeclarationRefused(name, "an agent takes a Run and, if it needs one, a single input")
+        hints = resolved_hints(fn)
+        self.takes_input = len(parameters) == 2
+        self.input_type: Any = hints.get(parameters[1].name, Any) if self.takes_input else None
+        self.returns: Any = hints.get("return", Any)
+
+    def __repr__(self) -> str:
+        return f"<killick agent {self.name}>"
+
+    def digest_of(self, input: Any) -> bytes:  # noqa: A002
+        """What tells two inputs apart."""
+        return digest(input, at="input")
+
+    def checked(self, value: Any) -> Any:
+        """An input as the type that the agent takes. ValueRefused when it does not fit."""
+        return convert(value, self.input_type, at="input") if self.takes_input else value
+
+    def first_context(self) -> Any:
+        """The context that a run starts with; None without one."""
+        return None if self.options.context is None else self.options.context()
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent declares besides its code."""
+
+    context: type[Any] | None = None
+    migrations: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+    on_failure: OnFailure = "stop"
+    aliases: tuple[str, ...] = ()
+    priority: int = 0
+    contract: Contract | None = None
+    workspace: Workspace | None = None
+
+    @property
+    def form(self) -> int:
+        """The version of the context's form: one more for every migration."""
+        return len(self.migrations) + 1
+
+
+class _AgentDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[[Any, I], Coroutine[Any, Any, O]], /) -> Agent[I, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any], Coroutine[Any, Any, O]], /) -> Agent[None, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any, I], O], /) -> Agent[I, O]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any], O], /) -> Agent[None, O]: ...
+
+
+@overload
+def agent(fn: Callable[[Any, I], Coroutine[Any, Any, O]], /) -> Agent[I, O]: ...
+
+
+@overload
+def agent(fn: Callable[[Any], Coroutine[Any, Any, O]], /) -> Agent[None, O]: ...
+
+
+@overload
+def agent(fn: Callable[[Any, I], O], /) -> Agent[I, O]: ...
+
+
+@overload
+def agent(fn: Callable[[Any], O], /) -> Agent[None, O]: ...
+
+
+@overload
+def agent(
+    *,
+    name: str | None = None,
+    context: type[Any] | None = None,
+    migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]] = (),
+    on_failure: OnFailure = "stop",
+    aliases: Sequence[str] = (),
+    priority: int = 0,
+    contract: Contract | str | os.PathLike[str] | None = None,
+    workspace: Workspace | str | os.PathLike[str] | None = None,
+) -> _AgentDecorator: ...
+
+
+def agent(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare an agent: an `async def` taking a Run, or a plain `def` taking a SyncRun, and an input.
+
+    name, aliases  how its runs find it again; an alias keeps runs of an older name going
+    context        the type of its document; migrations bring older documents up to date, one function a version
+    on_failure     "compensate" undoes what was done when it fails
+    priority       of its runs, unless they are given another
+    contract       what everything that it intends is judged by: a Contract, or a TOML file, relative to the agent's own
+    workspace      the folder that it works in, whose files are kept as they were before and after every step
+    """
+    return declared(fn, options, is_machine=False)
+
+
+def declared(fn: Callable[..., Any] | None, options: dict[str, Any], *, is_machine: bool) -> Any:
+    """An agent of either style, with its options, entered in the registry."""
+    name = options.pop("name", None)
+    for field in ("migrations", "aliases"):
+        options[field] = names_of(options.get(field, ()))
+
+    def declare(fn: Callable[..., Any]) -> Agent[Any, Any]:
+        called = name or getattr(fn, "__name__", "agent")
+        if isinstance(options.get("contract"), str | os.PathLike):
+            beside = os.path.dirname(inspect.getsourcefile(inspect.unwrap(fn)) or "")
+            options["contract"] = read_contract(os.path.join(beside, options["contract"]))
+        if isinstance(options.get("workspace"), str | os.PathLike):
+            options["workspace"] = Workspace(options["workspace"])
+        made: Agent[Any, Any] = Agent(fn, called, AgentOptions(**options), is_machine=is_machine)
+        AGENTS.add(made)
+        return made
+
+    return declare if fn is None else declare(fn)
+
+
+def read_contract(path: str | os.PathLike[str]) -> Contract:
+    """A contract from a TOML file. ContractRefused, naming the rule, where it does not hold together."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractRefused(os.fspath(path), f"cannot be read ({error})") from None
+    return Contract.parse(text)
+
+
+class Registry:
+    """The agents declared in this process, by name and alias. The last one declared under a name counts."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, Agent[Any, Any]] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, declared: Agent[Any, Any]) -> None:
+        self._agents[declared.name] = declared
+        for alias in declared.options.aliases:
+            self._aliases[alias] = declared.name
+
+    def get(self, name: str) -> Agent[Any, Any]:
+        found = self._agents.get(name) or self._agents.get(self._aliases.get(name, ""))
+        if found is None:
+            raise AgentUnknown(name, known=self._agents)
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """Every name and alias by which runs find an agent here."""
+        return (*self._agents, *self._aliases)
+
+    def copy(self) -> tuple[dict[str, Agent[Any, Any]], dict[str, str]]:
+        """What is declared now, to be restored later."""
+        return dict(self._agents), dict(self._aliases)
+
+    def restore(self, declared: tuple[dict[str, Agent[Any, Any]], dict[str, str]]) -> None:
+        """Go back to what was declared when it was copied."""
+        self._agents, self._aliases = dict(declared[0]), dict(declared[1])
+
+
+AGENTS: Final = Registry()
+AnyAgent: TypeAlias = Agent[Any, Any]

@@ -1,0 +1,205 @@
+"""Injected parameters: markers that a tool declares as defaults, and what each attempt receives in their place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from killick.definitions.current import HERE
+from killick.errors import NotDone
+
+T = TypeVar("T")
+
+
+class Key(str):
+    """The idempotency key of the action that a tool performs."""
+
+    __slots__ = ()
+
+
+KEY: Final = Key()
+"""As the default of a parameter: the tool is given its key there, and callers leave it out."""
+
+
+class RestingCall(Protocol):
+    """A call that may touch the world, except while it rests."""
+
+    def rest(self) -> None: ...
+    def stir(self) -> None: ...
+
+
+class InnerSteps:
+    """The steps that the code of one attempt takes, of the same run. While one is under way, the attempt waits for it.
+
+    Owns what is counted; the execution counts.
+    """
+
+    __slots__ = (
+        "effect",
+        "guest",
+        "hosted",
+        "inflight",
+        "is_open",
+        "is_refused",
+        "live",
+        "nth",
+        "outer",
+        "running",
+        "step",
+        "told",
+    )
+
+    def __init__(self, step: str, effect: str | None, guest: str | None, outer: InnerSteps | None) -> None:
+        self.step = step
+        self.effect = effect
+        self.guest = guest
+        self.outer = outer
+        """Those of the attempt that took this attempt's own step."""
+        self.inflight: tuple[str, str] | None = None
+        """The action that this attempt is, where the same action elsewhere waits for it."""
+        self.hosted: Any = None
+        """Where they are taken, also while the run is being let go."""
+        self.live: RestingCall | None = None
+        """The attempt among the calls that may touch the world. It rests while it awaits these steps."""
+        self.running = 0
+        self.is_open = True
+        self.is_refused = False
+        """Whether its code met what closed the run's handle."""
+        self.told: set[str] = set()
+        """Steps that wait, that its code was notified of."""
+        self.nth: Counter[str] = Counter()
+        """How often each call without a key was made, since the attempt began."""
+
+    def named(self, name: str) -> str:
+        """The key of the nth call of a name since the attempt began, which begins from its top each time."""
+        self.nth[name] += 1
+        return f"{self.guest}/{name}#{self.nth[name]}"
+
+    def around(self) -> Iterator[InnerSteps]:
+        """These, and those of all attempts around."""
+        found: InnerSteps | None = self
+        while found is not None:
+            yield found
+            found = found.outer
+
+
+class ToolStep:
+    """What a tool may know of the attempt it is, and how it says how far it got."""
+
+    def __init__(
+        self,
+        run: str,
+        id: str,  # noqa: A002
+        attempt: int,
+        key: Key,
+        progress: Callable[[Any], None],
+        workspace: Path | None = None,
+    ) -> None:
+        self.run = run
+        self.workspace = workspace
+        """The folder of the run, where its agent declares one."""
+        self.id = id
+        self.attempt = attempt
+        self.key = key
+        self.progress = progress
+        """Record how far a long tool got, so that half-done work can be undone or resumed."""
+        self.inner: InnerSteps | None = None
+
+    @staticmethod
+    def here() -> ToolStep | None:
+        """The attempt that this code is, for tools that are declared elsewhere and take no parameter for it."""
+        place = HERE.get()
+        return place if isinstance(place, ToolStep) else None
+
+    @property
+    def in_agent(self) -> bool:
+        return False
+
+    @property
+    def replaying(self) -> bool:
+        return False
+
+    def tell(self) -> tuple[str, str | None, int | None]:
+        return self.run, self.id, self.attempt
+
+
+STEP: Final = ToolStep("", "", 0, KEY, lambda _: None)
+"""As the default of a parameter: the tool is given its step there, and callers leave it out."""
+
+WORKSPACE: Final = Path()
+"""As the default of a parameter: the tool is given the run's folder there, and callers leave it out."""
+
+
+class Tx:
+    """The transaction in which a tool with `effect="transaction"` writes, together with the record of its outcome.
+
+    Rows that were written and outcome commit together when the tool returns; when it raises, nothing happened.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._over = ""
+
+    @property
+    def connection(self) -> Any:
+        """The database's own: a `sqlite3.Connection` or a `psycopg.Connection`. Leave its commit and rollback alone."""
+        if self._over or self._connection is None:
+            raise NotDone(self._over or "there is a transaction only while a tool that declares one runs in an agent")
+        return self._connection
+
+    def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+        """Execute a statement; returns the database's own cursor."""
+        return self.connection.execute(sql, params)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
+        """Execute a statement once for each row of parameters."""
+        cursor = self.connection.cursor()
+        cursor.executemany(sql, rows)
+        return cursor
+
+    def end(self, because: str) -> None:
+        """Give out no connection any more: the transaction has ended, or was abandoned."""
+        self._over = because
+
+
+TX: Final = Tx(None)
+"""As the default of a parameter: the tool is given its transaction there, and callers leave it out."""
+
+
+def is_marker(default: object) -> bool:
+    """Whether a default is replaced in each attempt."""
+    return default is KEY or default is STEP or default is TX or default is WORKSPACE
+
+
+class Resource(Generic[T]):
+    """A pool or a client that tools share: opened when first needed, closed with the client.
+
+    crm = killick.Resource(open_crm)
+
+    @killick.tool
+    async def look_up(name: str, crm: Crm = crm.inject()) -> Person: ...
+    """
+
+    def __init__(
+        self,
+        open: Callable[[], T] | Callable[[], Awaitable[T]],  # noqa: A002
+        close: Callable[[T], object] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        self.open = open
+        self.close = close
+        self.name = name or getattr(open, "__name__", "resource")
+
+    def inject(self) -> T:
+        """As the default of a tool's parameter: the tool is given the open resource there."""
+        return Injected(self)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+class Injected:
+    """The default of a parameter that receives an open resource."""
+
+    def __init__(self, resource: Resource[Any]) -> None:
+        self.resource = resource

@@ -1,0 +1,124 @@
+"""The policy of a tool: its effect class, retries, limits, and the hooks that reconcile, confirm and compensate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from killick.contracts.contract import Approval
+from killick.contracts.facts import approval_of
+from killick.definitions.rate_limit import Limit
+from killick.errors import ContractRefused, DeclarationRefused
+from killick.model.events import EffectClass
+from killick.model.retry import Retry, exception_types, retry_of, seconds
+
+Repeat = Literal["allow", "recorded", "ask"]
+Isolation = Literal["thread", "process"]
+Changes = Literal["never", "by effects", "any time"]
+Duration: TypeAlias = float | int | str
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """One action on the world, as `reconcile`, `compensate` and `confirm` receive it."""
+
+    tool: str
+    step: str
+    key: str
+    arguments: Mapping[str, Any]
+    result: Any = None
+    progress: Any = None
+    failure: Any = None
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """A reconciler found the effect in the world; the tool would have returned this."""
+
+    result: Any = None
+
+
+class DidNotHappen(msgspec.Struct, frozen=True):
+    """A reconciler found that it did not happen, and never will."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """A reconciler could not find out."""
+
+
+Reconciled: TypeAlias = Happened | DidNotHappen | Unknown
+Reconciler: TypeAlias = Callable[[Effect], Any]
+
+Approve: TypeAlias = str | Sequence[str] | Approval | Callable[..., Any]
+"""Whom to ask before something is done: names or roles, how, or a function of the arguments that says so."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is carried out."""
+
+    effect: EffectClass | Callable[..., EffectClass] = "at_most_once"
+    retry: Retry | None = None
+    timeout: float | None = None
+    identity: tuple[str, ...] | None = None
+    repeat: Repeat = "allow"
+    changes: Changes = "any time"
+    consumes: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    compensate: Callable[..., Any] | None = None
+    reconcile: Reconciler | None = None
+    confirm: Callable[[Effect], Any] | None = None
+    isolate: Isolation = "thread"
+    patience: float = 3600.0
+    nothing_happened: tuple[type[BaseException], ...] = ()
+    approve: Approve | None = None
+    because: str | None = None
+    says_effect: bool = True
+    """False where nothing was said of the effect, and the default holds."""
+
+
+DEFAULT_RETRY: Final = Retry()
+ONCE: Final = Retry(attempts=1)
+EFFECTS: Final = ("reads", "idempotent", "workspace", "transaction", "at_most_once")
+CHANGES: Final = get_args(Changes)
+
+
+def policy_of(name: str, options: dict[str, Any]) -> Policy:
+    """What the options of a tool say, checked."""
+    try:
+        return _policy(name, options)
+    except ContractRefused as refused:
+        raise DeclarationRefused(name, f"approve={options.get('approve')!r}: {refused}") from None
+
+
+def _policy(name: str, options: dict[str, Any]) -> Policy:
+    options = {**options, "says_effect": "effect" in options}
+    limit = options.pop("limit", ())
+    options["limits"] = (limit,) if isinstance(limit, Limit) else tuple(limit)
+    if options.get("timeout") is not None:
+        options["timeout"] = seconds(options["timeout"])
+    if options.get("retry") is not None:
+        options["retry"] = retry_of(name, options["retry"], DEFAULT_RETRY)
+    options["nothing_happened"] = exception_types(name, "nothing_happened", options.get("nothing_happened", ()))
+    options["patience"] = seconds(options.pop("patience", "1h"))
+    approve = options.get("approve")
+    if approve is not None and not callable(approve):
+        options["approve"] = approval_of(approve)
+    if options.get("identity") is not None:
+        options["identity"] = names_of(options["identity"])
+    options["consumes"] = names_of(options.get("consumes", ()))
+    return Policy(**options)
+
+
+def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def refuse_on_misfit(name: str, policy: Policy) -> None:
+    """Refuse errors to retry on for a tool that may have acted when it raises them."""
+    if policy.effect == "at_most_once" and policy.retry is not None and policy.retry.on:
+        named = ", ".join(kind.__name__ for kind in policy.retry.on)
+        raise DeclarationRefused(
+            name,
+            f"Retry(on=({named},)) would repeat what is to happen at most once; say nothing_happened=({named},) if "
+            "that error proves that nothing happened, or effect='idempotent' and send its key along",
+        )

@@ -1,0 +1,354 @@
+"""Tools: the declared function, its signature, and the registry of tools by name. Runs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeAlias, overload
+
+import msgspec
+from typing_extensions import TypeVar
+
+from killick.contracts.facts import approval_of
+from killick.definitions.current import in_agent
+from killick.definitions.markers import TX, Injected, is_marker
+from killick.definitions.policy import (
+    CHANGES,
+    DEFAULT_RETRY,
+    EFFECTS,
+    Approve,
+    Changes,
+    Duration,
+    Effect,
+    Isolation,
+    Policy,
+    Reconciler,
+    Repeat,
+    policy_of,
+    refuse_on_misfit,
+)
+from killick.definitions.rate_limit import Limit
+from killick.errors import CalledDirectly, DeclarationRefused
+from killick.model.codec import Secret
+from killick.model.events import EffectClass
+from killick.model.retry import ExceptionTypes, Retry, retry_of, seconds
+from killick.model.typed import convert
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class Tool(Generic[P, R]):
+    """A declared function. Agents call it through `run.call`; outside an agent it is the plain function."""
+
+    def __init__(self, fn: Callable[..., Any], name: str, policy: Policy, shape: Shape | None = None) -> None:
+        self.fn = fn
+        self.name = name
+        self.policy = policy
+        self.shape = shape or Shape(fn, name)
+        self.__name__ = name
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+
+    @property
+    def doc(self) -> str:
+        return self.shape.doc
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What callers give; injected parameters are left out."""
+        return self.shape.signature
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        return self.shape.hints
+
+    @property
+    def returns(self) -> Any:
+        return self.shape.returns
+
+    @property
+    def is_async(self) -> bool:
+        return self.shape.is_async
+
+    def __repr__(self) -> str:
+        return f"<killick tool {self.name}>"
+
+    def _options(
+        self, because: str | None, retry: Retry | int | None, timeout: Duration | None, approve: Approve | None
+    ) -> Any:
+        policy = self.policy
+        changed = msgspec.structs.replace(
+            policy,
+            because=because if because is not None else policy.because,
+            retry=policy.retry if retry is None else retry_of(self.name, retry, DEFAULT_RETRY),
+            timeout=seconds(timeout) if timeout is not None else policy.timeout,
+            approve=policy.approve if approve is None else approve if callable(approve) else approval_of(approve),
+        )
+        refuse_on_misfit(self.name, changed)
+        return type(self)(self.fn, self.name, changed, self.shape)
+
+    def _refuse_in_agent(self) -> None:
+        if in_agent():
+            raise CalledDirectly(self.name)
+
+
+class AsyncTool(Tool[P, R]):
+    """A tool written as `async def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        self._refuse_in_agent()
+        called: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return called
+
+    def options(
+        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
+        approve: Approve | None = None,
+    ) -> AsyncTool[P, R]:  # fmt: skip
+        """The same tool, for one call, with a reason or another policy."""
+        changed: AsyncTool[P, R] = self._options(because, retry, timeout, approve)
+        return changed
+
+
+class SyncTool(Tool[P, R]):
+    """A tool written as `def`: it runs in a thread, so that it does not block the loop."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._refuse_in_agent()
+        result: R = self.fn(*args, **kwargs)
+        return result
+
+    def options(
+        self, *, because: str | None = None, retry: Retry | int | None = None, timeout: Duration | None = None,
+        approve: Approve | None = None,
+    ) -> SyncTool[P, R]:  # fmt: skip
+        """The same tool, for one call, with a reason or another policy."""
+        changed: SyncTool[P, R] = self._options(because, retry, timeout, approve)
+        return changed
+
+
+class Shape:
+    """What a function takes and returns: how calls are bound, digested and brought back from the record."""
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.doc = inspect.getdoc(fn) or ""
+        whole = inspect.signature(fn)
+        hints = resolved_hints(fn)
+        self.injected: dict[str, Any] = {
+            parameter.name: parameter.default
+            for parameter in whole.parameters.values()
+            if is_marker(parameter.default) or isinstance(parameter.default, Injected)
+        }
+        given = [p for p in whole.parameters.values() if p.name not in self.injected]
+        self.takes_tx = any(marker is TX for marker in self.injected.values())
+        self.signature = whole.replace(parameters=given, return_annotation=inspect.Signature.empty)
+        self.hints: dict[str, Any] = {p.name: hints.get(p.name, Any) for p in given}
+        self.returns: Any = hints.get("return", Any)
+        self._plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in given)
+        self._names = tuple(p.name for p in given)
+        self._defaults = {p.name: p.default for p in given if p.default is not p.empty}
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arguments by name: all of them, and those that were given. TypeError, as for any call, if they misfit.
+
+        Digests are of those given, so that neither a new default parameter nor another default changes one.
+        """
+        if self._plain and not kwargs and len(args) == len(self._names):
+            given = dict(zip(self._names, args, strict=True))
+            return given, given
+        bound = self.signature.bind(*args, **kwargs)
+        given = dict(bound.arguments)
+        bound.apply_defaults()
+        return dict(bound.arguments), given
+
+    def given(self, arguments: Mapping[str, Any]) -> Shape:
+        """The shape of one call."""
+        return self
+
+    def strangers(self, names: Collection[str]) -> list[str]:
+        """Those that are no parameters of it."""
+        return sorted(set(names) - self.hints.keys())
+
+    def restore(self, recorded: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+        """Recorded arguments as the types they are declared with; what only this process knows comes from the call."""
+        restored = dict(live)
+        for name in self._names:
+            if name in recorded and not holds_secret(recorded[name]):
+                restored[name] = convert(recorded[name], self._hint(name), at=name)
+        return restored
+
+    def _hint(self, name: str) -> Any:
+        kind, hint = self.signature.parameters[name].kind, self.hints[name]
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple[hint, ...]  # type: ignore[valid-type]
+        return dict[str, hint] if kind is inspect.Parameter.VAR_KEYWORD else hint  # type: ignore[valid-type]
+
+    def call(self, fn: Callable[..., Any], arguments: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
+        """Call the function with arguments by name."""
+        if self._plain:
+            return fn(**arguments, **injected)
+        bound = inspect.BoundArguments(self.signature, dict(arguments))  # type: ignore[arg-type,unused-ignore]
+        return fn(*bound.args, **bound.kwargs, **injected)
+
+
+def holds_secret(value: Any) -> bool:
+    """Whether a recorded value has a secret in it, of which only the digest is on record."""
+    if isinstance(value, Mapping):
+        return any(map(holds_secret, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(holds_secret, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, Secret)
+
+
+def resolved_hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations; one that cannot be resolved counts as Any."""
+    written: dict[str, Any] = dict(getattr(inspect.unwrap(fn), "__annotations__", {}))
+    resolved = dict.fromkeys(written, Any)
+    seen = {**_locals_around(fn), **_closure(fn)}
+    for name, hint in written.items():
+        one = types.SimpleNamespace(__annotations__={name: hint})
+        with contextlib.suppress(NameError, TypeError, AttributeError, SyntaxError):
+            found = typing.get_type_hints(one, getattr(fn, "__globals__", {}), seen, include_extras=True)
+            resolved[name] = found[name]
+    return resolved
+
+
+def _closure(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What a function closes over, as far as it is there already."""
+    found: dict[str, Any] = {}
+    if inspect.isfunction(fn):
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):
+                found[name] = cell.cell_contents
+    return found
+
+
+def _locals_around(fn: Callable[..., Any]) -> dict[str, Any]:
+    """What was in sight where a function inside a function was declared: classes may be local to it, too."""
+    if "<locals>" not in getattr(fn, "__qualname__", ""):
+        return {}
+    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+class _ToolDecorator(Protocol):
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTool[P, R]: ...
+
+
+@overload
+def tool(fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTool[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+
+
+@overload
+def tool(fn: Callable[P, R], /) -> SyncTool[P, R]: ...
+
+
+@overload
+def tool(
+    *,
+    effect: EffectClass | Callable[..., EffectClass] = "at_most_once",
+    name: str | None = None,
+    retry: Retry | int | None = None,
+    timeout: Duration | None = None,
+    identity: Sequence[str] | None = None,
+    repeat: Repeat = "allow",
+    changes: Changes = "any time",
+    consumes: Sequence[str] = (),
+    limit: Limit | Sequence[Limit] = (),
+    compensate: Callable[..., Any] | None = None,
+    reconcile: Reconciler | None = None,
+    confirm: Callable[[Effect], Any] | None = None,
+    isolate: Isolation = "thread",
+    patience: Duration = "1h",
+    nothing_happened: ExceptionTypes = (),
+    approve: Approve | None = None,
+) -> _ToolDecorator: ...
+
+
+def tool(fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Declare a tool: what it does to the world, and what to do when that is in doubt.
+
+    effect      "reads", "idempotent", "workspace", "transaction" or "at_most_once" (the default), or a function of the
+                arguments
+    retry       how often it is tried, or Retry(…): also after which errors and how long apart
+    timeout     for one attempt
+    identity    the arguments that make two calls the same action; all of them by default
+    repeat      what the same action twice does: "allow", give the "recorded" result, or "ask"
+    changes     when what it reads changes: "never", "by effects" of its own run alone, or at "any time" (the default);
+                a model that wants it back is answered from the record where it cannot have changed
+    consumes    arguments that can be used once in the whole store, such as a token
+    limit       Limit(…), shared between tools
+    compensate  undoes it, given the Effect; reconcile finds out whether it happened; confirm looks afterwards
+    isolate     "process" runs it where it can be killed when its time is up
+    patience    how long rate limits may hold it up, in all
+    nothing_happened  the errors by which it proves that nothing happened: only then is an at_most_once tool tried again
+    approve     whom to ask before it is done: a name, names, Approval(…), or a function of the arguments giving one
+    """
+
+    def declare(fn: Callable[..., Any]) -> Tool[..., Any]:
+        called = name or str(getattr(fn, "__name__", "tool"))
+        kind: Any = AsyncTool if inspect.iscoroutinefunction(fn) else SyncTool
+        declared: Tool[..., Any] = kind(fn, called, policy_of(called, options))
+        checked_tool(declared)
+        TOOLS[called] = declared
+        return declared
+
+    return declare if fn is None else declare(fn)
+
+
+def checked_tool(declared: Tool[..., Any]) -> None:
+    """Refuse a declaration that contradicts itself."""
+    policy, name = declared.policy, declared.name
+    if not callable(policy.effect) and policy.effect not in EFFECTS:
+        raise DeclarationRefused(name, f"effect={policy.effect!r} is not one of {', '.join(EFFECTS)}")
+    if policy.changes not in CHANGES:
+        raise DeclarationRefused(name, f"changes={policy.changes!r} is not one of {', '.join(CHANGES)}")
+    if policy.changes != "any time" and not callable(policy.effect) and policy.effect != "reads":
+        raise DeclarationRefused(name, f"changes={policy.changes!r} is of what a tool reads; say effect='reads'")
+    for option, named in (("identity", policy.identity or ()), ("consumes", policy.consumes)):
+        for parameter in named:
+            if parameter not in declared.hints:
+                raise DeclarationRefused(name, f"{option} names {parameter!r}, which is none of its parameters")
+    for limit in policy.limits:
+        if limit.by is not None and limit.by not in declared.hints:
+            raise DeclarationRefused(
+                name, f"limit {limit.name!r} goes by {limit.by!r}, which is none of its parameters"
+            )
+    refuse_on_misfit(name, policy)
+    if not callable(policy.effect):
+        refuse_tx_misfit(name, policy.effect, declared.shape)
+    if declared.shape.takes_tx and declared.is_async:
+        raise DeclarationRefused(name, "a transaction is for plain def tools; an async one would keep it open too long")
+    if policy.isolate == "process" and declared.shape.takes_tx:
+        raise DeclarationRefused(name, "a transaction cannot reach into another process; take out isolate='process'")
+    if policy.isolate == "process" and declared.is_async:
+        raise DeclarationRefused(name, "isolate='process' is for plain def tools; an async one is cancelled")
+    if policy.isolate == "process" and ("<locals>" in declared.fn.__qualname__ or declared.fn.__module__ == "__main__"):
+        raise DeclarationRefused(name, "isolate='process' needs a function at the top of an importable module")
+
+
+def refuse_tx_misfit(name: str, effect: EffectClass, shape: Shape | None) -> None:
+    """A tool takes a transaction if and only if its effect is one."""
+    takes_tx = shape is not None and shape.takes_tx
+    if effect == "transaction" and not takes_tx:
+        raise DeclarationRefused(
+            name, "effect='transaction' needs a parameter `tx: killick.Tx = killick.TX` to write with"
+        )
+    if takes_tx and effect != "transaction":
+        raise DeclarationRefused(name, f"it takes a killick.Tx, but its effect is {effect!r}; say effect='transaction'")
+
+
+TOOLS: Final[dict[str, Tool[..., Any]]] = {}
+"""The tools declared in this process, so that what a run did can be undone by another process."""
+
+AnyTool: TypeAlias = Tool[..., Any]

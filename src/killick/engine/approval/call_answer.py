@@ -1,0 +1,87 @@
+"""The answer of an approver to one call: approved, edited, rejected, answered instead, or expired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from killick.errors import Rejected
+
+T = TypeVar("T")
+
+PERSON: Final = "rejected_by_person"
+INSTEAD: Final = "answered_instead"
+EXPIRED: Final = "expired"
+_KINDS: Final = {PERSON: "reject", INSTEAD: "respond", EXPIRED: "expired"}
+
+
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person said of a call, and what they changed in it: by argument, what it was and what it is."""
+
+    kind: str
+    by: str | None = None
+    comment: str | None = None
+    changed: dict[str, tuple[Any, Any]] = {}
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} from {old!r} to {new!r}" for name, (old, new) in self.changed.items())
+        said = f" ({self.comment})" if self.comment else ""
+        return f"{self.by or 'somebody'} changed {told}{said}" if told else f"{self.by or 'somebody'} agreed{said}"
+
+
+class Proposed(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """What became of an action that was suggested to a person.
+
+    kind       "approve" or "edit": it was done; "reject", "respond" or "expired": it was not
+    result     what the tool returned, where it was done
+    value      what the person answered instead
+    changed    by argument, what it was and what the person made of it
+    """
+
+    kind: str
+    result: T | None = None
+    value: Any = None
+    changed: dict[str, tuple[Any, Any]] = {}
+    by: str | None = None
+    comment: str | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was done."""
+        return self.kind in ("approve", "edit")
+
+
+def after_edit(
+    before: CallAnswer | None, by: str, comment: str | None, changed: Mapping[str, tuple[Any, Any]]
+) -> CallAnswer:
+    """What is told of an edit: all that people changed so far, from what the agent wanted to what it is now."""
+    merged = dict(before.changed) if before is not None else {}
+    for name, (old, new) in changed.items():
+        merged[name] = (merged[name][0] if name in merged else old, new)
+    kept = {name: pair for name, pair in merged.items() if pair[0] != pair[1]}
+    return CallAnswer(kind="edit", by=by, comment=comment, changed=kept)
+
+
+def after_approval(before: CallAnswer | None, by: str | None, comment: str | None) -> CallAnswer:
+    """What is told of an agreement; where somebody edited it before, that is what counts."""
+    return (
+        before if before is not None and before.kind == "edit" else CallAnswer(kind="approve", by=by, comment=comment)
+    )
+
+
+def proposed(result: T, told: CallAnswer | None) -> Proposed[T]:
+    """A suggested action that was done."""
+    if told is None:
+        return Proposed(kind="approve", result=result)
+    return Proposed(kind=told.kind, result=result, changed=told.changed, by=told.by, comment=told.comment)
+
+
+def declined(rejected: Rejected) -> Proposed[Any]:
+    """A suggested action that a person did not want done; what a rule rejects is raised."""
+    kind = _KINDS.get(rejected.code)
+    if kind is None:
+        raise rejected
+    details = rejected.failure.details
+    return Proposed(kind=kind, value=rejected.response, by=rejected.by, comment=details.get("comment"))

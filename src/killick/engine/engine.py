@@ -1,0 +1,168 @@
+"""The services that all executions of one client share: log, clock, leases, threads, resources, workspaces."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from killick.clock import Clock
+from killick.definitions.agents import AnyAgent
+from killick.definitions.markers import Resource
+from killick.definitions.rate_limit import Buckets
+from killick.engine.leases import Leases
+from killick.engine.steps.attempt import ToolInterceptor
+from killick.engine.steps.live_calls import LiveCall, LiveCalls
+from killick.engine.steps.threads import Threads
+from killick.engine.tracer import Tracer
+from killick.engine.workspaces import Folders
+from killick.errors import KillickError, StillRunning
+from killick.ids import Ids
+from killick.log.log import Log
+from killick.logger import get_logger
+from killick.model import events as e
+from killick.store.protocol import Head
+
+logger: Final = get_logger("killick")
+
+
+class Engine:
+    """What all executions of a client share."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        clock: Clock,
+        ids: Ids,
+        holder: str,
+        build: Callable[[AnyAgent], e.Build],
+        lease_seconds: float = math.inf,
+        grace_seconds: float = 5.0,
+        stand_in: ToolInterceptor | None = None,
+        roles: Callable[[str], Iterable[str]] | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.log = log
+        self.store = log.store
+        self.clock = clock
+        self.ids = ids
+        self.holder = holder
+        self.build = build
+        self.lease_seconds = lease_seconds
+        self.grace_seconds = grace_seconds
+        self.stand_in = stand_in
+        self.tracer = tracer
+        self.roles = roles
+        """The roles that a person has, where somebody can tell."""
+        self.live = LiveCalls()
+        self._kept: dict[str, ReleasedRun] = {}
+        self._mutex = threading.Lock()
+        self.buckets = Buckets(clock)
+        self.threads = Threads()
+        self.resources = Resources()
+        self.leases = Leases(log.store, holder, clock)
+        self.folders = Folders(log.store)
+
+    @property
+    def secret_key(self) -> bytes:
+        return self.log.store.secret_key
+
+    def let_go(self, run: str, epoch: int, *, left: bool, dropped: Callable[[], object] = lambda: None) -> None:
+        """Release a run. While a call of it lives here the lease is kept; what the call comes to is recorded first.
+
+        `dropped` is called when the lease is kept no longer. A run that is kept already stays so.
+        """
+        with self._mutex:
+            if run in self._kept:
+                return
+            kept = self._kept[run] = ReleasedRun(epoch, left, dropped, self.live.of(run))
+        if kept.calls:
+            logger.warning("%s", StillRunning(run, kept.calls))
+        self.live.then(run, partial(self._release, run, kept))
+
+    def keeps(self, run: str) -> bool:
+        """Whether a run stays leased only because a call of it lives here."""
+        return run in self._kept
+
+    def take_over(self, run: str, *, seconds: float) -> tuple[Head, bool] | None:
+        """Go on with a run that is kept here: its head, and whether it was left in the middle. None: it is not."""
+        with self._mutex:
+            kept = self._kept.pop(run, None)
+        if kept is None:
+            return None
+        kept.dropped()
+        if self.log.store.keep(self.holder, [run], seconds=seconds).get(run) != kept.epoch:
+            return None
+        return self.log.head(run), kept.left
+
+    def _release(self, run: str, kept: ReleasedRun) -> None:
+        with self._mutex:
+            if self._kept.get(run) is not kept:
+                return
+        try:
+            for call in kept.calls:
+                call.record_late()
+        except Exception as error:
+            logger.warning("%s: what a call came to could not be recorded: %s", run, error)
+        finally:
+            with self._mutex:
+                mine = self._kept.pop(run, None) is kept
+            if mine:
+                kept.dropped()
+                self.leases.release(run, kept.epoch, left=kept.left)
+
+
+class ReleasedRun(NamedTuple):
+    """A run that was let go while calls of it lived here."""
+
+    epoch: int
+    left: bool
+    dropped: Callable[[], object]
+    calls: Sequence[LiveCall]
+
+
+class Resources:
+    """Open resources, each once a loop: what is opened on one is often of no use on another."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, asyncio.AbstractEventLoop], tuple[Resource[Any], asyncio.Future[Any]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    async def get(self, resource: Resource[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        place = id(resource), loop
+        if place in self._open:
+            return await asyncio.shield(self._open[place][1])
+        future: asyncio.Future[Any] = loop.create_future()
+        self._open[place] = resource, future
+        try:
+            opened: Any = resource.open()
+            future.set_result(await opened if asyncio.iscoroutine(opened) else opened)
+        except BaseException as error:
+            del self._open[place]
+            future.set_exception(
+                error if isinstance(error, Exception) else KillickError(f"{resource.name}: not opened")
+            )
+            future.exception()
+            raise
+        return future.result()
+
+    async def close(self) -> None:
+        """Close what is open, the last one first. What belongs to a loop that is gone can only be let go."""
+        opened, self._open = list(self._open.items()), {}
+        for (_, loop), (resource, future) in reversed(opened):
+            if resource.close is None or not future.done() or future.cancelled() or future.exception() is not None:
+                continue
+            try:
+                closing = resource.close(future.result())
+                if asyncio.iscoroutine(closing):
+                    await closing
+            except Exception as error:
+                gone = "" if loop is asyncio.get_running_loop() else ", for it was opened on a loop that is gone"
+                logger.warning("%s: could not be closed%s: %s", resource.name, gone, error)

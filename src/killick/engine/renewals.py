@@ -1,0 +1,54 @@
+"""Renewed runs: how the log that continues a run is named and found, and which messages move to it."""
+
+from __future__ import annotations
+
+from killick.engine.inbox import SAID
+from killick.log.log import Log
+from killick.model import events as e
+from killick.store.protocol import Delivery, Message, RunQuery
+
+
+def renewals(root: str) -> str:
+    """The tag of every log as which a run went on, so that the last is found when those between are archived."""
+    return f"renews:{root}"
+
+
+def root_of(run: str) -> tuple[str, int]:
+    """What a run was called before it was renewed, and the how manyth of its logs this is: `name+3`."""
+    root, plus, number = run.rpartition("+")
+    return (root, int(number)) if plus and number.isdigit() else (run, 1)
+
+
+def latest(log: Log, run: str) -> str:
+    """The run as which a run goes on, followed through renewals, also where logs on the way are gone."""
+    row = log.store.index(run)
+    if row is None:
+        later = log.store.runs(RunQuery(tag=renewals(root_of(run)[0])), limit=1)
+        run, row = (later[0].run, later[0]) if later else (run, None)
+    while row is not None and row.status == "completed":
+        last = log.event(run, log.head(run).seq)
+        if not isinstance(last, e.RunRenewed):
+            break
+        run = last.run
+        row = log.store.index(run)
+    return run
+
+
+def goes_along(message: Message) -> bool:
+    """Whether a message that was not taken belongs to whoever the run goes on as."""
+    return not message.name.startswith("killick.") or message.name == SAID
+
+
+def forwarded(log: Log, message: Message, run: str) -> Delivery:
+    """A message that was sent to a run, for the one as which it goes on. Its id stays, so that it counts once."""
+    pieces = tuple(log.blobs(message.body).values())
+    return Delivery(
+        run=run, id=message.id, name=message.name, body=message.body, by=message.by, at_us=message.at_us, pieces=pieces
+    )
+
+
+def bring_along(log: Log, run: str, follows: str) -> None:
+    """What reached a run's inbox while it was being renewed, and was therefore left behind there."""
+    late = [forwarded(log, message, run) for message in log.store.inbox(follows) if goes_along(message)]
+    if late:
+        log.store.deliver(late)

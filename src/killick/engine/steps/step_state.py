@@ -1,0 +1,166 @@
+"""The state of a step that is not over: its attempts so far, and the outcome of each on record.
+
+Decides when the next attempt is made. Calls no tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from killick.definitions.policy import Happened
+from killick.engine.approval.verdicts import PendingVerdict
+from killick.engine.execution import Branch, Execution
+from killick.engine.failures import is_any, not_retried, rate_limit_seconds
+from killick.engine.steps import live_calls
+from killick.engine.steps.attempt import Applied, waited_for
+from killick.engine.steps.intention import Intent, claim_text
+from killick.engine.steps.live_calls import Work
+from killick.errors import (
+    NotDone,
+    RateLimited,
+)
+from killick.log.writer import Entry, Hold
+from killick.model import events as e
+from killick.model.failure import Failure
+from killick.model.fold import Step
+from killick.store.protocol import UniqueRight
+
+RATE_LIMIT_SECONDS: Final = 1.0
+"""The first wait where the far side names none; doubled each time."""
+
+SAFE: Final = frozenset({"reads", "idempotent", "workspace", None})
+"""Effect classes whose attempt in doubt may be repeated: of the workspace, because its files are restored first. A
+transaction is in doubt only if its tool ended it."""
+
+
+class StepState(PendingVerdict):
+    """A step that is not over, as deduplication, reconciliation and transactions use it."""
+
+    def __init__(self, ex: Execution, branch: Branch, step: e.StepId, intent: Intent, past: Step | None) -> None:
+        super().__init__(ex, branch, step, intent)
+        self.past = past
+        self.key: str | None = None
+        self.failure: Failure | None = None
+        self.counted = 0
+        self.limited_since: int | None = None
+        self.limited = 0
+        self.until_us = 0
+        self.holds = False
+        self.granted = False
+        self.cancelled = False
+        self.progress: Any = None
+        self.late: Happened | None = None
+        self.slot: UniqueRight | None = None
+        self.forks: tuple[str, ...] = ()
+        """The forks of the run when it was last looked what was done before."""
+        self.beside: list[str] = []
+        self.waited = 0
+        self.began_us = self.started = 0
+        self.inflight: tuple[str, e.Digest] | None = None
+        self.hold: Hold | None = None
+        self.is_left = False
+        """Whether the code of the last attempt was told that its own steps wait, or may not be taken now."""
+
+    def begins(self, tool: str, identity: e.Digest) -> None:
+        """The same action in another branch waits until this one is over, and then looks what came of it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ex.inflight[tool, identity] = future
+        self.inflight = tool, identity
+
+    def over(self) -> None:
+        """Whatever waits for this step goes on, and a thread that has ended is remembered no more."""
+        self.ex.engine.live.forget(self.ex.run_id, self.step)
+        if self.inflight is not None:
+            self.ex.inflight.pop(self.inflight).set_result(None)
+
+    @property
+    def allowed(self) -> int:
+        return self.intent.retry.attempts
+
+    def says_nothing_happened(self, error: BaseException | None) -> bool:
+        """Whether the tool's author says, by this error, that nothing happened."""
+        return error is not None and is_any(error, (NotDone, RateLimited, *self.intent.policy.nothing_happened))
+
+    async def waited_on(self, work: Work) -> Applied:
+        """What a thread comes to that was given up; raises the signal when the run is closed meanwhile."""
+        late = await waited_for(work, live_calls.ABANDON_SECONDS)
+        if isinstance(late.error, asyncio.CancelledError):
+            await self.ex.still_wanted()
+        return late
+
+    def _has_consumed(self) -> bool:
+        """Whether this very action, by its key, has used up its rights, in an attempt of any run."""
+        log = self.ex.engine.log
+        for claim in self.intent.claims:
+            owner = log.store.owner(claim)
+            if owner is None or log.store.head(owner.run) is None:
+                return False
+            if getattr(log.event(owner.run, owner.seq), "key", None) != self.key:
+                return False
+        return bool(self.intent.claims) and self.key is not None
+
+    def _files_ended(self) -> None:
+        if self.ex.files is not None and self.intent.sort == "tool":
+            self.ex.files.ended()
+
+    def _note_failed(
+        self, failure: Failure, outcome: e.Outcome, retry_at: int | None, *, limited: bool = False,
+        not_retried: e.NotRetried | None = None,
+    ) -> int:  # fmt: skip
+        ex, intent = self.ex, self.intent
+        released = intent.claims if outcome == "refused" and self.holds else ()
+        event = e.AttemptEnded(
+            at=ex.now_us(),
+            step=self.step,
+            attempt=self.made,
+            outcome=outcome,
+            retry_at=retry_at,
+            limited=limited,
+            released=tuple(map(claim_text, released)),
+            not_retried=not_retried,
+        )
+        values = {"failure": failure} if self.progress is None else {"failure": failure, "progress": self.progress}
+        seq = ex.behind(Entry(event, values), **({"releases": released} if released else {}))
+        ex.consuming.difference_update(released)
+        self.holds = self.holds and not released
+        self.failure = failure
+        self.until_us = retry_at or 0
+        self.is_open = outcome == "unknown"
+        self._files_ended()
+        return seq
+
+    def _limited(self, error: BaseException) -> float | None:
+        """How long a rate limit asks us to wait; None when it is none.
+
+        A status alone does not prove that nothing happened: the tool may have acted before it was turned away.
+        """
+        if self.intent.effect == "at_most_once" and not self.says_nothing_happened(error):
+            return None
+        return rate_limit_seconds(error, now_us=self.ex.now_us())
+
+    def _retry_at(
+        self, error: BaseException, limited: float | None, outcome: e.Outcome, *, told: bool
+    ) -> tuple[int | None, e.NotRetried | None]:
+        """When the next attempt is made, or why none is."""
+        ex, intent = self.ex, self.intent
+        now = ex.now_us()
+        if limited is not None:
+            self.limited += 1
+            since = self.limited_since = self.limited_since or now
+            wait = limited or RATE_LIMIT_SECONDS * 2 ** min(self.limited - 1, 6)
+            at = now + round(wait * 1_000_000)
+            return (at, None) if at - since <= intent.policy.patience * 1_000_000 else (None, "patience_over")
+        stops: e.NotRetried | None = None
+        if outcome == "unknown" and intent.effect not in SAFE:
+            stops = "may_have_happened"
+        elif is_any(error, intent.retry.never):
+            stops = "named_in_never"
+        elif not told:
+            stops = not_retried(error, intent.policy.retry)
+        if stops is None and self.counted >= self.allowed:
+            stops = "no_attempts_left"
+        if stops is not None:
+            return None, stops
+        delay: float = intent.retry.delay_seconds(self.counted, ex.engine.ids.fraction())
+        return now + round(delay * 1_000_000), None

@@ -1,0 +1,106 @@
+"""One open wait of a branch, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from killick.engine.inbox import answer_id
+from killick.log.writer import Entry
+from killick.model import events as e
+
+
+class Closed(NamedTuple):
+    """How a wait ended."""
+
+    seq: int
+    how: e.WaitEnd
+    by: str | None = None
+    answer: Any = None
+    comment: str | None = None
+
+
+class Intervened(BaseException):
+    """Somebody ended a step that was not over, by an event that is on record. Not for the agent's code: whoever
+    carries the step out gives it what is on record instead."""
+
+    def __init__(self, seq: int, event: Any, values: Mapping[str, Any]) -> None:
+        super().__init__(f"step {event.step}")
+        self.seq = seq
+        self.event: e.StepOverridden | e.StepEnded | e.WaitClosed = event
+        self.values = values
+
+    @property
+    def closed(self) -> Closed:
+        """The end of a wait that it stands for."""
+        if isinstance(self.event, e.StepOverridden):
+            return Closed(self.seq, "answered", self.event.by, self.values.get("output"))
+        return Closed(self.seq, "skipped", self.event.by, None, self.values.get("comment"))
+
+
+Then = Callable[[Closed], tuple[Sequence[Entry], dict[str, Any]]]
+"""What else is written when a wait ends, in the same commit: events, and rights."""
+
+
+class Escalation(NamedTuple):
+    """Whom a question goes to next when nobody answered in time: for how long, and who that is by name, if known."""
+
+    to: tuple[str, ...]
+    timeout: float | None
+    may: Sequence[str] | None = None
+
+
+class Waiter:
+    """A branch that waits. Without `opened` it only waits for time, and no event says so."""
+
+    __slots__ = (
+        "asked",
+        "deadline",
+        "digest",
+        "fits",
+        "future",
+        "name",
+        "need",
+        "opened",
+        "resting",
+        "rounds",
+        "step",
+        "then",
+        "votes",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        step: e.StepId,
+        waits_for: str,
+        *,
+        name: str = "",
+        deadline: int | None = None,
+        digest: e.Digest | None = None,
+        opened: int = 0,
+        then: Then | None = None,
+        fits: Callable[[str, Any], Any] | None = None,
+        asked: Entry | None = None,
+        need: int = 1,
+        votes: tuple[str, ...] = (),
+        rounds: tuple[Escalation, ...] = (),
+    ) -> None:
+        self.step = step
+        self.waits_for = waits_for
+        self.name = name
+        self.deadline = deadline
+        self.digest = digest
+        self.opened = opened
+        self.then = then
+        self.fits = fits
+        self.asked = asked
+        self.need = need
+        self.votes = votes
+        self.rounds = rounds
+        self.resting = False
+        self.future: asyncio.Future[Closed] = asyncio.get_running_loop().create_future()
+
+    def answer_id(self, run: str) -> str:
+        return answer_id(run, self.step, self.opened)

@@ -1,0 +1,125 @@
+"""The workspaces that are open in this process, and the vaults that hold their snapshots."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol
+
+from killick.engine.renewals import root_of
+from killick.errors import WorkspaceRefused
+from killick.model.ledger import Ledger, LedgerFacts
+from killick.store.memory import MemoryStore
+from killick.store.protocol import Store
+from killick.workspace.vault.vault import Vault
+from killick.workspace.workspace import Workspace, default_vault
+
+_OPEN_MAX: Final = 8
+"""So many folders stay open though no run that is in memory works in them."""
+
+
+def vault_place(store: Store) -> Path:
+    """Where the files of a store's runs are kept: beside a store that is a file; with one in memory they go too."""
+    if isinstance(store, MemoryStore):
+        return Path(tempfile.gettempdir(), f"killick-{store.id}")
+    place = Path(store.place)
+    return place.absolute().with_suffix(".files") if store.proves_life and place.is_file() else default_vault()
+
+
+def vault_of(facts: LedgerFacts, store: Store, declared: str | None = None) -> Path:
+    """Where the files of a run are kept: where its record says; beside its store, if it was moved along with that."""
+    beside = vault_place(store)
+    if facts.vault is None:
+        return Path(declared) if declared is not None else beside
+    recorded = Path(facts.vault)
+    return beside if beside.is_dir() and not recorded.is_dir() else recorded
+
+
+def owner_of(store: Store, run: str) -> str:
+    """For whom a run's snapshots are kept."""
+    return f"{store.id}/{run}"
+
+
+_Key = tuple[str, tuple[str, ...], bool, str]
+
+
+def _key(workspace: Workspace) -> _Key:
+    """What makes two workspaces the same."""
+    return str(workspace.path), workspace.exclude, workspace.gitignore, workspace.processes
+
+
+class WorkspaceUser(Protocol):
+    """A run that works in a folder."""
+
+    workspace: Workspace
+
+
+class Folders:
+    """The workspaces that are open in this process, each folder once, whichever runs work in it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[_Key, Workspace] = {}
+        self._users: defaultdict[_Key, set[WorkspaceUser]] = defaultdict(set)
+        self._vaults: dict[str, Vault] = {}
+        self._closing: ThreadPoolExecutor | None = None
+        self._mutex = threading.Lock()
+
+    def of(self, declared: Workspace, run: str, ledger: Ledger) -> Workspace:
+        """The workspace of a run: where its record says, or as it is declared."""
+        facts = ledger.facts
+        root = root_of(run)[0]
+        with self._mutex:
+            place = str(vault_of(facts, self._store, declared.given_vault))
+            vault = self._vaults.setdefault(place, Vault(place))
+            found = declared.of(root, path=facts.workspace, vault=vault, hidden=hidden_of(self._store))
+            key = _key(found)
+            found = self._open.pop(key, found)
+            self._open[key] = found
+            idle = [each for each in self._open if not self._users[each] and each != key]
+            for each in idle[: max(0, len(self._open) - _OPEN_MAX)]:
+                self._closing = self._closing or ThreadPoolExecutor(1, thread_name_prefix="killick-close")
+                self._closing.submit(self._open.pop(each).close)
+                del self._users[each]
+        return found
+
+    def use(self, files: WorkspaceUser, *, ends: bool = False) -> None:
+        """A run works in a folder, or does no longer: so long it stays open."""
+        with self._mutex:
+            key = _key(files.workspace)
+            (self._users[key].discard if ends else self._users[key].add)(files)
+            if not ends:
+                files.workspace = self._open.setdefault(key, files.workspace)  # it may have been closed meanwhile
+
+    def close(self) -> None:
+        """Finish what is being taken."""
+        with self._mutex:
+            opened, self._open = list(self._open.values()), {}
+        if self._closing is not None:
+            self._closing.shutdown()
+        for workspace in opened:
+            workspace.close()
+        for vault in self._vaults.values():
+            vault.close()
+        if isinstance(self._store, MemoryStore) and opened:
+            shutil.rmtree(vault_place(self._store), ignore_errors=True)
+
+
+def hidden_of(store: Store) -> tuple[str, ...]:
+    """What of a store may lie in a folder, by how names begin: no snapshot holds it, and no restore touches it."""
+    return (store.place,) if store.proves_life else ()
+
+
+def workspace_of(ledger: Ledger, store: Store) -> Workspace:
+    """The workspace of a run as its record has it, whether or not its agent is known here."""
+    facts = ledger.facts
+    if facts.workspace is None:
+        raise WorkspaceRefused("the run", "has no workspace on record")
+    return Workspace(
+        facts.workspace, exclude=facts.exclude, gitignore=facts.gitignore, vault=vault_of(facts, store),
+        hidden=hidden_of(store),
+    )  # fmt: skip
