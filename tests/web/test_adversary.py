@@ -1,4 +1,4 @@
-"""What somebody tried who wanted to break the bridge; each of it worked once."""
+"""What somebody tried who wanted to break the server; each of it worked once."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from killick.errors import RunUnknown, StoreUnavailable
 from killick.store import MemoryStore, SqliteStore, Store
 from killick.store.protocol import RunQuery
 from killick.web.app_context import AppContext
+from killick.web.endpoints import Endpoints
 from killick.web.idempotency import AGENT, DAY, Once, derived
-from killick.web.routes import Call, Nothing, Person, post, starlette_routes
+from killick.web.routes import Call, Nothing, Person, post
 
 
 @killick.agent(name="once.counting")
@@ -87,13 +88,13 @@ class App:
         self.carried_out = 0
         self.fails_with: Exception | None = None
         self.gate: asyncio.Event | None = None
-        bridge = AppContext(self.client, access=NamedAccess(), once=Once(self.client))
+        context = AppContext(self.client, access=NamedAccess())
         routes = (
             post("/start", self.start, takes=Number, gives=Started, natural=True),
             post("/send", self.send, takes=Number, gives=Started, natural=True),
             post("/count", self.count, takes=Number, gives=Started),
         )
-        app = Starlette(routes=starlette_routes(bridge, routes))
+        app = Starlette(routes=Endpoints(context, once=Once(self.client)).table(routes))
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://killick")
 
     def start(self, call: Call[Nothing, Number]) -> Started:

@@ -12,9 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import killick
+from killick.web.addresses import API
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
-from killick.web.routes import API, Nothing, Route
+from killick.web.routes import Nothing, Route
 
 DOCUMENT: dict[str, Any] = openapi(ROUTES)
 

@@ -15,10 +15,12 @@ from starlette.testclient import TestClient
 import killick
 from killick.errors import RunUnknown, StoreBusy
 from killick.web.access import Identified
+from killick.web.addresses import Paths, address
 from killick.web.app_context import AppContext
 from killick.web.documents import document
+from killick.web.endpoints import Endpoints
 from killick.web.problems import Problem, problem_of
-from killick.web.routes import Call, Paths, address, delete, get, post, starlette_routes
+from killick.web.routes import Call, delete, get, post
 from killick.workers.tokens import Person
 
 
@@ -81,8 +83,8 @@ class Trusting(Identified):
 @pytest.fixture
 def web() -> Iterator[TestClient]:
     with killick.open("memory:") as kd:
-        bridge = AppContext(kd, access=Trusting(kd))
-        app = Paths(Starlette(routes=starlette_routes(bridge, ROUTES)))
+        context = AppContext(kd, access=Trusting(kd))
+        app = Paths(Starlette(routes=Endpoints(context).table(ROUTES)))
         with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5000)) as client:
             yield client
 

@@ -25,9 +25,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import killick
+from killick.web.addresses import API
 from killick.web.app import ROUTES
 from killick.web.openapi import openapi
-from killick.web.routes import API
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ from starlette.responses import Response
 import killick
 from killick.web import streams
 from killick.web.app_context import AppContext
+from killick.web.endpoints import Endpoints
 from killick.web.hub import Hub
-from killick.web.routes import Person, starlette_routes
+from killick.web.routes import Person
 
 
 @killick.tool(effect="reads")
@@ -113,9 +114,9 @@ class Server:
 
     def __init__(self, client: killick.Client, **options: Any) -> None:
         self.access = Anybody()
-        self.bridge = AppContext(client, access=self.access)
-        self.hub = self.bridge.hub = Hub(client, **options)
-        self.app = Starlette(routes=starlette_routes(self.bridge, streams.ROUTES))
+        self.context = AppContext(client, access=self.access)
+        self.hub = self.context.hub = Hub(client, **options)
+        self.app = Starlette(routes=Endpoints(self.context).table(streams.ROUTES))
         self.tasks: list[asyncio.Task[None]] = []
 
     def listen(self, path: str, query: str = "", **headers: str) -> Listener:

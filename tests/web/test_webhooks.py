@@ -23,9 +23,11 @@ from killick.errors import DeclarationRefused
 from killick.store import MemoryStore
 from killick.web import events
 from killick.web import webhooks as receiving
+from killick.web.addresses import Paths
 from killick.web.app_context import AppContext
+from killick.web.endpoints import Endpoints
 from killick.web.idempotency import Once
-from killick.web.routes import Paths, Person, starlette_routes
+from killick.web.routes import Person
 
 SECRET = "a-secret-of-the-shop"
 
@@ -67,8 +69,8 @@ class Desk:
     def __init__(self, client: killick.Client, clock: killick.ManualClock, **webhooks: Any) -> None:
         self.client = client
         self.clock = clock
-        bridge = AppContext(client, access=Anybody(), once=Once(client), webhooks=webhooks)
-        routes = starlette_routes(bridge, (*receiving.ROUTES, *events.ROUTES))
+        context = AppContext(client, access=Anybody(), webhooks=webhooks)
+        routes = Endpoints(context, once=Once(client)).table((*receiving.ROUTES, *events.ROUTES))
         self._transport = httpx.ASGITransport(Paths(Starlette(routes=routes)))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Completion for shells: prints what a shell has to be told, and answers it when somebody presses Tab.
+"""Shell completion: prints a shell's completion script, and answers the shell when a person presses Tab.
 
 The protocol is click's. Bash breaks words at colons, of which agents and waits have one, so it gets a script of ours.
 """
@@ -14,7 +14,6 @@ import click
 from click.shell_completion import BashComplete, ShellComplete, get_completion_class, split_arg_string
 
 from killick.cli.exit_codes import CommandFailed
-from killick.cli.main import COMPLETING, killick
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -68,7 +67,7 @@ def completions(group: click.Group, asked: str) -> None:
 
 def _speaking(shell: str, group: click.Group) -> ShellComplete:
     kind = Bash if shell == "bash" else cast("type[ShellComplete]", get_completion_class(shell))
-    return kind(group, {}, "killick", COMPLETING)
+    return kind(group, {}, "killick", f"_{group.name}_COMPLETE".upper())
 
 
 def _complete_shell(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -89,6 +88,7 @@ def completion_command(shell: str | None) -> None:
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise CommandFailed(f"{name or 'your shell'}: nothing is known of it; name one of {', '.join(SHELLS)}")
-    sys.stdout.write(_speaking(name, killick).source())
+    root = cast("click.Group", click.get_current_context().find_root().command)
+    sys.stdout.write(_speaking(name, root).source())
     if sys.stdout.isatty():
         click.echo(f"put this into {_PLACES[name]}", err=True)

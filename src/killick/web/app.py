@@ -20,8 +20,10 @@ from starlette.routing import Route as StarletteRoute
 from killick.web import events, openapi, sessions, streams
 from killick.web import webhooks as receiving
 from killick.web.access import Identify, access_for
+from killick.web.addresses import API, Paths
 from killick.web.app_context import Access, AppContext
 from killick.web.documents import words_of
+from killick.web.endpoints import Endpoints
 from killick.web.handlers import (
     boundary,
     compare,
@@ -47,42 +49,25 @@ from killick.web.idempotency import Once
 from killick.web.middleware import Guard, Limits
 from killick.web.problems import Problem
 from killick.web.redaction import Redaction
-from killick.web.routes import API, Paths, Route, starlette_routes
+from killick.web.render import problem_page
+from killick.web.routes import Route
 
 if TYPE_CHECKING:
     from killick.client.client import Client
 
 SLICES: Final[tuple[Any, ...]] = (
-    operations,
-    compare,
-    graph,
-    search,
-    streams,
-    status,
-    inbox,
-    metrics,
-    boundary,
-    openapi,
-    events,
-    receiving,
-    record,
-    run_detail,
-    run_list,
-    start,
-    step_detail,
-    step_list,
-    tokens,
-    trace,
-    triggers,
-    window,
-    workspace,
-)
+    operations, compare, graph, search, streams, status, inbox, metrics, boundary, events, receiving, record,
+    run_detail, run_list, start, step_detail, step_list, tokens, trace, triggers, window, workspace,
+)  # fmt: skip
 """The modules whose routes make up the app."""
 
 THREADS: Final = 4
 """In how many threads requests are answered, where the loop is the app's own."""
 
-ROUTES: Final[tuple[Route, ...]] = tuple(route for each in SLICES for route in each.ROUTES)
+ROUTES: Final[tuple[Route, ...]] = (
+    *(route for each in SLICES for route in each.ROUTES),
+    openapi.route_of(lambda: ROUTES),
+)
 
 
 _WORDS: Final = words_of(route.gives for route in ROUTES)
@@ -100,18 +85,16 @@ def asgi(
 ) -> Guard:
     """The dashboard and the API over a client, to be served or mounted."""
     known = access or access_for(client, identify)
-    bridge = AppContext(
-        client, access=known, veil=Redaction(client, redact, spared=_WORDS), once=Once(client), webhooks=webhooks
-    )
-    receiving.check(bridge.webhooks, at_us=client.clock.now_us())
-    bridge.routes = ROUTES
+    context = AppContext(client, access=known, veil=Redaction(client, redact, spared=_WORDS), webhooks=webhooks)
+    endpoints = Endpoints(context, once=Once(client))
+    receiving.check(context.webhooks, at_us=client.clock.now_us())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         # More threads would only wait for each other: documents are made by Python, one at a time.
         current_default_thread_limiter().total_tokens = THREADS
         yield
-        await bridge.hub.close()
+        await context.hub.close()
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -120,20 +103,20 @@ def asgi(
         code = {404: "not_found", 405: "method_refused"}.get(error.status_code, "refused")
         problem = Problem(error.status_code, detail, code=code, headers=dict(error.headers or {}))
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-        return problem.response() if path.startswith(API) else bridge.problem_page(request, problem)
+        return problem.response() if path.startswith(API) else problem_page(context, request, problem)
 
     app = Starlette(
         routes=[
             StarletteRoute("/static/{version}/{name}", static),
-            *sessions.routes(bridge),
-            *metrics.routes(bridge),
-            *starlette_routes(bridge, ROUTES),
+            *sessions.routes(context),
+            *metrics.routes(endpoints),
+            *endpoints.table(ROUTES),
         ],
         exception_handlers={HTTPException: missing},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.bridge = bridge
+    app.state.context = context
     return Guard(Paths(app), client.clock, limits)
 
 

@@ -22,10 +22,10 @@ from killick.model import events as e
 from killick.model.codec import plain
 from killick.store.protocol import ENDED, RunQuery
 from killick.web.problems import Problem
+from killick.web.redaction import Redaction
 
 if TYPE_CHECKING:
     from killick.client.client import Client
-    from killick.web.app_context import Redactions
 
 TICK_SECONDS: Final = 0.2
 """How often the watched runs are looked at."""
@@ -91,7 +91,7 @@ class Follower:
 class Hub:
     """Who follows what. All of it belongs to one loop."""
 
-    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, veil: Redactions | None = None) -> None:
+    def __init__(self, client: Client, *, followers_max: int = FOLLOWERS_MAX, veil: Redaction | None = None) -> None:
         self._client = client
         self._veil = veil
         self._followers_max = followers_max

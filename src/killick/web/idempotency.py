@@ -27,10 +27,10 @@ from killick.model.chunks import unpack
 from killick.store.protocol import OWN_AGENTS, Delivery, Message
 from killick.type_init import ready
 from killick.web.problems import Problem
+from killick.web.routes import Call, Route
 
 if TYPE_CHECKING:
     from killick.client.client import Client
-    from killick.web.routes import Call, Route
 
 AGENT: Final = f"{OWN_AGENTS}http"
 DAY: Final = "killick:http:"

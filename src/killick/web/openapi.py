@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
 from inspect import getdoc
@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from killick.web.addresses import API
 from killick.web.problems import TITLES, ProblemDocument
-from killick.web.routes import API, Call, Nothing, Route, get
+from killick.web.routes import Call, Nothing, Route, get
 
 _MODULE: Final = re.compile(r"killick\.web\.(\w+)\.(\w+)")
 _REF: Final = "#/components/schemas/{name}"
@@ -75,10 +76,14 @@ _SCOPES: Final = {
 }
 
 
-def described(call: Call[Nothing, Nothing]) -> dict[str, Any]:
-    """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
-    made = openapi(call.bridge.routes)
-    return {**made, "servers": [{"url": call.request.scope.get("root_path", "") or "/"}]}
+def route_of(routes: Callable[[], tuple[Route, ...]]) -> Route:
+    """The route of the document of a table, which this route is itself in."""
+
+    def described(call: Call[Nothing, Nothing]) -> dict[str, Any]:
+        """This document: everything that can be asked for, as OpenAPI 3.1 describes it."""
+        return {**openapi(routes()), "servers": [{"url": call.request.scope.get("root_path", "") or "/"}]}
+
+    return get("/openapi.json", described, gives=dict[str, Any], page="api.html", at="/api", veils=False)
 
 
 @cache
@@ -257,6 +262,3 @@ def _tags(routes: Sequence[Route]) -> set[tuple[str, str]]:
     """The modules of a table, and what each says that it is."""
     modules = {_tag(route): route.handler.__module__ for route in routes}
     return {(tag, (sys.modules[name].__doc__ or "").strip().partition("\n")[0]) for tag, name in modules.items()}
-
-
-ROUTES: Final = (get("/openapi.json", described, gives=dict[str, Any], page="api.html", at="/api", veils=False),)

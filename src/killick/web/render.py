@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from killick.history.phrasing import sized, span
+from killick.model.events import Scope
 from killick.sanitizer import visible
+from killick.web.addresses import API, address
+from killick.web.app_context import AppContext
 from killick.web.forms import form_of
-from killick.web.routes import API, Person, Scope, address
-
-if TYPE_CHECKING:
-    from killick.web.app_context import AppContext
+from killick.web.problems import Problem
+from killick.workers.tokens import Person
 
 BRIEF_CHARS: Final = 120
 VALUE_CHARS: Final = 65_536
@@ -50,7 +51,7 @@ def environment() -> Environment:
 
 
 def render(
-    bridge: AppContext,
+    context: AppContext,
     request: Request,
     template: str,
     *,
@@ -65,18 +66,26 @@ def render(
     text = environment().get_template(template).render(
         person=person,
         may=may,
-        csrf=bridge.access.csrf(request),
+        csrf=context.access.csrf(request),
         url=partial(address, request),
         api=api,
         base=request.scope.get("root_path", ""),
         path=request.scope["path"].removeprefix(request.scope.get("root_path", "")),
-        login=bridge.access.login,
-        place=bridge.client.store.place,
+        login=context.access.login,
+        place=context.client.store.place,
         **given,
     )  # fmt: skip
     response = HTMLResponse(text.encode(errors="backslashreplace"), status, headers)
-    bridge.access.dress(request, response)
+    context.access.dress(request, response)
     return response
+
+
+def problem_page(context: AppContext, request: Request, problem: Problem) -> Response:
+    """The page of a problem."""
+    return render(
+        context, request, "problem.html", person=request.scope.get("killick.person"), status=problem.status,
+        headers=problem.headers, doc=problem.document(), asked=None, now_us=context.client.clock.now_us(), twin=None,
+    )  # fmt: skip
 
 
 def _api(request: Request, path: str, **parameters: Any) -> str:

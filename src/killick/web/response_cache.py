@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 
+from killick.web.routes import Call
+
 if TYPE_CHECKING:
     from killick.clock import Clock
     from killick.store.protocol import RunStanding, Store
-    from killick.web.routes import Call
 
 BUSY: Final = 3
 """How many answers are being made before others are shared."""

@@ -16,10 +16,10 @@ from starlette.routing import Route as StarletteRoute
 
 from killick.logger import get_logger
 from killick.web.access import SESSION, SESSION_SECONDS, Admitted, OwnerAccess, TokenAccess, set_cookie
+from killick.web.addresses import address
 from killick.web.middleware import VISIT, Buckets
 from killick.web.problems import Problem
-from killick.web.render import render
-from killick.web.routes import address
+from killick.web.render import problem_page, render
 
 if TYPE_CHECKING:
     from killick.web.app_context import AppContext
@@ -31,11 +31,11 @@ FAILURES_PER_MINUTE: Final = 10
 """How often an address may give a wrong token."""
 
 
-def routes(bridge: AppContext) -> list[StarletteRoute]:
+def routes(context: AppContext) -> list[StarletteRoute]:
     """Where people sign in and out; nothing where they are known otherwise."""
-    if not isinstance(bridge.access, TokenAccess):
+    if not isinstance(context.access, TokenAccess):
         return []
-    door = _SigningIn(bridge, bridge.access)
+    door = _SigningIn(context, context.access)
     return [
         StarletteRoute("/login", door.shown, methods=["GET"]),
         StarletteRoute("/login", door.given, methods=["POST"]),
@@ -44,10 +44,10 @@ def routes(bridge: AppContext) -> list[StarletteRoute]:
 
 
 class _SigningIn:
-    def __init__(self, bridge: AppContext, access: TokenAccess) -> None:
-        self.bridge = bridge
+    def __init__(self, context: AppContext, access: TokenAccess) -> None:
+        self.context = context
         self.access = access
-        self._failures = Buckets(bridge.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
+        self._failures = Buckets(context.client.clock, FAILURES_PER_MINUTE / 60, FAILURES_PER_MINUTE)
 
     async def shown(self, request: Request) -> Response:
         """The form; a person who is known already goes on, and so does one who comes by a link of ours."""
@@ -63,7 +63,7 @@ class _SigningIn:
                 told = f"this link signs in once, and was used, or is of an earlier server; {self.access.way_in}"
                 raise Problem(401, told, code="link_used")
         except Problem as problem:
-            return self.bridge.problem_page(request, problem)
+            return problem_page(self.context, request, problem)
         return RedirectResponse(wanted, 303) if known is not None else self._form(request, wanted)
 
     async def given(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class _SigningIn:
                 self.access.refuse_stranger(request)
             self._refuse_often(request)
         except Problem as problem:
-            return self.bridge.problem_page(request, problem)
+            return problem_page(self.context, request, problem)
         wanted = _ours(request, form.get("next"))
         admitted = await run_in_threadpool(self.access.admit, form.get("token", "").strip())
         if admitted is None:
@@ -103,14 +103,14 @@ class _SigningIn:
             form = await _fields(request)
             self.access.refuse_forged(request, form.get("csrf", ""))
         except Problem as problem:
-            return self.bridge.problem_page(request, problem)
+            return problem_page(self.context, request, problem)
         response = RedirectResponse(address(request, "/login"), 303)
         set_cookie(request, response, SESSION, "", seconds=0)
         return response
 
     def _form(self, request: Request, wanted: str, *, wrong: bool = False) -> Response:
         return render(
-            self.bridge,
+            self.context,
             request,
             "login.html",
             person=None,
@@ -118,7 +118,7 @@ class _SigningIn:
             doc={"next": wanted, "wrong": wrong, "key": self._key_name()},
             twin=None,
             asked=None,
-            now_us=self.bridge.client.clock.now_us(),
+            now_us=self.context.client.clock.now_us(),
         )
 
     def _key_name(self) -> str | None:

@@ -54,7 +54,7 @@ class Stream(Response):
         self._frames = frames
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        ends = (self._sent(send), _left(receive), self._dismissed(), self._call.bridge.hub.closing.wait())
+        ends = (self._sent(send), _left(receive), self._dismissed(), self._call.context.hub.closing.wait())
         tasks = [asyncio.ensure_future(_quietly(end)) for end in ends]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +79,7 @@ class Stream(Response):
         person: Person | None = self._call.person
         while person is not None and person.name == self._call.person.name:
             await asyncio.sleep(KNOWN_SECONDS)
-            person = await self._call.bridge.access.identify(self._call.request)
+            person = await self._call.context.access.identify(self._call.request)
 
 
 async def _left(receive: Any) -> None:
@@ -112,7 +112,7 @@ async def follow(call: Call[FollowAsked, Nothing]) -> Response:
     It ends with `event: end` when the run is over; where the run goes on as another, that names it. Whoever is cut off
     comes back with `Last-Event-ID`, which browsers send by themselves.
     """
-    hub, run = call.bridge.hub, call.asked.run
+    hub, run = call.context.hub, call.asked.run
     await hub.position(run)
     return Stream(call, await _begun(_events(hub, run, _after(call))))
 
@@ -178,7 +178,7 @@ async def live(call: Call[LiveAsked, Nothing]) -> Response:
     each status (`counts`), where that is not what was said before. Where each stands comes first. Runs that are not
     there are passed over.
     """
-    hub = call.bridge.hub
+    hub = call.context.hub
     return Stream(call, await _begun(_hints(hub, frozenset(call.asked.run), counts=call.asked.counts)))
 
 

@@ -86,7 +86,7 @@ def _send(client: Client, run: str, name: str, body: Any, message: str) -> None:
 
 async def _verified(call: Call[Any, Any], name: str) -> tuple[str, Any]:
     """The id and the document of a webhook that holds. Who has no secret learns not even which names there are."""
-    secret = call.bridge.webhooks.get(name) or call.client.ids.key().hex()
+    secret = call.context.webhooks.get(name) or call.client.ids.key().hex()
     headers = call.request.headers
     document = webhook_verify(secret, headers, await call.request.body(), clock=call.client.clock)
     return headers["webhook-id"], document

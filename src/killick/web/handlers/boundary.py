@@ -227,7 +227,7 @@ def _sign(text: str) -> Literal["+", "-", "~"]:
 
 def veiled(call: Call[Any, Any], run: str) -> Callable[[State], State]:
     """A state as whoever asks may see it. What is told of it in words is told after that."""
-    veil = call.bridge.veil
+    veil = call.context.veil
     if veil is None or not veil.fields:
         return lambda state: state
     return lambda state: State(state.fold, _Veiled(state, lambda values: veil.over(values, run=run)))

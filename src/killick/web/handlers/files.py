@@ -81,7 +81,7 @@ def seen(call: Call[FilesAsked, Nothing]) -> FilesSeen:
     try:
         with files.at(log, run, call.asked.at or "now") as found:
             diff = found.diff()
-            veil = call.bridge.veil
+            veil = call.context.veil
             told = replace(told, at=found.at, snapshot=found.root.hex(), since=found.since[0] if found.since else None)
             return told if diff is None else _changed(told, diff, bare=veil is not None and bool(veil.fields))
     except (WorkspaceRefused, SnapshotBroken, StoreError) as refused:

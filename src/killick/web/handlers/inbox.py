@@ -305,10 +305,10 @@ def answer(call: Call[WaitAsked, Answering]) -> Took:
     value, saw = body.value, body.saw
     if body.saw is None and body.verb in ("approve", "edit"):
         raise AnswerRefused(wait, f"{body.verb!r} names what was shown; send the question's saw with it")
-    if found is not None and call.bridge.veil is not None and call.bridge.veil.fields:
+    if found is not None and call.context.veil is not None and call.context.veil.fields:
         intention = cast("Mapping[str, Any]", found.intention or {})
         value = unveiled(value, intention.get("arguments") if body.verb == "edit" else NOTHING)
-        if saw == call.bridge.veil.keyed(found.digest or ""):
+        if saw == call.context.veil.keyed(found.digest or ""):
             saw = found.digest  # as it was shown
     if found is not None and found.rule is not None and body.verb == "edit" and value is not None:
         value = argument_edits.checked(found, value)

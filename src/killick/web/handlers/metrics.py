@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from killick.web.routes import Call, Nothing, as_api, raw
+from killick.web.endpoints import Endpoints
+from killick.web.routes import Call, Nothing, raw
 from killick.workers import metrics as meters
-
-if TYPE_CHECKING:
-    from killick.web.app_context import AppContext
 
 
 def metrics(call: Call[Nothing, Nothing]) -> Response:
@@ -22,7 +20,7 @@ def metrics(call: Call[Nothing, Nothing]) -> Response:
 ROUTES: Final = (raw("/metrics", metrics, media="text/plain"),)
 
 
-def routes(bridge: AppContext) -> list[StarletteRoute]:
+def routes(endpoints: Endpoints) -> list[StarletteRoute]:
     """The address that Prometheus looks at unless it is told another."""
     meters.counting()
-    return [as_api(bridge, ROUTES[0], "/metrics")]
+    return [endpoints.at("/metrics", ROUTES[0])]

@@ -327,7 +327,7 @@ def change(call: Call[RunAsked, Change]) -> Did:
 
 def _shown(call: Call[RunAsked, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Changes of a context, with what the page did not show as it was."""
-    if call.bridge.veil is None or not call.bridge.veil.fields:
+    if call.context.veil is None or not call.context.veil.fields:
         return changes
     document: Any = call.client.state(renewals.latest(call.client.log, call.asked.run)).context.document
     shown: dict[str, Any] = unveiled(changes, document, "set")
@@ -396,7 +396,7 @@ def fork(call: Call[RunAsked, Fork]) -> Did:
     body, client, given = call.body, call.client, call.asked.run
     client.log.head(given)
     input_ = UNCHANGED if body.input is msgspec.UNSET else body.input
-    if input_ is not UNCHANGED and call.bridge.veil is not None and call.bridge.veil.fields:
+    if input_ is not UNCHANGED and call.context.veil is not None and call.context.veil.fields:
         input_ = unveiled(input_, client.state(given).input, "input")
     conditions = Conditions(
         output=body.output, set=_shown(call, body.set), unset=tuple(body.unset), input=input_, model=body.model,

@@ -339,7 +339,7 @@ class ExportAsked(Doc, frozen=True):
 
 def export(call: Call[ExportAsked, Nothing]) -> Response:
     """A run as one file that can be loaded, verified and replayed anywhere; less what is not to be seen."""
-    run, veil = call.asked.run, call.bridge.veil
+    run, veil = call.asked.run, call.context.veil
     if call.client.store.head(run) is None:
         raise RunUnknown(run)
     redact = veil.redaction(run) if veil is not None and veil.fields else False

@@ -80,7 +80,7 @@ def runs(call: Call[RunsAsked, Any]) -> Runs:
     found = _page(client.store, asked, query, before)
     rows = found[: asked.limit]
     return Runs(
-        runs=tuple(_listing(call.bridge).lines(rows, call.now_us)),
+        runs=tuple(_listing(call.context).lines(rows, call.now_us)),
         counts=_counted(client.store, query),
         agents=tuple(client.store.agents()),
         next=str(rows[-1].number) if len(found) > len(rows) else None,
@@ -97,11 +97,11 @@ def counts(call: Call[CountsAsked, Any]) -> Counts:
 _listings: Final[WeakKeyDictionary[AppContext, Listing]] = WeakKeyDictionary()
 
 
-def _listing(bridge: AppContext) -> Listing:
+def _listing(context: AppContext) -> Listing:
     """The lines that are kept for everybody who looks through one app."""
-    found = _listings.get(bridge)
+    found = _listings.get(context)
     if found is None:
-        veil = bridge.veil
+        veil = context.veil
 
         def veiled(run: str, values: dict[str, Any]) -> dict[str, Any]:
             assert veil is not None
@@ -109,7 +109,9 @@ def _listing(bridge: AppContext) -> Listing:
             return hidden
 
         hides = veil is not None and bool(veil.fields)
-        found = _listings.setdefault(bridge, Listing(bridge.client.log, whole=True, through=veiled if hides else None))
+        found = _listings.setdefault(
+            context, Listing(context.client.log, whole=True, through=veiled if hides else None)
+        )
     return found
 
 

@@ -86,7 +86,7 @@ def find(call: Call[FindAsked, Any]) -> Find:
     agents = tuple(client.store.agents())
     if not asked.what:
         return Find(what="", agents=agents)
-    if call.bridge.veil is not None and call.bridge.veil.fields and (by := _by_content(asked)):
+    if call.context.veil is not None and call.context.veil.fields and (by := _by_content(asked)):
         told = (
             f"{by}: values are redacted here, and asking by them would tell what they are; ask by tool, person or time"
         )

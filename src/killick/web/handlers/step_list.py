@@ -372,7 +372,7 @@ def reply_text(reply: Any) -> str | None:
 
 def through_of(call: Call[Any, Any], run: str) -> RedactData | None:
     """What hides the values that are not to be seen, before anything is said of them."""
-    veil, fetch = call.bridge.veil, call.client.store.pieces
+    veil, fetch = call.context.veil, call.client.store.pieces
     if veil is None or not veil.fields:
         return None
 

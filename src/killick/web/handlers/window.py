@@ -96,7 +96,7 @@ def window(call: Call[WindowAsked, Nothing]) -> WindowSeen:
     found = windows(call.client.log, run, read_max=None if call.asked.whole else READ_MAX)
     if found is None:
         return WindowSeen(run=run, calls=0)
-    veil = call.bridge.veil
+    veil = call.context.veil
     if veil is not None and veil.fields:
         found = _bare(found)
     return WindowSeen(

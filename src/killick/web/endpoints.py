@@ -1,0 +1,264 @@
+"""Serves routes: identifies the caller, decodes the request, calls the handler, and sends its document or its page.
+
+A page is a template over the document of its twin in the API: a person sees what a program gets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route as StarletteRoute
+
+from killick.errors import RunUnknown
+from killick.store.protocol import OWN_RUNS
+from killick.type_init import ready
+from killick.web.addresses import API, SLASH, address
+from killick.web.app_context import AppContext
+from killick.web.documents import document
+from killick.web.idempotency import Once
+from killick.web.problems import Problem, problem_of
+from killick.web.render import problem_page, render
+from killick.web.response_cache import Answers
+from killick.web.routes import Call, Made, Nothing, Person, Route
+
+A = TypeVar("A", bound=msgspec.Struct)
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class Endpoints:
+    """Serves the routes of one app. With `once`, a write with an Idempotency-Key is carried out once."""
+
+    def __init__(self, context: AppContext, *, once: Once | None = None) -> None:
+        self.context = context
+        self.once = once
+        self.answers = Answers(context.client.clock, context.client.store)
+
+    def table(self, routes: Sequence[Route]) -> list[StarletteRoute]:
+        """The Starlette routes of a table; a fixed segment wins over a parameter."""
+        made: list[StarletteRoute] = []
+        for route in sorted(routes, key=_order):
+            made.append(self.at(API + route.path, route))
+            made += [StarletteRoute(at, _Endpoint(self, route).page, methods=["GET"]) for at in route.at]
+        return sorted(made, key=lambda route: _order(route))
+
+    def at(self, path: str, route: Route) -> StarletteRoute:
+        """One route of the API at a path of its own."""
+        return StarletteRoute(path, _Endpoint(self, route).api, methods=[route.method])
+
+
+def _order(route: Route | StarletteRoute) -> list[tuple[bool, str]]:
+    return [(part.startswith("{"), part) for part in route.path.split("/")]
+
+
+class _Endpoint:
+    """Serves one route: as an API, and as a page."""
+
+    def __init__(self, app: Endpoints, route: Route) -> None:
+        self.app = app
+        self.context = app.context
+        self.route = route
+
+    async def api(self, request: Request) -> Response:
+        try:
+            call = await self._call(request)
+            if self.route.writes:
+                return await self._written(call)
+            if self.route.gives is None:
+                return await self._carried_out(call)
+            return await self.app.answers.given(call, self._carried_out)
+        except Exception as error:
+            return (await self._problem(request, error)).response()
+
+    async def _written(self, call: Call[Any, Any]) -> Response:
+        try:
+            keeps = self.route.keeps and self.route.scope is not None  # nobody's key is anybody's
+            if keeps and call.key is not None and self.app.once is not None:
+                return await self.app.once.around(call, self.route, self._answered)
+            return await self._carried_out(call)
+        finally:
+            self.app.answers.forget()
+
+    async def _answered(self, call: Call[Any, Any]) -> Response:
+        """What came of a call, a refusal included: that is an answer too."""
+        try:
+            return await self._carried_out(call)
+        except Exception as error:
+            return (await self._problem(call.request, error)).response()
+
+    async def page(self, request: Request) -> Response:
+        try:
+            return await self._finished(await self._call(request), self._drawn)
+        except Exception as error:
+            problem = await self._problem(request, error)
+            if problem.status == 401 and self.context.access.login is not None:
+                wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                return RedirectResponse(address(request, self.context.access.login, next=wanted), 303)
+            return problem_page(self.context, request, problem)
+
+    async def _problem(self, request: Request, error: Exception) -> Problem:
+        """An error may quote what is not to be seen."""
+        problem = problem_of(error)
+        veil = self.context.veil
+        if veil is None or not veil.fields:
+            return problem
+        given = [*request.path_params.items(), *request.query_params.multi_items()]
+        named = [(name, str(value).replace(SLASH, "/")) for name, value in given if name in _NAMES_RUNS]
+        runs = {value.rpartition(":")[0] if name == "wait" else value for name, value in named}
+        told = await run_in_threadpool(veil.over, {"detail": problem.detail, **problem.more}, run=runs)
+        return Problem(problem.status, code=problem.code, headers=problem.headers, **told)
+
+    async def _call(self, request: Request) -> Call[Any, Any]:
+        route = self.route
+        person = await self._person(request)
+        asked = _asked(route.asks, request)
+        _refuse_own(person, asked)
+        body: Any = Nothing()
+        key = None
+        if route.writes:
+            if route.takes is not Nothing:
+                body = _body(route.takes, request, await request.body())
+            key = _key(request)
+        return Call(self.context, request, person, asked, body, key)
+
+    async def _carried_out(self, call: Call[Any, Any]) -> Response:
+        return await self._finished(call, self._sent)
+
+    async def _finished(self, call: Call[Any, Any], finish: Callable[[Call[Any, Any], Any], Response]) -> Response:
+        """What came of a call as a response. Reading, hiding and drawing are all done off the loop, in one go."""
+        handler = self.route.handler
+        if inspect.iscoroutinefunction(handler):
+            found = await handler(call)
+            if isinstance(found, Response) or self.route.scope is None:
+                return finish(call, found)
+            return await run_in_threadpool(finish, call, found)
+        async with self.context.turn(call.person):
+            return await run_in_threadpool(lambda: finish(call, handler(call)))
+
+    def _sent(self, call: Call[Any, Any], found: Any) -> Response:
+        if isinstance(found, Response):
+            return found
+        if self.route.status == 204:
+            return Response(status_code=204)
+        doc = self._redacted(found, call)
+        headers = {"Location": found.location} if isinstance(found, Made) else None
+        return Response(msgspec.json.encode(doc), self.route.status, headers, media_type="application/json")
+
+    def _drawn(self, call: Call[Any, Any], found: Any) -> Response:
+        return self._rendered(call, self._redacted(found, call))
+
+    async def _person(self, request: Request) -> Person:
+        """The caller, where its scope allows the route. Raises a Problem otherwise."""
+        route, access = self.route, self.context.access
+        if route.scope is None:
+            return Person("anybody")
+        person = await access.identify(request)
+        if person is None:
+            headers = {"WWW-Authenticate": 'Bearer realm="killick"'}
+            raise Problem(401, access.way_in, code="unauthenticated", headers=headers)
+        request.scope["killick.person"] = person
+        if not person.may(route.scope):
+            told = f"{person.name} is {_a(person.scope)}, and this takes {_a(route.scope)}"
+            raise Problem(403, told, code="scope_too_small")
+        if route.writes:
+            access.refuse_forged(request)
+        return person
+
+    def _redacted(self, found: Any, call: Call[Any, Any]) -> Any:
+        """A handler's document as plain JSON, with the redacted fields hidden."""
+        doc, veil = document(found), self.context.veil
+        if veil is None or not veil.fields or not self.route.veils:
+            return doc
+        veiled = veil.over(doc, run=getattr(call.asked, "run", None))
+        # What the caller sent is returned as it is: hiding it would confirm a right guess.
+        sent = {name: getattr(call.asked, name) for name in call.asked.__struct_fields__ if name in doc}
+        return veiled | {name: value for name, value in sent.items() if isinstance(value, str) and doc[name] == value}
+
+    def _rendered(self, call: Call[Any, Any], doc: Any) -> Response:
+        """The page of a document, with the address of its twin in the API."""
+        given: dict[str, Any] = {name: getattr(call.asked, name) for name in call.request.path_params}
+        query = call.request.url.query
+        twin = address(call.request, API + self.route.path, **given) + (f"?{query}" if query else "")
+        return render(
+            self.context, call.request, str(self.route.page), person=call.person, doc=doc, asked=call.asked,
+            now_us=call.now_us, twin=twin,
+        )  # fmt: skip
+
+
+def _a(scope: str | None) -> str:
+    return f"an {scope}" if scope in ("operator", "admin") else f"a {scope}"
+
+
+# decoding -----------------------------------------------------------------------------------------
+
+
+def _asked(kind: type[A], request: Request) -> A:
+    given: dict[str, Any] = {}
+    lists, known = _parameters(kind)
+    for name in request.query_params:
+        if name not in known:
+            told = f"; it takes {', '.join(sorted(known))}" if known else ""
+            raise Problem(400, f"{name}: no such parameter{told}", code="parameter_unknown")
+        found = request.query_params.getlist(name)
+        if name in lists:
+            given[name] = found
+        elif len(found) > 1:
+            raise Problem(400, f"{name}: is given more than once", code="parameter_refused")
+        else:
+            given[name] = found[0]
+    given |= {name: str(value).replace(SLASH, "/") for name, value in request.path_params.items()}
+    try:
+        return msgspec.convert(given, ready(kind), strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem(400, f"a parameter does not fit: {error}", code="parameter_refused") from None
+
+
+@cache
+def _parameters(kind: type[msgspec.Struct]) -> tuple[frozenset[str], frozenset[str]]:
+    """The parameters that are lists, and all of them."""
+    fields = msgspec.structs.fields(kind)
+    lists = frozenset(each.encode_name for each in fields if _is_list(each.type))
+    return lists, frozenset(each.encode_name for each in fields)
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple) or any(_is_list(each) for each in get_args(kind))
+
+
+_NAMES_RUNS: Final = ("run", "a", "b", "against", "wait")
+
+
+def _refuse_own(person: Person, asked: msgspec.Struct) -> None:
+    """What Killick keeps for itself, its tokens among it, is for admins."""
+    if person.may("admin"):
+        return
+    for name in _NAMES_RUNS:
+        given = getattr(asked, name, None)
+        for run in (given,) if isinstance(given, str) else tuple(given or ()):
+            if run.startswith(OWN_RUNS):
+                raise RunUnknown(run)
+
+
+def _body(kind: type[B], request: Request, body: bytes) -> B:
+    sort = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if sort != "application/json":
+        raise Problem(415, "the body has to be JSON; say so with Content-Type: application/json", code="not_json")
+    try:
+        return msgspec.json.decode(body, type=ready(kind))
+    except msgspec.ValidationError as error:
+        raise Problem(422, f"the body does not fit: {error}", code="body_refused") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, f"the body is no JSON: {error}", code="not_json") from None
+
+
+def _key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not (1 <= len(key) <= 200 and key.isascii() and key.isprintable()):
+        raise Problem(400, "Idempotency-Key takes 1 to 200 visible ASCII characters", code="key_refused")
+    return key
