@@ -7,22 +7,20 @@ can themselves be tried: the last part of this file breaks every one of them in 
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+from source_tree import ROOT, House, as_it_stands, imports, nodes, part_of, references, uses
 
 LAYERS: Final = {
     "errors": 0, "clock": 0, "ids": 0, "type_init": 0,
@@ -73,126 +71,16 @@ SQL: Final = re.compile(
     r"\s*(?:(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|CREATE|ALTER|DROP)\s"
     r"|(?i:select\s+[\w.*]+(?:\s*,\s*[\w.*]+)*\s+from|insert\s.*\binto|update\s+\S+\s+set|delete\s+from)\s)"
 )
-
-
-# Reading a tree -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Module:
-    """One file of Python: its dotted name, and its path as a person would look for it."""
-
-    name: str
-    path: str
-    tree: ast.Module
-    is_package: bool
-
-    @property
-    def part(self) -> str:
-        return part_of(self.name)
-
-
-class Import(NamedTuple):
-    """One imported name: where, the name that is bound, what that name stands for, and what was asked for."""
-
-    line: int
-    name: str
-    stands_for: str
-    target: str
-
-
-class House:
-    """A repository as its files stand, whatever of it can be imported."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.src = tuple(self._read("src"))
-        self.around = tuple(module for folder in ("tests", "bench", "examples") for module in self._read(folder))
-
-    def _read(self, folder: str) -> Iterator[Module]:
-        for file in sorted((self.root / folder).rglob("*.py")):
-            names = file.relative_to(self.root / folder).with_suffix("").parts
-            is_package = names[-1] == "__init__"
-            name = ".".join(names[:-1] if is_package else names)
-            path = file.relative_to(self.root).as_posix()
-            yield Module(name, path, ast.parse(file.read_text(encoding="utf-8"), path), is_package)
-
-    def find(self, name: str) -> Module | None:
-        return next((module for module in self.src if module.name == name), None)
+CLASS: Final = re.compile(r"^[ \t]*class[ \t]+(\w+)", re.MULTILINE)
+NAMED: Final = re.compile(
+    r"^[ \t]*from[ \t]+(killick[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|.*)"
+    r"|(?:^[ \t]*import[ \t]+|[\"'])(killick(?:\.\w+)+)",
+    re.MULTILINE,
+)
+"""An import of a module, or a string that begins with its name."""
 
 
 Rule = Callable[[House], list[str]]
-
-
-def walk(node: ast.AST, *, typing: bool = False) -> Iterator[ast.AST]:
-    """Every node below; what stands under `if TYPE_CHECKING` only when typing is asked for."""
-    left = [node]
-    while left:
-        node = left.pop()
-        yield node
-        guards = isinstance(node, ast.If) and not typing
-        if guards and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING":
-            left += reversed(node.orelse)
-        else:
-            left += reversed([*ast.iter_child_nodes(node)])
-
-
-def part_of(name: str) -> str:
-    """The part of the package that a dotted name is in; the door and `__main__` are in none."""
-    package, _, rest = name.partition(".")
-    part = rest.partition(".")[0]
-    return part if package == "killick" and part != "__main__" else ""
-
-
-@cache
-def imports(module: Module, *, typing: bool = False) -> tuple[Import, ...]:
-    return tuple(_imports(module, typing=typing))
-
-
-def _imports(module: Module, *, typing: bool) -> Iterator[Import]:
-    for node in walk(module.tree, typing=typing):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                first = alias.name.partition(".")[0]
-                yield Import(node.lineno, alias.asname or first, alias.name if alias.asname else first, alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            above = module.name.split(".")
-            above = above[: len(above) - node.level + module.is_package] if node.level else []
-            source = ".".join([*above, *filter(None, [node.module])])
-            for alias in node.names:
-                target = f"{source}.{alias.name}"
-                yield Import(node.lineno, alias.asname or alias.name, target, target)
-
-
-@cache
-def references(module: Module) -> tuple[tuple[int, str], ...]:
-    """Every import, and every name reached through an import or from the builtins, by its full name."""
-    return tuple(_references(module))
-
-
-def _references(module: Module) -> Iterator[tuple[int, str]]:
-    bound: dict[str, str] = {}
-    for item in imports(module):
-        bound[item.name] = item.stands_for
-        yield item.line, item.target
-    for node in walk(module.tree):
-        if not isinstance(node, ast.Attribute | ast.Name):
-            continue
-        name, _, rest = ast.unparse(node).partition(".")
-        if name in bound:
-            yield node.lineno, f"{bound[name]}.{rest}".rstrip(".")
-        elif hasattr(builtins, name) and isinstance(node.ctx, ast.Load):
-            yield node.lineno, f"builtins.{name}"
-
-
-def uses(module: Module, forbidden: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """The first use on each line of a forbidden name, or of anything below it."""
-    seen: set[int] = set()
-    for line, name in references(module):
-        parts = name.split(".")
-        if line not in seen and any(".".join(parts[:n]) in forbidden for n in range(1, len(parts) + 1)):
-            seen.add(line)
-            yield line, name.removeprefix("builtins.")
 
 
 # The rules ----------------------------------------------------------------------------------------
@@ -311,26 +199,31 @@ def silent_modules(house: House) -> list[str]:
 
 
 def vague_names(house: House) -> list[str]:
+    files = [(module.path, (house.root / module.path).read_text(encoding="utf-8")) for module in house.src]
     broken = []
-    for module in (*house.src, *house.around):
-        if any(VAGUE_FILE.search(part) for part in Path(module.path).with_suffix("").parts):
-            broken.append(f"{module.path}:1: says nothing about what is in it; name it by its concept")
+    for path, text in (*files, *house.around):
+        if any(VAGUE_FILE.search(part) for part in Path(path).with_suffix("").parts):
+            broken.append(f"{path}:1: says nothing about what is in it; name it by its concept")
         broken += [
-            f"{module.path}:{node.lineno}: class {node.name} is named for no concept; say what it is"
-            for node in ast.walk(module.tree)
-            if isinstance(node, ast.ClassDef) and VAGUE_CLASS.search(node.name)
+            f"{path}:{_line(text, found.start(1))}: class {found[1]} is named for no concept; say what it is"
+            for found in CLASS.finditer(text)
+            if VAGUE_CLASS.search(found[1])
         ]
     return broken
 
 
 def dead_modules(house: House) -> list[str]:
     used = {"killick", "killick.__main__", *_entry_points(house.root)}
-    for module in (*house.src, *house.around):
+    for module in house.src:
         # A dotted name in a string is how `python -m` and import_module name a module.
-        constants = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant)}
+        constants = {node.value for node in nodes(module, typing=True) if isinstance(node, ast.Constant)}
         for target in {item.target for item in imports(module, typing=True)} | constants:
-            parts = str(target).split(".")
-            used |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)} - {module.name}
+            used |= _and_above(str(target)) - {module.name}
+    for _, text in house.around:
+        for found in NAMED.finditer(text):
+            source, names = found[1] or found[3], found[2] or ""
+            used |= {above for name in re.findall(r"\w+", names) for above in _and_above(f"{source}.{name}")}
+            used |= _and_above(source)
     return [
         f"{module.path}:1: nothing imports {module.name}; delete it, or use and test it"
         for module in house.src
@@ -422,11 +315,13 @@ def stray_prints(house: House) -> list[str]:
 def inline_sql(house: House) -> list[str]:
     broken = []
     for module in house.src:
-        prose = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+        if module.part != "store":
+            continue
+        prose = {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
         broken += [
             f"{module.path}:{node.lineno}: SQL in a string; give it a name in a .sql file of store/sql"
-            for node in ast.walk(module.tree)
-            if module.part == "store" and isinstance(node, ast.Constant) and id(node) not in prose
+            for node in nodes(module)
+            if isinstance(node, ast.Constant) and id(node) not in prose
             if isinstance(node.value, str) and SQL.match(node.value)
         ]
     return broken
@@ -437,6 +332,15 @@ def _as_ruff_sorts(name: str) -> tuple[int, list[tuple[int, int, str]]]:
     case = 0 if len(name) > 1 and name.isupper() else 1 if name[:1].isupper() else 2
     pieces = re.findall(r"\d+|\D+", name)
     return case, [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _and_above(name: str) -> set[str]:
+    parts = name.split(".")
+    return {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
 
 
 def _entry_points(root: Path) -> set[str]:
@@ -461,7 +365,7 @@ def _undocumented(house: House, places: Mapping[str, int], path: str, page: str)
 
 @pytest.fixture(scope="module")
 def house() -> House:
-    return House(ROOT)
+    return as_it_stands()
 
 
 def holds(broken: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from test_house import ROOT, House, Module, imports
+from source_tree import ROOT, House, Module, as_it_stands, imports, nodes
 
 CIRCLES: Final = (5, 2, 2)
 """How many modules each import circle has, the largest first. Imports for typing and inside of functions count."""
@@ -54,7 +54,7 @@ ENDINGS: Final = re.compile(r"(ings?|ers?|ed|es|s|e|y)$")
 
 @pytest.fixture(scope="module")
 def house() -> House:
-    return House(ROOT)
+    return as_it_stands()
 
 
 def package_of(module: Module) -> str:
@@ -166,7 +166,7 @@ def test_no_two_modules_of_a_package_differ_by_an_ending_alone(house: House) -> 
 
 
 def _docstrings(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
 
