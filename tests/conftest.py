@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from killick.definitions.agents import AGENTS
 from killick.definitions.tools import TOOLS
 from killick.log import Log
 from killick.store import MemoryStore, SqliteStore, Store
-from seeds import FIXED
+from seeds import FIXED, repeats
 from world import World
 
 # Processes that tests start read the package from bytecode, and write it the first time.
@@ -31,12 +33,30 @@ with contextlib.suppress(ModuleNotFoundError):
     for profile, derandomize in (("gate", True), ("soak", False)):
         settings.register_profile(
             profile,
+            max_examples=repeats(30, 100),
             deadline=None,
             derandomize=derandomize,
             print_blob=True,
             suppress_health_check=[HealthCheck.too_slow],
         )
     settings.load_profile("gate" if FIXED else "soak")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that `gate` leaves out: it names by their ids, or counts, those that run in the gate."""
+    cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("gate") and "slow" not in item.keywords:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for name, each in cases.items():
+        chosen = each[0].get_closest_marker("gate").args  # type: ignore[union-attr]
+        ids = [item.callspec.id for item in each]
+        # Not the first ones: parameters that vary slowest would have one value in the gate.
+        few = random.Random(name).sample(ids, min(chosen[0], len(ids))) if isinstance(chosen[0], int) else chosen
+        for item in each:
+            if item.callspec.id not in few:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -206,6 +206,7 @@ for turn in range(40):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_and_die_leave_whole_entries(tmp_path: Path) -> None:
     place = str(tmp_path / "killick.db")
     FrameworkState(place, "tests").close()

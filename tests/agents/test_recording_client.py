@@ -165,6 +165,7 @@ def agent_of(way: Callable[[Clients], Any], clients: Clients) -> Any:
     return killick.agent(name="asks")(asks if asyncio.iscoroutinefunction(way) else asks_now)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("way", [*WAYS, *WAYS_NOW], ids=lambda way: way.__name__)
 def test_a_call_inside_a_run_is_on_record_and_never_made_again(
     world: World, provider: Provider, clients: Clients, way: Any
@@ -188,6 +189,7 @@ def test_a_call_inside_a_run_is_on_record_and_never_made_again(
     assert "sk-secret" not in str([r.row for r in kd.events("r")])
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("way", [*WAYS, *WAYS_NOW], ids=lambda way: way.__name__)
 def test_outside_of_a_run_nothing_changes(provider: Provider, clients: Clients, way: Any) -> None:
     provider.replies(BROKEN, Says("Good morning, Ann."))
@@ -527,6 +529,7 @@ def test_in_an_agent_a_framework_s_own_tasks_ask_through_the_host(
 # rehearsed ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("way", [*WAYS, *WAYS_NOW], ids=lambda way: way.__name__)
 def test_a_rehearsal_asks_nobody_and_finds_nothing(provider: Provider, clients: Clients, way: Any) -> None:
     report = check(agent_of(way, clients), stories_max=12)

@@ -138,6 +138,7 @@ def test_the_file_says_what_it_is_and_ends_with_a_count(
     assert not bundle.is_archive(__file__)
 
 
+@pytest.mark.slow
 def test_wherever_a_file_is_cut_or_changed_that_is_found(
     kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path
 ) -> None:
@@ -383,6 +384,7 @@ def world(kd: killick.Client, clock: killick.LeapingClock, chance: random.Random
                 clock.advance(chance.randrange(20) * DAY)
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_lost_and_what_stays_holds_as_before(
     kd: killick.Client, clock: killick.LeapingClock, tmp_path: Path, seed: int

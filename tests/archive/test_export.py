@@ -181,6 +181,7 @@ def test_a_repaired_run_can_be_loaded(tmp_path: Path) -> None:
     log.store.close()
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_story_with_rewinds_survives_the_journey(log: Log, seed: int) -> None:
     first = started()

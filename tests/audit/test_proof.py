@@ -93,6 +93,7 @@ def test_what_is_not_sealed_or_not_there_is_refused_with_the_next_move(kd: killi
         kd.prove("nobody", 1)
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_fails() -> None:
     with killick.open("memory:") as kd:
         started(kd.log, "a", 5)

@@ -682,6 +682,7 @@ def test_a_run_that_left_without_a_word_is_a_fault_for_ever(kd: killick.Client) 
     assert problem.what == "is gone: it was removed after event 6, and nothing says where to"
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_that_honest_people_do_is_called_a_fault(seed: int, tmp_path: Path) -> None:
     """Runs, forks, repairs, prunes, erasures and seals in any order: every checkpoint ever kept still holds."""
@@ -739,6 +740,7 @@ def _break(kd: killick.Client, run: str, chance: random.Random) -> None:
 # dying --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_failing_any_operation_of_a_seal_leaves_the_seals_whole(
@@ -789,6 +791,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_sealer_leaves_seals_that_hold_and_go_on(tmp_path: Path) -> None:
     store, key, kept = tmp_path / "killick.db", tmp_path / "key.pem", tmp_path / "kept.seal"
     key.write_bytes(KEY)

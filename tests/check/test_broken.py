@@ -47,6 +47,7 @@ def found(name: str) -> list[Finding]:
     return list(check(agent).findings)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_of_a_broken_agent_is_named_with_the_line_to_change(name: str) -> None:
     kind, what, write = FAULTS[name]
@@ -60,6 +61,7 @@ def test_the_fault_of_a_broken_agent_is_named_with_the_line_to_change(name: str)
         assert int(line) == line_of(name)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"cannot_undo", "own_chance", "timeout_is_no_refusal"}))
 def test_nothing_else_is_blamed(name: str) -> None:
     findings = found(name)

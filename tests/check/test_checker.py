@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import killick
 from killick.check.checker import Case, check, interrupt_everywhere
 from killick.check.fakes import always, in_order
-from killick.check.findings import ALONE, Faulty
+from killick.check.findings import ALONE, Faulty, Report
 from killick.check.recorded_input import case_like
 from killick.check.stage import TROUBLES
 
@@ -98,8 +99,13 @@ async def subscription(run: killick.Run, month: int) -> killick.Next | killick.W
     return killick.Next(month + 1)
 
 
+@cache
+def sold() -> Report:
+    """What is said of `sell`, everywhere interrupted: rehearsed once for every test that reads it."""
+    return check(sell)
+
+
 SOUND: list[tuple[Any, dict[str, Any]]] = [
-    (sell, {}),
     (sell_blocking, {}),
     (subscription, {"input": 0}),
     (sell, {"fakes": {fetch: Order("o1", ["a", "b", "c"])}}),
@@ -116,7 +122,10 @@ def test_a_sound_agent_is_blamed_for_nothing(agent: Any, options: dict[str, Any]
 
 
 def test_it_dies_everywhere_and_meets_every_trouble() -> None:
-    report = check(sell)
+    report = sold()
+    assert not report.findings, str(report)
+    assert report.left_alone == "completed"
+    assert not report.cut_short
     kinds = {"death", "redeploy", "timeout", "lost answer", "rate limit", "failing tool", "pause", "other answer"}
     assert kinds | {"deadline", "second death", ALONE} == report.ways.keys()
     assert report.ways["death"] > 60
@@ -124,7 +133,7 @@ def test_it_dies_everywhere_and_meets_every_trouble() -> None:
 
 
 def test_tools_and_models_are_not_called_and_give_samples_of_their_types() -> None:
-    assert check(sell).sampled == ("advise", "charge", "fetch", "ship")
+    assert sold().sampled == ("advise", "charge", "fetch", "ship")
 
 
 def test_fakes_are_given_by_tool_by_name_in_order_or_as_a_function() -> None:
@@ -166,7 +175,7 @@ def test_a_real_tool_is_called() -> None:
 
 
 def test_answers_are_given_by_a_part_of_the_question() -> None:
-    approved, rejected = check(sell), check(sell, answers={"charge": "reject", "*": "approve"})
+    approved, rejected = sold(), check(sell, answers={"charge": "reject", "*": "approve"})
     assert approved.tools != rejected.tools
     assert "charge" not in rejected.tools
 
@@ -229,6 +238,7 @@ def test_sleeps_in_memory_take_no_time_in_a_rehearsal() -> None:
     assert not check(patient).findings
 
 
+@pytest.mark.slow
 def test_an_agent_that_never_ends_is_told_so() -> None:
     @killick.agent
     async def stuck(run: killick.Run, order: str) -> str:

@@ -139,6 +139,7 @@ def test_the_script_names_the_program_and_its_variable(
     assert call(capsys, "completion").out == found.out
 
 
+@pytest.mark.gate(1)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 @pytest.mark.parametrize(
     ("line", "replies"),

@@ -87,6 +87,7 @@ def test_a_pipe_needs_yes_for_a_selection_and_not_for_names(office: Path, capsys
     assert statuses()["claim_17"] == "paused"
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked_before_many_are_touched(office: Path) -> None:
     command = [sys.executable, "-m", "killick", "pause", "--waiting"]
     question = "pause 2 runs (claim_17, claim_18)? [y/N]:"

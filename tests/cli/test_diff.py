@@ -181,6 +181,7 @@ def test_lines_stay_within_the_terminal(
     assert "characters)" in shown
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_no_colours_and_a_terminal_does(here: Path) -> None:
     command = [sys.executable, "-m", "killick", "diff", "one", "2"]
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}

@@ -32,10 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "app.py").write_text(APP)
-    subprocess.run(
-        [sys.executable, "-m", "killick", "run", "app.py:doctored", "--input", "1", "--id", "r"],
-        check=False, capture_output=True,
-    )  # fmt: skip
+    assert main(["run", "app.py:doctored", "--input", "1", "--id", "r"]) == 3
     return tmp_path
 
 
@@ -109,6 +106,7 @@ def test_commands_to_type_name_the_store_and_the_app(capsys: Capture, here: Path
     ], "where no app is named, it is looked for here"
 
 
+@pytest.mark.slow
 def test_runs_of_agents_that_the_app_does_not_declare_are_told(capsys: Capture, here: Path) -> None:
     (here / "other.py").write_text(APP.replace("doctored", "another"))
     done = subprocess.run(

@@ -134,6 +134,7 @@ def test_a_path_is_the_content_of_a_file_or_that_folder(here: Path, capsys: Capt
     assert documents(capsys, "show", "fix", "--files", "logo.png")["base64"].startswith("AAECAwQF")
 
 
+@pytest.mark.slow
 def test_what_is_binary_is_not_put_on_a_terminal(here: Path, capsys: Capture) -> None:
     words = [sys.executable, "-m", "killick", "show", "fix", "--files"]
     code, screen = on_terminal([*words, "logo.png"], cwd=here, env=plain_environment())

@@ -147,6 +147,7 @@ def test_json_tells_who_answered_what(office: Path, capsys: Capture) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_a_verb_a_terminal_is_asked(office: Path) -> None:
     command = [sys.executable, "-m", "killick", "answer", "claim_17"]
     code, seen = on_terminal(
@@ -258,6 +259,7 @@ def test_what_was_passed_on_says_from_whom(refund: Path, capsys: Capture) -> Non
     assert "asked managers by rule large sums: nobody answered in time" in shown
 
 
+@pytest.mark.slow
 def test_a_terminal_asks_who_may_answer_and_takes_an_edit_by_name(refund: Path) -> None:
     me = [sys.executable, "-m", "killick", "answer", "r1"]
     env = plain_environment(NO_COLOR="1")

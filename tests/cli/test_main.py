@@ -322,7 +322,14 @@ def example_args(line: str) -> list[str]:
     return [*args, "--until-idle"] if args[0] == "worker" else args  # which otherwise serves until somebody stops it
 
 
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if not any(word in line for word in PATIENT)])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.slow if line.startswith("killick check") else ())
+        for line in EXAMPLES
+        if not any(word in line for word in PATIENT)
+    ],
+)
 def test_an_example_in_a_help_text_works(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
@@ -377,6 +384,7 @@ def test_a_pipe_carries_no_colours_and_no_remarks(office: Path) -> None:
         assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_unless_it_wants_none(office: Path) -> None:
     command = [sys.executable, "-m", "killick"]
     assert "\x1b[" in on_terminal([*command, "inbox"], cwd=office, env=plain_environment(), shades=True)[1]

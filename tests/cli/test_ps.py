@@ -218,6 +218,7 @@ def watch(store: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=store.parent, text=True, **options)
 
 
+@pytest.mark.slow
 def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
     with (
         killick.open(str(store)) as kd,
@@ -238,6 +239,7 @@ def test_in_a_pipe_each_change_is_a_line(store: Path) -> None:
             kd.store.remove(f"watched_{each}")
 
 
+@pytest.mark.slow
 def test_on_a_terminal_a_table_lives_until_q(store: Path) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()

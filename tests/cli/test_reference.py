@@ -45,6 +45,7 @@ def test_a_command_that_is_not_there_yet_is_left_out(monkeypatch: pytest.MonkeyP
     assert "### killick show\n" in page
 
 
+@pytest.mark.slow
 def test_it_is_written_where_the_repository_is(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "killick.cli.reference"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

@@ -225,6 +225,7 @@ def test_the_same_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["outcome"], found["parted"]["step"]) == ("parted", "5")
 
 
+@pytest.mark.slow
 def test_the_agent_is_found_by_the_name_that_is_on_record_or_asked_for(here: Path) -> None:
     assert run_killick("replay", "c17", cwd=here).returncode == 0
     Path("app.py").rename("elsewhere.txt")
@@ -257,6 +258,7 @@ def test_an_effect_is_run_for_real_only_if_somebody_says_so(capsys: pytest.Captu
     assert Path("bank").read_text() == "1250\n"
 
 
+@pytest.mark.slow
 def test_at_a_terminal_it_asks_before_it_does_anything(here: Path) -> None:
     question = "Run step 5 for real, pay(claim=17, amount=1250), whose effect is at_most_once? [y/N]"
     for answer, code, done in (("n", 2, False), ("y", 0, True)):
@@ -297,6 +299,7 @@ def test_the_debugger_stops_in_the_agents_own_frame_at_the_call(here: Path) -> N
     assert not Path("bank").exists()
 
 
+@pytest.mark.slow
 def test_in_a_branch_of_a_gather_it_stops_where_the_branch_is(here: Path) -> None:
     screen = session(here, "c17", "4.2.2", {
         "-> again = await run.call(double, doubled)": "p number, doubled\n",
@@ -307,6 +310,7 @@ def test_in_a_branch_of_a_gather_it_stops_where_the_branch_is(here: Path) -> Non
     assert "✓ agrees" in screen
 
 
+@pytest.mark.slow
 def test_a_branch_that_is_a_bare_step_stops_where_it_is_gathered(here: Path) -> None:
     screen = session(here, "c17", "4.1.1", {
         "-> both = await run.gather": "p route, docs['amount']\n",
@@ -318,6 +322,7 @@ def test_a_branch_that_is_a_bare_step_stops_where_it_is_gathered(here: Path) -> 
     assert "✓ agrees" in screen
 
 
+@pytest.mark.slow
 def test_blocking_code_is_looked_at_in_its_own_thread(here: Path) -> None:
     screen = session(here, "b17", "3", {
         "-> paid = run.call(pay, claim, amount)": "p amount, one, two\n",
@@ -329,6 +334,7 @@ def test_blocking_code_is_looked_at_in_its_own_thread(here: Path) -> None:
     assert "✓ agrees" in screen
 
 
+@pytest.mark.slow
 def test_so_is_blocking_code_in_a_branch(here: Path) -> None:
     screen = session(here, "b17", "2.2.1", {
         "-> inside = run.call(double, number)": "p number\n",
@@ -340,6 +346,7 @@ def test_so_is_blocking_code_in_a_branch(here: Path) -> None:
     assert "✓ agrees" in screen
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("run", "step", "line"), [("c17", "5", "-> paid = await"), ("b17", "3", "-> paid = run.call")])
 @pytest.mark.parametrize("first", ["", "n\n"])
 def test_whoever_leaves_the_debugger_leaves_the_replay(here: Path, run: str, step: str, line: str, first: str) -> None:
@@ -349,6 +356,7 @@ def test_whoever_leaves_the_debugger_leaves_the_replay(here: Path, run: str, ste
     assert "nothing was called" in screen
 
 
+@pytest.mark.slow
 def test_another_debugger_is_called_at_the_same_place_with_the_same_variables(here: Path) -> None:
     (here / "watching.py").write_text(
         "import sys\n\ndef stop():\n    frame = sys._getframe(1)\n"

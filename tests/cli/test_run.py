@@ -107,6 +107,7 @@ def test_a_run_that_waits_ends_with_3_and_says_what_to_type(office: Path, capsys
     assert "when that is done: killick run app.py:review --id claim_20" in found.err
 
 
+@pytest.mark.slow
 def test_what_it_says_to_type_works_as_it_stands(office: Path, capsys: Capture) -> None:
     command = ["run", "app.py:review", "-i", '{"id": 17}', "--id", "claim 17", "--store", "other.db"]
     found = call(capsys, *command)
@@ -226,6 +227,7 @@ def test_on_a_terminal_steps_are_shown_and_questions_are_asked_in_line(office: P
     assert order == sorted(order)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_nothing_is_an_answer_for_later(office: Path) -> None:
     command = [*KILLICK, "run", "app.py:doubt", "--id", "d1"]
     code, seen = on_terminal(command, cwd=office, env=plain_environment(NO_COLOR="1"), types={"Enter: later": "\n"})
@@ -257,6 +259,7 @@ async def sleeper(run: killick.Run) -> str:
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_parks_the_run_and_says_how_to_go_on(office: Path) -> None:
     (office / "slow.py").write_text(SLOW, encoding="utf-8")
     process = subprocess.Popen(

@@ -268,6 +268,7 @@ def test_long_values_are_cut_and_full_shows_them_whole(show: Any) -> None:
     assert show("many_1", "--full").count("word") >= 800
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_no_colour_and_a_terminal_does(store: Path) -> None:
     command = [sys.executable, "-m", "killick", "show", "claim_17"]
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}

@@ -299,6 +299,7 @@ def test_what_was_done_before_a_rewind_is_not_done_again(office: Path, capsys: C
     assert bank() == ["pay 2500 to b-17", "mail"]
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked_before_effects_are_left_behind(office: Path) -> None:
     command = [sys.executable, "-m", "killick", "rewind", "bill_17", "--to", "5:before"]
     question = "rewind bill_17 to 5:before? [y/N]:"
@@ -369,6 +370,7 @@ def test_an_undo_says_who_used_it_then_undoes_it_and_says_what_came_of_it(office
     assert "  undone      5   pay(" in call(capsys, "rewind", "bill_17", "--to", "5:before", "--dry-run").out
 
 
+@pytest.mark.slow
 def test_an_undo_asks_a_terminal_and_may_only_look(office: Path, capsys: Capture) -> None:
     assert "nothing done" in call(capsys, "undo", "bill_17", "--step", "5", "--dry-run").err
     command = [sys.executable, "-m", "killick", "undo", "bill_17", "--step", "5"]

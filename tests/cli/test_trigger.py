@@ -127,6 +127,7 @@ def test_a_history_tells_what_was_fired_and_what_was_passed_and_why(office: Path
     assert "no input could be made (killick.errors.ValueRefused" in found[-1]
 
 
+@pytest.mark.slow
 def test_on_a_narrow_terminal_nothing_is_cut_off(office: Path, capsys: Capture) -> None:
     call(capsys, "trigger")
     take_up()

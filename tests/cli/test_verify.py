@@ -120,6 +120,7 @@ def test_a_run_that_is_not_there_is_a_mistake(capsys: Capture) -> None:
     assert did(capsys, "verify", "evn", code=2)[1] == "killick: evn: no such run in killick.db; did you mean even?\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_progress_and_the_outcome_stays_clean(here: Path) -> None:
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}

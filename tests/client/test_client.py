@@ -656,6 +656,7 @@ QUITS = """
 """
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("where", ["agent", "tool", "thread"])
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
 def test_code_that_ends_the_process_ends_the_call_and_does_not_hang(tmp_path: Path, error: str, where: str) -> None:

@@ -17,6 +17,7 @@ from killick.contracts.contract import Approval, Contract, Escalation, Intention
 from killick.errors import ContractRefused
 from killick.model import codec
 from killick.model.ledger import Counts
+from seeds import repeats
 
 
 def never(intention: Intention, standing: PolicyInput) -> None:
@@ -255,7 +256,7 @@ WORDS = [
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=4), max_size=3), ANYTHING, ANYTHING)
-@settings(max_examples=300)
+@settings(max_examples=repeats(75, 300))
 def test_whatever_is_written_is_a_contract_or_is_refused_and_judges_without_raising(
     given: Any, people: Any, prices: Any
 ) -> None:

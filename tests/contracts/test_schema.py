@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from killick.contracts.schema import Bound, bound_of
 from killick.contracts.schema_check import as_test, reaching
 from killick.errors import ContractRefused
+from seeds import repeats
 
 
 def says(value: Any, **bound: Any) -> str | None:
@@ -345,7 +346,7 @@ def test_a_bound_that_says_what_cannot_be_is_refused(said: dict[str, Any], told:
         max_leaves=4,
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=repeats(15, 60))
 def test_a_bound_and_its_data_are_the_same_bound(said: dict[str, Any]) -> None:
     spec = bound_of(said).spec
     assert bound_of(spec) == bound_of(said)

@@ -95,6 +95,7 @@ if __name__ == "__main__":
 '''
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "deaths", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
 )

@@ -300,6 +300,7 @@ def test_notes_that_are_no_texts_are_told_and_many_are_cut() -> None:
     assert notes[2].endswith("… (cut)")
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_hangs_together_however_is_recorded_stored_and_read_back(seed: int) -> None:
     chance = random.Random(seed)

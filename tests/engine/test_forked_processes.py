@@ -129,6 +129,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("method", ["os.fork", "multiprocessing"])
 def test_a_helper_that_outlives_its_process_keeps_no_run_of_it_busy(folder: Path, method: str) -> None:
     code = f"from app import *\nwith killick.open('killick.db') as kd: kd.run(dying, {method!r}, id='r')"
@@ -149,6 +150,7 @@ def test_a_helper_that_outlives_its_process_keeps_no_run_of_it_busy(folder: Path
         os.kill(helper, 9)
 
 
+@pytest.mark.slow
 def test_a_preforking_server_runs_agents_in_every_child_and_in_its_master(folder: Path) -> None:
     done = run(folder, "prefork.py", "killick.db")
     assert done.returncode == 0, done.stderr

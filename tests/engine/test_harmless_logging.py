@@ -127,6 +127,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "killick", *words]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])
 def test_a_worker_prints_half_an_emoji_and_goes_on(app: Path, form: tuple[str, ...]) -> None:
     done = subprocess.run(
@@ -137,6 +138,7 @@ def test_a_worker_prints_half_an_emoji_and_goes_on(app: Path, form: tuple[str, .
     assert statuses(app) == {"completed", "failed"}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["lines", "json"])
 def test_a_worker_whose_reader_went_away_goes_on_with_its_work(app: Path, form: tuple[str, ...]) -> None:
     with subprocess.Popen(
@@ -153,6 +155,7 @@ def test_a_worker_whose_reader_went_away_goes_on_with_its_work(app: Path, form: 
     assert statuses(app) == {"completed", "failed"}
 
 
+@pytest.mark.slow
 def test_a_command_whose_reader_went_away_ends_quietly(app: Path) -> None:
     with subprocess.Popen(
         command("ps", "--json"), cwd=app, stdout=subprocess.PIPE, stderr=subprocess.PIPE

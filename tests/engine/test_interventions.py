@@ -764,6 +764,7 @@ def test_a_change_of_the_context_is_judged_by_the_contract(kd: killick.Client, h
 # deaths -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     "name", ["override a question", "override a backoff", "skip a wait", "skip a backoff", "retry now"]
 )
@@ -844,6 +845,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before it landed", "after"])
 def test_a_killed_process_leaves_what_somebody_gave_a_step(tmp_path: Path, when: str) -> None:
     program, store = tmp_path / "stepped.py", str(tmp_path / "killick.db")

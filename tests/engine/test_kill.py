@@ -21,7 +21,7 @@ from engine.counting import CountingServer, World, fetched, receipts
 from killick.client.client import Client
 from killick.store import SqliteStore
 from killick.store.protocol import Append
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 PROGRAM = Path(__file__).with_name("killing.py")
 
@@ -49,7 +49,7 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
 # kills --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(repeats(60, 300), marks=pytest.mark.slow)])
 def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
     found = run("moments", tmp_path, kills, seed)
@@ -57,16 +57,17 @@ def test_kills_at_random_moments_lose_no_step_and_repeat_no_effect(tmp_path: Pat
     assert found["requests"] > found["effects"] > 0, seed
 
 
-@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path, times: int) -> None:
-    seed = draw_seed()
-    found = run("runs", tmp_path, times, seed)
-    assert sum(found.values()) == times, seed
+@pytest.mark.slow
+def test_two_processes_on_one_run_at_the_same_instant_do_its_effects_once(tmp_path: Path) -> None:
+    seed, races = draw_seed(), repeats(10, 40)
+    found = run("runs", tmp_path, races, seed)
+    assert sum(found.values()) == races, seed
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(60, marks=pytest.mark.slow)])
-def test_two_processes_may_make_one_store_at_the_same_instant(tmp_path: Path, times: int) -> None:
-    assert run("stores", tmp_path, times, 1) == {"stores": times}
+@pytest.mark.slow
+def test_two_processes_may_make_one_store_at_the_same_instant(tmp_path: Path) -> None:
+    races = repeats(12, 60)
+    assert run("stores", tmp_path, races, 1) == {"stores": races}
 
 
 def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_whoever_loses_the_race_to_create_a_run_does_not_let_the_winner_go(tmp_p
     assert begun == ["x"]
 
 
+@pytest.mark.slow
 def test_a_dead_holder_whose_lease_ran_out_is_not_waited_for(tmp_path: Path) -> None:
     assert run("lease", tmp_path) == {"told": ["True"]}
 
@@ -253,6 +255,7 @@ def test_a_hundred_stalled_calls_that_are_cancelled_and_looked_up_are_a_hundred_
     check_each_once(far.world, a_hundred(tmp_path / "killick.db", pay))
 
 
+@pytest.mark.slow
 def test_a_hundred_stalled_calls_whose_own_client_gives_up_are_a_hundred_effects(
     tmp_path: Path, far: CountingServer
 ) -> None:

@@ -191,6 +191,7 @@ def test_an_argument_that_is_no_utf8_is_no_bug(full: Path, monkeypatch: pytest.M
         assert main([*command.split(), "\udcff", "--store", str(full)]) != 70, (command, err.told())
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("path", ["/runs", "/inbox", "/runs/fails", "/runs/calls", "/runs/asks", "/find?text=emoji"])
 def test_one_run_with_half_an_emoji_stops_no_page(path: str, full: Path) -> None:
     with killick.open(str(full)) as kd, TestClient(asgi(kd, identify=lambda _: "ann")) as http:

@@ -513,6 +513,7 @@ ASKING: dict[str, Callable[[Any, Any], tuple[Any, JSON]]] = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", ASKING)
 def test_a_client_that_is_answered_500_asks_once(
     name: str, gpt: openai.OpenAI, claude: anthropic.Anthropic, provider: Provider

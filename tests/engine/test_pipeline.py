@@ -241,6 +241,7 @@ def test_r11_an_attempt_of_a_dead_process_is_in_doubt(world: Any) -> None:
     assert "the process died" in str(waiting.waits[0].prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 def test_r11_a_tool_that_exits_ends_the_call_of_the_client_and_is_in_doubt(tmp_path: Path, blocking: bool) -> None:
     """In a process of its own, for a loop that died would never answer again."""
@@ -1078,6 +1079,7 @@ def alone(key: killick.Key = killick.KEY) -> list:
     assert process != os.getpid()
 
 
+@pytest.mark.slow
 def test_r11_a_tool_in_a_process_of_its_own_is_refused_and_unknown_as_any_other(
     world: Any, isolated: Callable[[str], Any], tmp_path: Path
 ) -> None:

@@ -413,6 +413,7 @@ def test_what_was_agreed_to_and_is_in_doubt_is_settled_and_not_asked_about_again
 # anywhere it may die ------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("answer", ["approve", "reject", ("edit", {"text": "hi"}), ("respond", "later")], ids=str)
 def test_whatever_people_say_it_is_the_same_after_any_interruption(answer: Any) -> None:
     interrupt_everywhere(awaited, real=["propose_send"], answers={"*": answer})
@@ -487,6 +488,7 @@ STORES: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", STORES)
 def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one_that_does_that(
     place: Callable[[Path], str], tmp_path: Path
@@ -520,6 +522,7 @@ def test_a_process_killed_in_the_middle_of_what_was_agreed_to_is_followed_by_one
         assert kd.rejudge("r").agrees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", STORES)
 def test_of_two_who_answer_in_the_same_instant_one_wins_and_the_other_is_told_who(
     place: Callable[[Path], str], tmp_path: Path

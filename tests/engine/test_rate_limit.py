@@ -16,6 +16,7 @@ from killick.clock import ManualClock
 from killick.definitions.rate_limit import BUCKETS_SWEPT, Buckets, Limit
 from killick.errors import DeclarationRefused, DurationRefused
 from killick.model.codec import Secret
+from seeds import repeats
 
 CRM = Limit("crm", "10/min", by="tenant")
 
@@ -134,7 +135,8 @@ def test_the_wall_clock_moves_no_limit() -> None:
     assert buckets.reserve([CRM], {"tenant": "a"}) == pytest.approx(6.0)
 
 
-@settings(max_examples=60)
+@pytest.mark.slow
+@settings(max_examples=repeats(15, 60))
 @given(
     st.integers(1, 50), st.floats(0.01, 1e5), st.integers(1, 60), st.floats(0, 1e7), st.randoms(use_true_random=False)
 )

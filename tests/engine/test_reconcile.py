@@ -540,6 +540,7 @@ def test_r16_a_holder_whose_lease_ran_out_before_its_thread_began_does_not_apply
     assert still.told("r", e.AttemptEnded) == []
 
 
+@pytest.mark.slow
 def test_r16_on_sqlite_a_dead_holder_is_taken_over_from_at_once(tmp_path: Path) -> None:
     program = """
 import os, sys, time, killick
@@ -1700,6 +1701,7 @@ def test_r18_whichever_commit_a_process_dies_at_after_a_rewind_everything_is_ado
     dying(story, check)
 
 
+@pytest.mark.slow
 def test_r20_whichever_commit_a_process_dies_at_everything_is_undone_once(world: Any) -> None:
     def story(run: str, number: int, when: str) -> int:
         world.process()

@@ -29,6 +29,7 @@ from killick.store import MemoryStore
 from killick.store.protocol import Append, Snapshot
 from killick.testing import Scenario, Story, differences, killed_everywhere, simulate, tick
 from processes import Processes
+from seeds import repeats
 from simulation.around import answering, book, mail, pay, price, redeem, redeem_at_the_second_try, reserve
 
 SEED: Final = 11
@@ -141,6 +142,7 @@ class TestEffectsExactlyOnce:
         for story in killed_everywhere(told, seed=SEED):
             assert not (wrong := differences(expected, story)), f"{story}: {wrong}"
 
+    @pytest.mark.gate("2:before")
     @pytest.mark.parametrize("to", ["start", "2:before", "3:before", "5:before"])
     def test_taken_back_and_killed_at_any_point_each_effect_happens_once(self, to: str) -> None:
         told = scenario(taken_back_to=[to])
@@ -148,7 +150,8 @@ class TestEffectsExactlyOnce:
         for story in killed_everywhere(told, seed=SEED):
             assert not (wrong := differences(expected, story)), f"{story}: {wrong}"
 
-    @settings(max_examples=40)
+    @pytest.mark.slow
+    @settings(max_examples=repeats(15, 40))
     @given(
         to=st.lists(st.sampled_from(["1:before", "2:before", "2:after", "3:before", "3:after", "5:after"]), max_size=3),
         kills=st.lists(st.integers(1, 60), max_size=4),
@@ -161,7 +164,8 @@ class TestEffectsExactlyOnce:
         assert story.status == "completed", story.outcome
         assert story.world.effects == Counter(EFFECTS)
 
-    @settings(max_examples=60)
+    @pytest.mark.slow
+    @settings(max_examples=repeats(15, 60))
     @given(moves=st.lists(st.tuples(st.sampled_from(["goes on", "rewound", "forked"]), st.integers(0, 99)), max_size=7))
     @example([("goes on", 24), ("goes on", 75), ("rewound", 20), ("goes on", 87), ("forked", 13)])
     @example([("goes on", 57), ("rewound", 93), ("forked", 41), ("forked", 47)])
@@ -216,6 +220,7 @@ class TestForkDeterminism:
         FAR.requests.clear()
         return store
 
+    @pytest.mark.gate(1)
     @pytest.mark.parametrize("conditions", CONDITIONS, ids=str)
     def test_forks_at_the_same_place_do_the_same(self, parent: MemoryStore, conditions: dict[str, Any]) -> None:
         for at in places(parent, RUN):
@@ -232,6 +237,7 @@ class TestForkDeterminism:
         ended = kd.advance(made.id)
         return made.id, ended.status, ended.result, list(FAR.requests), lasting(store)
 
+    @pytest.mark.gate(1)
     @pytest.mark.parametrize("conditions", CONDITIONS, ids=str)
     def test_a_fork_changes_nothing_in_its_parent(self, parent: MemoryStore, conditions: dict[str, Any]) -> None:
         clock = killick.LeapingClock()
@@ -381,7 +387,8 @@ class TestConsumeOnce:
         yield
         PAYEE.update(to="ann", how="pays")
 
-    @settings(max_examples=60)
+    @pytest.mark.slow
+    @settings(max_examples=repeats(15, 60))
     @given(
         moves=st.lists(
             st.tuples(
@@ -466,6 +473,7 @@ async def voucher(run: killick.Run, name: str) -> list[Any]:
 class TestRecoveryDeterminism:
     """Recovering twice from the same crash gives the same state, less times and ids, and asks the same of the world."""
 
+    @pytest.mark.gate("()")
     @pytest.mark.parametrize("to", [(), ("2:before",), ("3:after", "1:before")], ids=str)
     def test_two_recoveries_from_the_same_crash_are_the_same(self, to: tuple[str, ...]) -> None:
         told = scenario(taken_back_to=to)

@@ -76,6 +76,7 @@ def in_folder(folder: Path) -> Any:
 # what may be repeated ------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("error", [RuntimeError("?"), ValueError("?"), KeyError("?"), ApiError(400), OSError("?")])
 @pytest.mark.parametrize("effect", REPEATABLE)
 def test_r11_a_retry_repeats_every_exception_of_a_tool_that_may_be_repeated(

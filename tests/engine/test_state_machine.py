@@ -87,6 +87,7 @@ def test_r28_a_machine_goes_from_state_to_state_until_it_is_done(processes: Proc
     assert found["1"] == "transition"
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("machine", [listener, blocking_listener], ids=["async", "def"])
 @pytest.mark.parametrize("warm", [True, False])
 def test_r28_only_the_current_transition_is_replayed(processes: Processes, machine: Any, warm: bool) -> None:
@@ -103,6 +104,7 @@ def test_r28_only_the_current_transition_is_replayed(processes: Processes, machi
     assert Counter({(what, n): 1 for what in ("step", "tool") for n in range(22)}) == CALLS
 
 
+@pytest.mark.slow
 def test_r28_however_long_a_machine_lives_going_on_reads_the_end_of_its_record(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def swept(agent: Any, make: Callable[[], Store], *, when: Literal["before", "aft
         tried(agent, make(), fail_at=number, times=times, when=when, error=StoreFull("killick.db"))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("agent", [parent, blocking], ids=["async", "blocking"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_no_operation_that_fails_once_hangs_a_parent_or_its_children(
@@ -115,7 +116,7 @@ def test_no_operation_that_fails_once_hangs_a_parent_or_its_children(
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", [parent, blocking], ids=["async", "blocking"])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("times", [1, 2, 5, 12])
+@pytest.mark.parametrize("times", [1, 12])
 def test_a_disk_that_is_full_for_a_while_hangs_nothing_at_any_operation(
     agent: Any, when: Literal["before", "after"], times: int, tmp_path: Path
 ) -> None:

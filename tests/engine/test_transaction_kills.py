@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import servers
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 PROGRAM = Path(__file__).with_name("transacting_process.py")
 
@@ -30,9 +30,9 @@ def killed(url: str, *, points: int, moments: int, seed: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("points", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path, points: int) -> None:
-    seed = draw_seed()
+@pytest.mark.slow
+def test_kills_around_transactions_on_a_file_leave_rows_and_record_agreeing(tmp_path: Path) -> None:
+    seed, points = draw_seed(), repeats(60, 200)
     found = killed(str(tmp_path / "killick.db"), points=points, moments=max(points // 10, 6), seed=seed)
     assert found["points"] >= points - 10, (seed, found)
     assert found["moments"] > 0, (seed, found)

@@ -232,6 +232,7 @@ def test_a_folder_that_was_taken_away_comes_back_before_the_run_goes_on(kd: kill
     assert told(folder) == {"kept.txt": "kept", "0.txt": "ab"}
 
 
+@pytest.mark.slow
 def test_folders_that_nobody_works_in_are_closed_in_time(kd: killick.Client, tmp_path: Path) -> None:
     agent = writer(tmp_path / "{run}")
     for number in range(20):

@@ -27,6 +27,7 @@ TESTS = Path(__file__).parents[1]
 # processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tool_in_a_process_of_its_own_does_not_write_on_after_its_agent_died(folder: Path) -> None:
     command = [sys.executable, "-c", "from engine.workspace_isolated import main; main()"]
     options = {"cwd": folder.parent, "env": {**os.environ, "PYTHONPATH": str(TESTS)}}
@@ -89,6 +90,7 @@ def test_runs_that_share_a_folder_get_along_while_nothing_is_in_doubt(kd: killic
     assert after(kd, "a", "5").items() >= {"a0": "a", "a4": "a", "kept": "kept"}.items()
 
 
+@pytest.mark.slow
 def test_many_runs_in_folders_of_their_own_leave_nothing_open(kd: killick.Client, tmp_path: Path) -> None:
     @killick.agent(workspace=tmp_path / "of" / "{run}")
     async def one(run: killick.Run) -> str:
@@ -309,6 +311,7 @@ def test_a_store_in_memory_leaves_nothing_behind(folder: Path, tmp_path: Path, m
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_folders_that_were_closed_meanwhile_are_opened_again_for_the_run_that_goes_on(
     kd: killick.Client, tmp_path: Path
 ) -> None:  # fmt: skip

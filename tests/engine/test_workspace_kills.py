@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from engine.workspace_process import OLD_NS, ROUNDS
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 TESTS = Path(__file__).parents[1]
-KILLS = 100
+KILLS = repeats(30, 100)
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def test_killed_100_times_in_the_shell_the_folder_is_the_same_and_nobody_is_asked(tmp_path: Path) -> None:
+def test_killed_over_and_over_in_the_shell_the_folder_is_the_same_and_nobody_is_asked(tmp_path: Path) -> None:
     seed = draw_seed()
     told = [json.loads(output) for output in outputs(tmp_path, [seed, seed + 1])]
     whole, stories = told[0]["whole"], [story for each in told for story in each["stories"]]

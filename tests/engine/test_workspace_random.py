@@ -154,6 +154,7 @@ def outlived(world: World, orders: list[Any], run: str) -> None:
     raise AssertionError(f"{run} did not end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 5))])
 def test_a_folder_is_as_it_must_be_at_every_boundary(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

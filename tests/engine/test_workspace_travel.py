@@ -67,6 +67,7 @@ STATES: list[dict[str, str]] = [
 # rewind -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_boundary_of_a_run_can_be_gone_back_to_in_any_order(kd: killick.Client, folder: Path) -> None:
     agent = editing(folder)
     kd.run(agent, ORDERS, id="r")
@@ -145,6 +146,7 @@ def test_a_folder_that_is_gone_is_made_again_from_the_snapshot(
 # fork ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fork_at_any_boundary_goes_on_in_its_own_folder_and_leaves_the_first_alone(
     kd: killick.Client, folder: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_fork_with_the_folder_in_the_way_says_so_and_makes_nothing(kd: killick
 # undo ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("step", "then"),
     [
@@ -212,6 +215,7 @@ def test_one_step_is_undone_and_what_others_did_stays(
     assert told(folder) == then
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("step", "steps"), [("1", 2), ("1", 3), ("2", 5)])
 def test_a_step_that_a_later_one_built_on_is_not_undone_by_itself(
     kd: killick.Client, folder: Path, step: str, steps: int

@@ -17,6 +17,7 @@ from killick.history.diff import Diff, across, between, diff, shown, values
 from killick.log import Log, boundaries
 from killick.model import events as e
 from killick.store import Store
+from seeds import repeats
 
 LETTER = "Dear Madam or Sir, " * 80
 attempts = 0
@@ -124,7 +125,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=repeats(75, 300))
 @given(JSON, JSON)
 def test_the_patch_of_any_two_documents_gives_the_second(one: Any, two: Any) -> None:
     changes = values(one, two)

@@ -298,6 +298,7 @@ def test_a_network_file_system_under_a_sqlite_store_is_wrong(tmp_path: Path, mon
 # however many runs there are ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_look_reads_no_more_of_a_large_store_than_of_a_small_one(
     kd: killick.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,6 +283,7 @@ def random_family(seed: int, runs: int = 12, steps: int = 30) -> Family:
     return told
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_two_lanes_are_in_each_others_way_and_who_leaves_stands_at_the_right(seed: int) -> None:
     graph = family(random_family(seed).log, "r")
@@ -297,6 +298,7 @@ def test_no_two_lanes_are_in_each_others_way_and_who_leaves_stands_at_the_right(
             assert grid.starts[index] == grid.starts[lane.parent] + lane.after + 1
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_step_of_every_timeline_is_on_one_lane(seed: int) -> None:
     told = random_family(seed)

@@ -183,6 +183,7 @@ def drawn(told: Family, run: str = "r") -> ElementTree.Element:
 FAMILIES: dict[str, Any] = {"claim": claim, "long": lambda: long_family(300, 12)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_two_texts_meet_none_leaves_the_picture_and_no_line_runs_through_words(name: str) -> None:
     root = drawn(FAMILIES[name]())
@@ -232,6 +233,7 @@ def test_what_was_undone_is_struck_and_the_lane_that_was_asked_for_is_lit() -> N
     assert len([element for element in root.iter(f"{SVG}rect") if element.get("class") == "halo"]) == 1
 
 
+@pytest.mark.slow
 def test_a_thousand_steps_on_twenty_lanes_are_folded_to_a_picture_that_can_be_looked_at() -> None:
     made = svg(family(long_family().log, "r"))
     root = ElementTree.fromstring(made)

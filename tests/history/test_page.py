@@ -168,6 +168,7 @@ def processes_clock(kd: killick.Client) -> Any:
     return kd.clock
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sections_one_after_the_other_are_the_timeline(
     processes: Processes, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +220,7 @@ def _long(store: MemoryStore, steps: int) -> None:
         kd.run(anything, ["look"] * steps, id="r")
 
 
+@pytest.mark.slow
 def test_a_section_of_a_long_run_reads_its_own_events() -> None:
     """Beside the events of its own steps no more than lie between two snapshots, twice."""
     counts: Mapping[int, int] = {}
@@ -241,6 +243,7 @@ def _keep_open(store: MemoryStore) -> None:
     store.close = lambda: None  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_what_a_rewind_left_of_a_long_run_is_passed_over() -> None:
     store = MemoryStore()
     _keep_open(store)

@@ -476,6 +476,7 @@ log.close(); store.close()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_catch_up_at_once_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "killick.db"
     store = SqliteStore(path, durability="process")
@@ -509,6 +510,7 @@ def test_processes_that_catch_up_at_once_do_no_harm(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_writers_go_on_while_others_catch_up(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db", durability="process", busy_seconds=5)
     log = Log(store)

@@ -137,6 +137,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=6))
 def test_every_scalar_that_fits_is_promised_by_a_term(arguments: dict[str, Any]) -> None:
     terms = values_terms("argument", msgspec_tree(arguments))

@@ -54,6 +54,7 @@ def test_a_run_without_a_window_is_told_as_well(kd: killick.Client, provider: st
     assert found.money.spent_micros
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_left_and_came_back_is_told_with_what_it_saved(kd: killick.Client, provider: str) -> None:
     kd.run(coder, {"provider": provider, "calls": 60, "budget": 4_000}, id="r")

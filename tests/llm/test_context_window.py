@@ -86,6 +86,7 @@ def sent(request: JSON) -> list[Any]:
 # what is on record --------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(1)
 @every_provider
 def test_a_run_shows_what_the_model_saw_at_every_call(provider: Provider, processes: Processes, far: Far) -> None:
     asker, kd = Asker(provider), processes.new()
@@ -184,6 +185,7 @@ def stopped_at(processes: Processes, asker: Asker, turn: int, *, run: str = "r",
     processes.mourn()
 
 
+@pytest.mark.gate(1)
 @every_provider
 def test_a_replay_sends_the_same_bytes_and_asks_nobody(provider: Provider, processes: Processes, far: Far) -> None:
     whole = Asker(provider)
@@ -267,6 +269,7 @@ def test_a_fork_in_the_middle_keeps_what_was_decided_before_it(processes: Proces
         assert as_bytes(told_now) == as_bytes(told_then)
 
 
+@pytest.mark.slow
 def test_what_a_cut_within_a_decision_left_out_is_decided_again(processes: Processes, far: Far) -> None:
     asker, kd = Asker(), processes.new()
     agent = asker.agent()
@@ -397,6 +400,7 @@ def test_tools_of_the_provider_are_sent_as_they_are(processes: Processes, far: F
 # windows ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_window_that_many_runs_share_holds_for_each_its_own(processes: Processes, far: Far) -> None:
     shared = killick.Window(BUDGET, shape="anthropic")
     first, second = Asker(), Asker()
@@ -433,6 +437,7 @@ def test_a_budget_and_a_window_are_one_too_many(processes: Processes, far: Far) 
         processes.new().run(Asker().agent(window=killick.Window(BUDGET)), "Go.", id="r")
 
 
+@pytest.mark.gate(1)
 @every_provider
 def test_a_loop_of_ones_own_pages_as_durably(provider: Provider, processes: Processes, far: Far) -> None:
     whole = Asker(provider)
@@ -459,6 +464,7 @@ def test_a_loop_of_ones_own_pages_as_durably(provider: Provider, processes: Proc
     assert [sent(each) for each in asker.requests] == [sent(each) for each in whole.requests]
 
 
+@pytest.mark.slow
 def test_a_blocking_run_pages_the_same_way(processes: Processes, far: Far) -> None:
     whole, asker = Asker(), Asker()
     processes.new().run(whole.agent(), "Go.", id="whole")

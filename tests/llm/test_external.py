@@ -194,6 +194,7 @@ async def test_an_approval_is_asked_for_and_an_edit_counts(kd: killick.Client, d
     assert done == [5]
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_call_that_comes_as_the_run_is_let_go_is_made_all_the_same(kd: killick.Client) -> None:
     chance, told = random.Random(seed := draw_seed()), Counter[str]()
@@ -480,6 +481,7 @@ def test_steps_before_and_after_the_block_stand_in_order(kd: killick.Client, don
 # killed -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "each"),
     [

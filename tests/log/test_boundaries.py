@@ -161,6 +161,7 @@ def test_the_history_is_every_step_with_the_events_around_it(kd: killick.Client)
     assert (steps[-1].after, steps[-1].ended_at) == (None, None)
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_state_at_every_boundary_is_the_fold_of_its_timeline(log: Log, seed: int) -> None:
     first = started()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 
 PROGRAM = Path(__file__).with_name("killing.py")
 
@@ -26,7 +26,7 @@ def run(mode: str, folder: Path, *arguments: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [20, pytest.param(repeats(100, 200), marks=pytest.mark.slow)])
 def test_kills_at_random_moments_lose_no_acknowledged_event(tmp_path: Path, kills: int) -> None:
     seed = draw_seed()
     found = run("moments", tmp_path, kills, seed)
@@ -34,10 +34,12 @@ def test_kills_at_random_moments_lose_no_acknowledged_event(tmp_path: Path, kill
     assert found["events"] >= found["acknowledged"] > kills // 4, seed
 
 
+@pytest.mark.slow
 def test_dying_before_any_statement_leaves_a_whole_store_that_goes_on(tmp_path: Path) -> None:
     assert run("statements", tmp_path)["statements"] > 40
 
 
+@pytest.mark.slow
 def test_a_power_cut_anywhere_in_the_write_ahead_log_leaves_a_prefix_of_commits(tmp_path: Path) -> None:
     found = run("torn", tmp_path)
     assert found["prefixes"] > 20

@@ -41,6 +41,7 @@ def operations(make: Store) -> int:
     return counting.operations
 
 
+@pytest.mark.gate("memory-before", "memory-after")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_failing_any_operation_loses_nothing_that_was_acknowledged(

@@ -49,6 +49,7 @@ def root(fold: object) -> bytes:
     return fold.save([])  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_state_at_every_event_is_the_fold_of_its_timeline(log: Log, seed: int) -> None:
     handle = tell(log, seed, 250)
@@ -223,6 +224,7 @@ def test_a_damaged_snapshot_costs_time_and_nothing_else(log: Log) -> None:
     assert verify(log, "run_1").problems == []
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_run_twice_as_long_take_twice_the_room(tmp_path: Path) -> None:
     def room(count: int) -> int:
         with_shots = SqliteStore(tmp_path / f"{count}.db", durability="process")

@@ -204,6 +204,7 @@ def test_any_flipped_bit_of_any_column_of_any_table_is_found(original: Path, tmp
     assert tried > 100
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("table", TRUTH + DERIVED)
 def test_a_dropped_row_is_found(original: Path, tmp_path: Path, table: str) -> None:
     for key in keys(original, table, 8, seed=1):
@@ -375,6 +376,7 @@ def test_repair_keeps_what_holds_and_leaves_the_run_to_a_person(original: Path, 
     store.close()
 
 
+@pytest.mark.slow
 def test_verifying_while_others_append_finds_nothing_wrong(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "killick.db", durability="process")
     log = Log(store, snapshot_every=32)

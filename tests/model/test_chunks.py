@@ -298,6 +298,7 @@ def test_a_message_more_and_the_oldest_less_costs_little_more_than_the_message()
     assert mean(nodes for _, nodes in added) < 1000
 
 
+@pytest.mark.slow
 def test_short_messages_share_too() -> None:
     talk = messages(300, 200)
     added = costs(talk[:count] for count in range(100, 300))
@@ -337,6 +338,7 @@ def test_equal_parts_are_stored_once() -> None:
     assert twice < once + 500
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("item", [0, 7, None, "", "same", "x" * 300, {"a": "y" * 400}, [1, 2, 3], "é" * 100])
 def test_a_hundred_thousand_equal_items_become_few_pieces(item: Any) -> None:
     packed = pack([item] * 100_000)

@@ -9,6 +9,7 @@ from killick.model import events as e
 from killick.model.chunks import Blob
 from killick.model.fold import Fold, fold_timeline, timeline
 from killick.model.ledger import Ledger, fold_ledger
+from seeds import repeats
 
 Told = list[tuple[int, e.Event]]
 
@@ -38,7 +39,7 @@ def tool(step: str = "1", effect: e.EffectClass = "at_most_once", at: int = STAR
 TAKEN = e.RunTaken(at=START_US, epoch=1, holder="w")
 
 
-@settings(max_examples=40)
+@settings(max_examples=repeats(15, 40))
 @given(st.integers(0, 10**9), st.integers(5, 400))
 def test_a_fold_from_a_snapshot_at_any_prefix_is_the_fold_of_the_whole(seed: int, count: int) -> None:
     told = timeline(tell(seed, count))
@@ -52,7 +53,7 @@ def test_a_fold_from_a_snapshot_at_any_prefix_is_the_fold_of_the_whole(seed: int
     assert image(resumed)[0] == image(whole)[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=repeats(15, 40))
 @given(st.integers(0, 10**9), st.integers(5, 400))
 def test_a_ledger_from_a_snapshot_at_any_prefix_is_the_ledger_of_the_whole(seed: int, count: int) -> None:
     told = tell(seed, count)
@@ -73,7 +74,7 @@ def test_a_fold_takes_any_events_in_any_order_without_failing(seed: int) -> None
     fold_ledger(enumerate(events, 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(15, 60))
 @given(st.integers(0, 10**9), st.integers(5, 300))
 def test_the_timeline_is_what_stepwise_rewinding_gives(seed: int, count: int) -> None:
     told = tell(seed, count)
@@ -131,7 +132,7 @@ def test_a_scope_between_two_steps_of_a_branch_is_running() -> None:
     assert fold_timeline(log(TAKEN, *told)).facts.status == "running"
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(15, 60))
 @given(st.integers(0, 10**9))
 def test_a_quiet_event_never_changes_what_a_run_is_found_by(seed: int) -> None:
     fold = fold_timeline(log(TAKEN))

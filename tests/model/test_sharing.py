@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from killick.errors import ValueBroken
 from killick.model.chunks import Blob, Erased, Sharing, pack, unpack
+from seeds import repeats
 
 
 class Pieces:
@@ -69,7 +70,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(15, 60))
 @given(st.lists(VALUES, min_size=1, max_size=4))
 def test_values_read_as_they_do_alone(values: list[Any]) -> None:
     pieces = Pieces()

@@ -158,6 +158,7 @@ def test_the_published_schema_is_the_one_the_code_has() -> None:
     )
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_state_has_a_json_form(seed: int) -> None:
     log = Log(MemoryStore(), snapshot_every=32)

@@ -44,6 +44,7 @@ def started(kd: killick.Client) -> dict[str, str | None]:
     return {row.run: told(kd, row.run, e.RunStarted)[0].event.follows for row in rows}
 
 
+@pytest.mark.gate(1)
 @BOTH
 def test_a_conversation_is_one_run_and_goes_on_after_a_restart(here: Desk, shape: str) -> None:
     with here.proxied() as url, Loop(url, shape) as one, Loop(url, shape) as other:
@@ -93,6 +94,7 @@ def test_the_same_question_twice_is_two_conversations_that_stay_apart(here: Desk
         assert sorted(len(asked(kd, run)) for run in started(kd)) == [2, 3]
 
 
+@pytest.mark.slow
 def test_requests_of_one_conversation_at_once_are_never_mixed(here: Desk) -> None:
     inside: list[int] = []
 
@@ -238,6 +240,7 @@ def test_a_fork_is_not_taken_for_the_conversation(here: Desk) -> None:
         assert asked(kd, run) == [2, 4]
 
 
+@pytest.mark.slow
 def test_finding_a_conversation_reads_no_other(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     with here.proxied() as url:
         for number in range(20):

@@ -156,6 +156,7 @@ def asks_back(*names: str) -> Any:
     return script
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_what_the_window_is_asked_never_reaches_the_client(here: Desk, shape: str, streams: bool) -> None:
     here.provider.script = asks_back()
@@ -185,6 +186,7 @@ def test_what_the_window_is_asked_never_reaches_the_client(here: Desk, shape: st
         assert len(told(kd, run, e.StepIntended)) == 13
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_of_a_mixed_reply_the_client_gets_its_own_calls_and_upstream_all_results(
     here: Desk, shape: str, streams: bool
@@ -214,6 +216,7 @@ def test_of_a_mixed_reply_the_client_gets_its_own_calls_and_upstream_all_results
         assert [event.name for _, event, _ in told(kd, run, e.FactDrawn)] == ["exchange"]
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_model_that_asks_for_ever_is_stopped(here: Desk, shape: str, streams: bool) -> None:
     here.provider.script = lambda body: Says("Hm. ", [("recall", {"handle": "m1"})])
@@ -234,6 +237,7 @@ MANY = [
 ]
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_stub_that_is_called_is_answered_with_its_schema_and_then_run(here: Desk, shape: str, streams: bool) -> None:
     given = {"path": "x"} | {f"option_{each}": "y" for each in range(6)}
@@ -256,6 +260,7 @@ def test_a_stub_that_is_called_is_answered_with_its_schema_and_then_run(here: De
     assert refused(here, shape) == []
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_what_a_provider_does_not_take_goes_out_again_as_it_came(here: Desk, shape: str, streams: bool) -> None:
     def script(body: Any) -> Any:
@@ -275,6 +280,7 @@ def test_what_a_provider_does_not_take_goes_out_again_as_it_came(here: Desk, sha
         ]
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_second_round_that_a_provider_does_not_take_is_asked_as_it_came(
     here: Desk, shape: str, streams: bool
@@ -298,6 +304,7 @@ def test_a_second_round_that_a_provider_does_not_take_is_asked_as_it_came(
         only_run(kd)
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_request_that_is_wrong_either_way_is_the_clients_to_mend(here: Desk, shape: str, streams: bool) -> None:
     wrong = {"error": {"message": "no such model", "type": "invalid_request_error"}}

@@ -53,6 +53,7 @@ def ask(url: str, shape: str, streams: bool, **options: Any) -> Any:
 # replies ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 def test_a_reply_reaches_the_client_byte_for_byte(here: Desk, path: str, streams: bool) -> None:
@@ -67,6 +68,7 @@ def test_a_reply_reaches_the_client_byte_for_byte(here: Desk, path: str, streams
     assert here.provider.requests[1].raw == here.provider.requests[0].raw, "and so does the request"
 
 
+@pytest.mark.slow
 def test_async_clients_stream_side_by_side(here: Desk) -> None:
     here.provider.script = lambda body: Says(f"You said {body['messages'][0]['content']}")
 
@@ -99,6 +101,7 @@ def test_async_clients_stream_side_by_side(here: Desk) -> None:
             assert (ended.outcome, over["result"]) == ("returned", f"You said {asked}")
 
 
+@pytest.mark.slow
 def test_responses_are_recorded_and_passed_as_they_are(here: Desk) -> None:
     with here.proxied(budget=1_000) as url:
         chat, messages = clients(url)
@@ -115,6 +118,7 @@ def test_responses_are_recorded_and_passed_as_they_are(here: Desk) -> None:
             assert note["note"] == "not paged: the proxy does not page the Responses API"
 
 
+@pytest.mark.gate(2)
 @each_form
 def test_a_reply_is_recorded_whole_with_its_usage_and_thoughts(here: Desk, shape: str, streams: bool) -> None:
     here.provider.script = lambda body: Says(
@@ -144,6 +148,7 @@ def test_a_reply_is_recorded_whole_with_its_usage_and_thoughts(here: Desk, shape
 # errors -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate(2)
 @each_form
 def test_an_error_of_the_provider_is_the_clients_own(here: Desk, shape: str, streams: bool) -> None:
     body = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
@@ -160,6 +165,7 @@ def test_an_error_of_the_provider_is_the_clients_own(here: Desk, shape: str, str
         assert "slow down" in json.dumps(data["failure"])
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_client_that_tries_again_goes_on_with_its_run(here: Desk, shape: str, streams: bool) -> None:
     here.provider.replies(
@@ -172,6 +178,7 @@ def test_a_client_that_tries_again_goes_on_with_its_run(here: Desk, shape: str, 
         assert [event.outcome for _, event, _ in told(kd, run, e.AttemptEnded)] == ["unknown", "unknown", "returned"]
 
 
+@pytest.mark.gate(1)
 @each_form
 def test_a_dead_provider_is_one_clear_line_in_the_providers_form(here: Desk, shape: str, streams: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -339,6 +346,7 @@ def test_a_provider_may_have_its_paths_elsewhere(here: Desk, path: str) -> None:
         assert len(kd.list()) == 1
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"model": "m"', b'{"a": "\xff"}'])
 def test_what_is_not_understood_is_passed_on_whole(here: Desk, body: bytes) -> None:
     async def echo(asked: Any, receive: Any, send: Any) -> None:
@@ -369,6 +377,7 @@ def test_a_base_that_ends_in_v1_does_not_have_it_twice(here: Desk) -> None:
     assert here.provider.requests[-1].path == "/v1/chat/completions"
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_stops_no_agent(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     from killick.errors import StoreFull
     from killick.store import SqliteStore

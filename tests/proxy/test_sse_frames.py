@@ -43,6 +43,7 @@ def test_data_on_several_lines_is_one_text_and_a_last_event_needs_no_blank_line(
 SAID = Says("Grüße, 世界 🌍 and more", [("look", {"at": "ö" * 9}), ("recall", {"handle": "m1"})], thinking="hm")
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("wire", "made"), [(Chat(), chat), (Messages(), anthropic)], ids=["chat", "messages"])
 @given(st.lists(st.integers(0, 10_000), max_size=8))
 def test_a_stream_is_put_together_as_the_reply_that_it_streams(wire: Any, made: Any, cuts: list[int]) -> None:

@@ -520,6 +520,7 @@ def out_of_order(fn: Any) -> Any:
     return raises
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ["claim_review", "infrastructure", "research", "saga", "subscription", "tool_loop"])
 def test_every_run_of_the_examples_is_followed_with_its_tools_out_of_order(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

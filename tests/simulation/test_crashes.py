@@ -81,6 +81,7 @@ def test_left_alone_it_comes_to_its_end(name: str, how: dict[str, Any]) -> None:
         assert not differences(undisturbed(name), story, exact=SCENARIOS[name].exact)
 
 
+@pytest.mark.gate("repeating", "another_way", "using_up", "drawing", "one_after_the_other_blocking", "stalling")
 @every_agent
 def test_killed_at_any_point_it_goes_on_with_nothing_lost_and_nothing_done_twice(name: str) -> None:
     scenario = SCENARIOS[name]

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from seeds import repeats
 from simulation.crowd import Crowd
 from simulation.random_agents import Program, another_world
 from simulation.travelling import Leap
@@ -49,11 +50,13 @@ def story(seed: int, order: int = 0, stall: Callable[[], object] = lambda: None)
     return crowd.turns.taken
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whoever_moves_first_every_timeline_has_as_many_payments_as_it_owes(seed: int) -> None:
     story(seed)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("order", [14, 21, 31])
 def test_payments_that_were_refused_and_taken_back_twice_are_made_by_each_step(order: int) -> None:
     story(REFUSED, order)
@@ -74,5 +77,5 @@ def _stalled(turns: Iterator[int]) -> None:
 
 @pytest.mark.slow
 def test_it_is_so_in_many_more_stories() -> None:
-    for seed in range(SEEDS, int(os.environ.get("KILLICK_CROWDS", "400"))):
+    for seed in range(SEEDS, int(os.environ.get("KILLICK_CROWDS", repeats(150, 400)))):
         story(seed)

@@ -15,10 +15,11 @@ import killick
 from killick.model.fold import fold_timeline
 from killick.model.ledger import fold_ledger
 from killick.store import MemoryStore, SqliteStore, Store
+from seeds import repeats
 from simulation.random_agents import Program, Touched, agents, another_world
 from simulation.travelling import RUN, Journey, Leap, differences, ended, plainly
 
-STORIES = int(os.environ.get("KILLICK_JOURNEYS", "60"))
+STORIES = int(os.environ.get("KILLICK_JOURNEYS", repeats(40, 60)))
 """How many stories are drawn; the same ones each time, so that a longer run begins with those of a shorter one."""
 
 drawn = settings(

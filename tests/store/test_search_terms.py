@@ -67,6 +67,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_mark_that_was_changed_is_found_and_its_run_is_marked_anew(path: Path, change: str) -> None:
     before = rows(path)

@@ -258,6 +258,7 @@ def test_a_guess_is_said_back_in_the_same_way_right_or_wrong(tmp_path: Path) -> 
             assert at.get(f"/runs/{run}/steps?q={guess}")["q"] == guess
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("word", ["run", "runs", "next", "agent", "status", "number", "kind", "counts", "waiting"])
 def test_a_hidden_value_that_is_a_word_of_ours_breaks_no_page(tmp_path: Path, word: str) -> None:
     with veiled(tmp_path) as at:
@@ -321,6 +322,7 @@ def test_a_step_beside_many_open_questions_does_not_read_each_for_each(
     assert len(reads) < 5_000
 
 
+@pytest.mark.slow
 def test_a_run_with_thousands_of_open_questions_is_shown_in_part(at_desk: Desk) -> None:
     opened_many(at_desk.kd, 2_000)
     assert len(at_desk.page("/runs/many")) < 500_000

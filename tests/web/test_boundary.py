@@ -118,6 +118,7 @@ def test_every_boundary_has_a_number_and_the_state_there_is_that_of_its_place(se
         assert boundaries.number(fold, each.step.id, each.side) == each.n
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_what_passed_between_two_boundaries_is_what_a_diff_of_the_whole_states_tells(seed: int) -> None:
     log = of_story(seed, 120)
@@ -256,6 +257,7 @@ class Counting(MemoryStore):
         return super().row(run, seq)
 
 
+@pytest.mark.slow
 def test_a_moment_of_a_long_run_reads_no_more_than_lies_between_snapshots() -> None:
     from families import Family
 

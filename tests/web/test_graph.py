@@ -129,6 +129,7 @@ def shown(log: Log, run: str = "r") -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_of_a_long_run_the_ends_are_drawn_and_the_rest_is_counted_and_not_read() -> None:
     told, store = long()
     store.rows = 0

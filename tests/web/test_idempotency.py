@@ -259,6 +259,7 @@ def test_what_is_no_key_is_refused(store: Store, clock: Any, key: str) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_wherever_a_process_dies_a_client_that_asks_again_starts_one_run(
@@ -278,6 +279,7 @@ def test_wherever_a_process_dies_a_client_that_asks_again_starts_one_run(
     asyncio.run(story())
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_wherever_a_process_dies_a_client_that_asks_again_sends_one_message(
@@ -295,6 +297,7 @@ def test_wherever_a_process_dies_a_client_that_asks_again_sends_one_message(
     asyncio.run(story())
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_what_cannot_be_done_again_is_in_doubt_when_a_process_died(

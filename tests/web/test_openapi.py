@@ -74,6 +74,7 @@ def test_every_reference_leads_somewhere_and_every_type_is_used() -> None:
     assert found == set(DOCUMENT["components"]["schemas"])
 
 
+@pytest.mark.slow
 def test_every_schema_is_one() -> None:
     for schema in [*DOCUMENT["components"]["schemas"].values(), *schemas(DOCUMENT)]:
         Draft202012Validator.check_schema(schema)

@@ -239,6 +239,7 @@ def asked() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_page_and_no_document_shows_what_is_redacted(kd: killick.Client) -> None:
     _, text = issue(kd.engine, "root", "admin")
 

@@ -287,6 +287,7 @@ def test_a_search_of_a_long_run_goes_on_where_it_ended(kd: killick.Client) -> No
     assert asked == 3
 
 
+@pytest.mark.slow
 def test_a_scope_with_very_much_inside_is_shown_in_part(kd: killick.Client) -> None:
     @killick.agent(name="page_wide")
     async def wide(run: killick.Run, n: int) -> None:
@@ -474,6 +475,7 @@ PATHS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_hidden_fields_are_hidden_in_every_document(kd: killick.Client) -> None:
     done(kd)
     client = web(kd, redact=["email"])
@@ -547,6 +549,7 @@ async def longer(run: killick.Run, n: int) -> int:
     return n
 
 
+@pytest.mark.slow
 def test_a_page_of_a_long_run_reads_no_more_than_what_it_shows() -> None:
     """Between two snapshots lie a thousand events: a few of those, and the events that are shown."""
     store = MemoryStore()

@@ -123,6 +123,7 @@ def test_it_says_where_it_is_answers_there_and_ends_with_0_when_it_is_told_to(fo
         assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(folder: Path) -> None:
     with serving(folder) as it:
         assert it.get("/api/v1/health")[0] == 401
@@ -137,6 +138,7 @@ def test_the_link_that_is_printed_signs_in_once_and_the_next_one_is_printed(fold
         assert "the next browser signs in by" in it.line("signed in; ")
 
 
+@pytest.mark.slow
 def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(folder: Path) -> None:
     with serving(folder) as it, killick.open(str(folder / "killick.db")) as kd:
         assert it.get("/api/v1/health", **owner(folder))[0] == 200
@@ -147,6 +149,7 @@ def test_a_token_made_or_revoked_by_another_process_counts_at_the_next_request(f
         assert it.get("/api/v1/health", Authorization=f"Bearer {text}")[0] == 401
 
 
+@pytest.mark.slow
 def test_neither_tokens_nor_queries_are_printed_and_a_write_is_one_line(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
         _, text = issue(kd.engine, "ann", "admin")
@@ -168,6 +171,7 @@ def test_neither_tokens_nor_queries_are_printed_and_a_write_is_one_line(folder: 
     assert re.search(r"wrote +who ann +method POST +path /api/v1/tokens +status 201", told)
 
 
+@pytest.mark.slow
 def test_a_stream_that_somebody_follows_does_not_keep_it_from_stopping(folder: Path) -> None:
     with serving(folder) as it, socket.create_connection(("127.0.0.1", it.port), timeout=SECONDS_MAX) as follower:
         key = owner(folder)["Authorization"]
@@ -180,6 +184,7 @@ def test_a_stream_that_somebody_follows_does_not_keep_it_from_stopping(folder: P
         assert "without completing" not in told
 
 
+@pytest.mark.slow
 def test_a_stream_ends_when_the_token_that_it_was_opened_with_is_revoked(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
         made, text = issue(kd.engine, "ann", "viewer")
@@ -194,6 +199,7 @@ def test_a_stream_ends_when_the_token_that_it_was_opened_with_is_revoked(folder:
     assert "without completing" not in told
 
 
+@pytest.mark.slow
 def test_with_a_worker_it_also_serves_the_runs_that_are_due(folder: Path) -> None:
     (folder / "app.py").write_text(APP)
     words = ("start", "app.py:greet", "--input", '"ann"', "--id", "g1", "--store", "killick.db")
@@ -222,12 +228,14 @@ def refused(folder: Path, *options: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_an_address_that_others_reach_is_refused_without_a_token_and_names_the_next_move(folder: Path) -> None:
     line = refused(folder, "--host", "0.0.0.0")
     assert line.startswith("killick: 0.0.0.0: others can reach this address")
     assert "`killick token create NAME`" in line
 
 
+@pytest.mark.slow
 def test_with_a_token_it_serves_others_and_lets_nobody_else_in(folder: Path) -> None:
     with killick.open(str(folder / "killick.db")) as kd:
         made, text = issue(kd.engine, "ann", "viewer")
@@ -240,6 +248,7 @@ def test_with_a_token_it_serves_others_and_lets_nobody_else_in(folder: Path) -> 
     assert "`killick token create NAME`" in refused(folder, "--host", "0.0.0.0")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

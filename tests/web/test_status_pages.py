@@ -251,6 +251,7 @@ def test_whether_somebody_answers_is_told_to_anybody_and_nothing_else(kd: Client
         assert web.get("/api/v1/health").status_code == 401
 
 
+@pytest.mark.slow
 def test_a_page_reads_the_ends_of_logs_and_not_the_whole(kd: Client, web: TestClient) -> None:
     """However long the log of a trigger is, as much of it is read as is shown."""
     killick.every("10m", report, input="x", name="often")

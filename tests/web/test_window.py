@@ -127,6 +127,7 @@ def test_a_run_without_a_window_says_how_to_hold_one_and_one_without_models_that
     assert api(kd, "/runs/n/window")["calls"] == 0
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("provider", ["openai", "openai-responses", "anthropic"])
 def test_a_call_is_shown_as_it_went_out_with_its_tombstones_marked(kd: killick.Client, provider: str) -> None:
     kd.run(coder, {"provider": provider, "calls": 40, "budget": 3_000}, id="r")
@@ -189,6 +190,7 @@ def test_hidden_fields_are_hidden_here_too(kd: killick.Client) -> None:
     assert "window_look_up" in client.get("/runs/r/window").text
 
 
+@pytest.mark.slow
 def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 
@@ -211,6 +213,7 @@ def test_a_long_run_is_read_in_part_until_all_of_it_is_asked_for(kd: killick.Cli
     assert api(kd, "/runs/r/window?whole=true")["read"] == READ_MAX + 40
 
 
+@pytest.mark.slow
 def test_lists_are_bounded_however_much_left(kd: killick.Client) -> None:
     model = scripted("Yes.", forever=True, provider="openai")
 

@@ -42,6 +42,7 @@ def rendered(loop: Loop, window: Window, moment: Moment) -> bytes:
     return as_bytes(window.render(moment.given, loop.session.tools, system=loop.session.system))
 
 
+@pytest.mark.gate(12)
 @by_chance
 @pytest.mark.parametrize("policy", [None, Everything(), Nothing()], ids=["default", "everything", "nothing"])
 def test_the_record_wins_over_any_policy_at_every_call(shape: str, seed: int, policy: Policy | None) -> None:
@@ -52,6 +53,7 @@ def test_the_record_wins_over_any_policy_at_every_call(shape: str, seed: int, po
         assert rendered(loop, window, moment) == as_bytes(moment.sent)
 
 
+@pytest.mark.gate(6)
 @by_chance
 def test_what_was_decided_of_places_that_were_taken_back_is_dropped_again(shape: str, seed: int) -> None:
     """An owner who went back is followed by showing a window the history before its decisions."""
@@ -65,6 +67,7 @@ def test_what_was_decided_of_places_that_were_taken_back_is_dropped_again(shape:
         assert rendered(loop, window, moment) == as_bytes(moment.sent)
 
 
+@pytest.mark.gate(6)
 @by_chance
 def test_a_crash_before_any_call_changes_nothing(shape: str, seed: int) -> None:
     """All that was decided is applied to a window that has seen nothing, and that then sees everything at once."""
@@ -77,6 +80,7 @@ def test_a_crash_before_any_call_changes_nothing(shape: str, seed: int) -> None:
         assert rendered(loop, window, moment) == as_bytes(moment.sent)
 
 
+@pytest.mark.gate(6)
 @by_chance
 def test_a_window_built_again_goes_on_as_the_first_one_would(shape: str, seed: int) -> None:
     """What is planned follows from the history and the decisions alone, not from having been there."""
@@ -122,6 +126,7 @@ def as_plain(thing: Any) -> Any:
     return json.loads(json.dumps(thing, default=lambda one: one.model_dump(mode="json", exclude_unset=True)))
 
 
+@pytest.mark.gate(4)
 @by_chance
 def test_objects_of_the_official_clients_are_read_as_what_they_stand_for(shape: str, seed: int) -> None:
     loop, moments = played(seed, shape, CALLS, backwards=seed % 3 == 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from bench.session.desk import Desk, Future, Plan, Turn
 from bench.session.meter import ANTHROPIC, OPENAI, Meter
 from bench.session.oracle import Oracle, Search, floor, played
@@ -158,6 +159,7 @@ def test_a_cut_spares_what_stands_before_it() -> None:
     assert desk.changed == 2
 
 
+@pytest.mark.slow
 def test_the_simulation_foretells_what_the_meter_will_count() -> None:
     made = long()
     search = Search(made, BUDGET)

@@ -131,6 +131,7 @@ def test_small_schemas_and_those_asked_for_whole_stay_whole_among_stubs() -> Non
     assert named(schemas, "now") is small
 
 
+@pytest.mark.slow
 def test_what_were_stubs_before_are_stubs_again_and_nothing_else_is() -> None:
     tools = [*toolbox("openai"), tool("openai", "now", "The time.", {}), {"type": "custom", "custom": {"name": "odd"}}]
     schemas = Schemas(tools, "openai", count, stubs=["now", "run_tests", "gone", "odd"], spare=100_000)

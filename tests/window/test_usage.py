@@ -114,6 +114,7 @@ def test_what_stands_in_a_request_twice_is_a_duplicate_once() -> None:
     assert one(messages).duplicate == filled.duplicate  # what is that small is no waste
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int) -> None:
@@ -136,6 +137,7 @@ def test_following_requests_gives_what_each_gives_alone(shape: Shape, seed: int)
         assert following.fill(messages) == alone.fill(messages)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("budget", [1_000_000, 12_000, 4_000])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sent_and_without_are_what_the_window_says(shape: Shape, budget: int) -> None:

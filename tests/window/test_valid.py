@@ -203,6 +203,7 @@ def test_the_judge_refuses(shape: str, rule: str) -> None:
     assert published.faults(shape, **request)
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_histories_are_valid_before_any_window_sees_them(shape: str, seed: int) -> None:
@@ -288,6 +289,7 @@ def stands(moment: Moment, said: Any) -> bool:
     return "\n".join(leaves(said)) in ["\n".join(leaves(one)) for one in held]
 
 
+@pytest.mark.gate(9)
 @by_chance
 def test_every_request_is_valid(shape: str, seed: int) -> None:
     session = played(seed, shape, CALLS, backwards=seed % 3 == 2)[0].session
@@ -327,6 +329,7 @@ def test_the_system_and_the_latest_turn_are_whole(shape: str, seed: int) -> None
                 assert place.note is None or (place.note.startswith("[unchanged") and stands(moment, place.said)), place
 
 
+@pytest.mark.gate(9)
 @by_chance
 def test_what_left_is_named_where_it_was_and_comes_back_verbatim(shape: str, seed: int) -> None:
     for moment in moments(seed, shape):
@@ -370,6 +373,7 @@ def test_what_was_asked_to_be_kept_stands_in_its_place(shape: str, seed: int) ->
                 assert place.note is None, event
 
 
+@pytest.mark.gate(6)
 @by_chance
 def test_what_is_counted_is_what_is_sent(shape: str, seed: int) -> None:
     loop, all_moments = played(seed, shape, CALLS, backwards=seed % 3 == 2)

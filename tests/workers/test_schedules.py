@@ -21,6 +21,7 @@ from killick.definitions.schedules import (
     moment,
     stamp,
 )
+from seeds import repeats
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -88,7 +89,7 @@ EXPRESSIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=repeats(37, 150))
 @given(EXPRESSIONS, ZONES, st.integers(us(2025, 1, 1), us(2027, 1, 1)))
 def test_the_time_after_another_is_later(expression: str, tz: str, at: int) -> None:
     cron = Cron(expression, tz)
@@ -98,7 +99,7 @@ def test_the_time_after_another_is_later(expression: str, tz: str, at: int) -> N
         at = later
 
 
-@settings(max_examples=60)
+@settings(max_examples=repeats(15, 60))
 @given(EXPRESSIONS, ZONES, st.integers(us(2026, 1, 1), us(2027, 1, 1)), st.integers(1, 40 * DAY))
 def test_from_wherever_one_looks_the_same_times_come(expression: str, tz: str, at: int, later: int) -> None:
     """What one worker finds due step by step, another finds at once."""
@@ -188,7 +189,7 @@ def test_all_has_an_end() -> None:
     assert decision.passed == (FIRST, FIRST + 149 * HOUR, 150)
 
 
-@settings(max_examples=100)
+@settings(max_examples=repeats(25, 100))
 @given(
     st.sampled_from([Every(HOUR), Every(90_000_000), Cron("30 2 * * *", "Europe/Berlin"), Cron("*/20 * * * *")]),
     st.sampled_from(["skip", "once", "all"]),

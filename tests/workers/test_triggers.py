@@ -31,6 +31,7 @@ from killick.model import events as e
 from killick.store import SqliteStore
 from killick.store.protocol import ENDED
 from killick.workers import trigger_runner as firing
+from seeds import repeats
 
 World = Any
 HOUR = 3_600.0
@@ -822,6 +823,7 @@ def everything(world: World, clock: killick.LeapingClock, *, dies: tuple[int, st
     return sorted(runs(world.kd)), len(appends)
 
 
+@pytest.mark.slow
 def test_whoever_dies_wherever_loses_and_doubles_nothing(
     make_world: Callable[[killick.ManualClock], World],
 ) -> None:
@@ -859,7 +861,10 @@ HAPPENING = st.one_of(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(
+    max_examples=repeats(25, 100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(HAPPENING, max_size=12),
     st.sampled_from([BEFORE_SPRING, BEFORE_AUTUMN]),

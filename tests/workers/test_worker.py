@@ -500,6 +500,7 @@ def start_marks(folder: Path, *words: str, run: str = "job") -> None:
     subprocess.run([sys.executable, "-m", "killick", *command], cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_process_serves_until_idle_and_says_each_transition_on_a_line(folder: Path, start_worker: Start) -> None:
     start_marks(folder, "a", "b")
     worker = start_worker("--until-idle")
@@ -509,6 +510,7 @@ def test_a_process_serves_until_idle_and_says_each_transition_on_a_line(folder: 
     assert (folder / "marks").read_text() == "a\nb\n"
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_the_step_and_leaves_the_run_and_another_worker_goes_on(
     folder: Path, start_worker: Start
 ) -> None:
@@ -528,6 +530,7 @@ def test_sigterm_finishes_the_step_and_leaves_the_run_and_another_worker_goes_on
     assert (folder / "marks").read_text() == "a\nb\nc\n"
 
 
+@pytest.mark.slow
 def test_a_killed_workers_run_is_taken_over_after_a_moment_and_goes_on_at_its_step(
     folder: Path, start_worker: Start
 ) -> None:

@@ -317,6 +317,7 @@ def test_what_is_written_through_another_name_outside_is_seen(workspace: Workspa
         assert workspace.read(workspace.capture().root, "a") == str(number).encode()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_without_a_pause_is_one_of_those_it_was_or_told(workspace: Workspace) -> None:
     path, new, stop = workspace.path / "a", workspace.path / "new", threading.Event()
     written = [bytes([number]) * 3000 for number in range(256)]

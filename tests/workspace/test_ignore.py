@@ -108,6 +108,7 @@ def grow(folder: bytes, chance: random.Random, depth: int) -> None:
         Path(os.fsdecode(folder), ".gitignore").write_bytes(rules_text(chance))
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_git_ignores_the_same_files(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -118,6 +119,7 @@ def test_git_ignores_the_same_files(tmp_path: Path, seed: int) -> None:
         agree(folder, ours, ignored_by_git(folder))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("seed", SEEDS[:10])
 def test_a_killickignore_has_the_last_word_in_its_folder(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -21,7 +21,7 @@ from killick.workspace import restore as restoring
 from killick.workspace import tree
 from killick.workspace.restore import PREFIX, Restored, apply, plan
 from killick.workspace.tree import BLOCK_BYTES, FILE, Entry
-from seeds import draw_seed
+from seeds import draw_seed, repeats
 from workspace.folders import Objects, Told, differing, told
 
 OLD_NS = 1_500_000_000_123_456_789
@@ -174,6 +174,7 @@ def test_every_kind_becomes_every_other(place: Place, outside: Place, was: str, 
     assert told(outside.folder) == untouched
 
 
+@pytest.mark.slow
 def test_holes_stay_holes_and_long_files_come_back_whole(place: Place) -> None:
     path = place.write("sparse", b"")
     with path.open("r+b") as file:
@@ -209,6 +210,7 @@ def test_a_snapshot_comes_back_in_an_empty_folder_elsewhere(place: Place, tmp_pa
     assert differing(told(other), before) == []
 
 
+@pytest.mark.slow
 def test_a_folder_with_thousands_of_names_comes_back(place: Place) -> None:
     for number in range(3000):
         place.write(f"many/{number}", str(number))
@@ -624,10 +626,10 @@ def test_any_tree_becomes_any_other_and_a_plan_may_be_done_twice(place: Place) -
     seed = draw_seed()
     chance = random.Random(seed)
     kept = [place.keep()]
-    for _ in range(40):
+    for _ in range(repeats(15, 40)):
         scramble(place, chance)
         kept.append(place.keep())
-    for number in range(60):
+    for number in range(repeats(25, 60)):
         target, expected = chance.choice(kept)
         now = place.objects.keep(place.folder)
         made = plan(now, target, place.objects.load, keeps=nothing)

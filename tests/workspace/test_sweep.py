@@ -241,6 +241,7 @@ def test_objects_of_many_packs_are_gathered_in_few(vault: Vault) -> None:
 # while others write and read ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_an_open_writing_found_there_is_not_swept_before_it_is_published(vault: Vault) -> None:
     files = some_files(random.Random(4), 20)
     publish(vault, files, "gone")
@@ -264,6 +265,7 @@ def test_a_sweep_that_is_never_let_in_says_so(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.slow
 def test_who_reads_while_packs_are_rewritten_finds_everything(vault: Vault) -> None:
     vault._packs.pack_bytes_max = 30_000
     seed = draw_seed()
@@ -305,6 +307,7 @@ def test_who_reads_while_packs_are_rewritten_finds_everything(vault: Vault) -> N
     assert read(vault, root) == kept
 
 
+@pytest.mark.slow
 def test_processes_that_publish_forget_and_sweep_at_once_lose_nothing(vault: Vault) -> None:
     seed = draw_seed()
     program = (

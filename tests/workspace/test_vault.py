@@ -500,6 +500,7 @@ def test_verification_tells_of_everything_that_cannot_be_read_once(vault: Vault)
     assert all("is not there" in problem for problem in problems[1:])
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_pack_is_ever_taken_for_content(vault: Vault) -> None:
     seed = draw_seed()
     files = some_files(random.Random(seed), 12, size_max=300)

@@ -98,6 +98,7 @@ print("held")
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_clear_error_and_everything_works_again_when_there_is_room(tmp_path: Path) -> None:
     mount = f'mount -t tmpfs -o size=2m tmpfs {tmp_path} && exec "$@"'
     inside = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh")
@@ -122,6 +123,7 @@ except StoreReadOnly as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files", "files/below"])
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("closed")
@@ -284,6 +286,7 @@ def abandon(vault: Vault) -> None:
         add(writing, {b"a": os.urandom(50_000)})
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("do", [publish_more, abandon, Vault.sweep, Vault.compress])
 def test_whichever_call_of_the_system_fails_nothing_is_lost_and_the_next_works(
