@@ -113,6 +113,7 @@ SOUND: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.gate("sell_blocking-options0", "subscription-options1", "sell-options3")
 @pytest.mark.parametrize(("agent", "options"), SOUND)
 def test_a_sound_agent_is_blamed_for_nothing(agent: Any, options: dict[str, Any]) -> None:
     report = check(agent, **options)
@@ -144,14 +145,14 @@ def test_fakes_are_given_by_tool_by_name_in_order_or_as_a_function() -> None:
         return f"parcel with {line}"
 
     fakes = {fetch: Order("o1", ["x", "y"]), "charge": Receipt(7), ship: shipped, advise: in_order("by boat")}
-    report = check(sell, input="o1", fakes=fakes)
+    report = check(sell, input="o1", fakes=fakes, stories_max=30)
     assert not report.findings, str(report)
     assert report.sampled == ()
     assert set(seen) == {"x", "y"}
 
 
 def test_a_fake_that_raises_is_what_the_agent_meets() -> None:
-    report = check(sell, fakes={charge: ConnectionRefusedError("closed")})
+    report = check(sell, fakes={charge: ConnectionRefusedError("closed")}, stories_max=30)
     assert report.left_alone == "failed"
     [failing] = [finding for finding in report.findings if finding.kind == "fails"]
     assert "closed" in failing.title
@@ -175,7 +176,7 @@ def test_a_real_tool_is_called() -> None:
 
 
 def test_answers_are_given_by_a_part_of_the_question() -> None:
-    approved, rejected = sold(), check(sell, answers={"charge": "reject", "*": "approve"})
+    approved, rejected = sold(), check(sell, answers={"charge": "reject", "*": "approve"}, stories_max=30)
     assert approved.tools != rejected.tools
     assert "charge" not in rejected.tools
 
@@ -270,12 +271,12 @@ def test_interrupt_everywhere_raises_what_a_test_prints() -> None:
         interrupt_everywhere(posts, input="x")
     assert raised.value.report.faults
     assert isinstance(raised.value, AssertionError)
-    assert interrupt_everywhere(sell, input="x").holds
+    assert interrupt_everywhere(subscription, input=0).holds
 
 
 def test_a_case_is_an_agent_with_what_is_around_it() -> None:
     case = Case(agent=sell, input="o1", fakes={fetch: Order("o1", [])}, messages={"delivered": True})
-    report = check(case)
+    report = check(case, stories_max=30)
     assert not report.findings, str(report)
 
 
@@ -296,7 +297,7 @@ def test_what_is_declared_while_checking_is_forgotten_after() -> None:
     from killick.definitions.tools import TOOLS
 
     before = dict(TOOLS), AGENTS.copy()
-    check(sell)
+    check(sell, stories_max=10)
     assert (dict(TOOLS), AGENTS.copy()) == before
 
 
