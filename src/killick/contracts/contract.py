@@ -1,6 +1,6 @@
-"""A contract: named rules in order, and the judging of an intention by them. Pure: the same question, the same answer.
+"""A contract: named rules in order, and their evaluation against an intention. Pure and deterministic.
 
-What a rule may know comes in as a `PolicyInput`, and files as the intention's `paths`. Nothing is read here.
+The rules' inputs are a `PolicyInput` and the intention's resolved `paths`. This module reads nothing itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _USUAL: Final = {
 ACCEPTED: Final = Ruling()
 
 _NAMES_MAX: Final = 2048
-"""Of how many names a contract remembers which rules govern them."""
+"""The number of names for which a contract caches the governing rules."""
 
 
 class Contract:
-    """Rules by which every intention of an agent is judged, the people whom they ask, and what models cost."""
+    """The rules that evaluate every intention of an agent, their approvers, and the model prices."""
 
     __slots__ = (
         "_decides", "_paths", "_plans", "arguments_bytes_max", "arguments_depth_max", "digest", "name", "people",
@@ -47,14 +47,14 @@ class Contract:
     rules: tuple[Rule, ...]
     people: Mapping[str, tuple[str, ...]]
     rejections: int
-    """How many rejections in a row pause a run."""
+    """The number of consecutive rejections that pauses a run."""
     arguments_bytes_max: int
     arguments_depth_max: int
-    """What is larger or deeper is rejected before any rule looks at it."""
+    """Larger or deeper arguments are rejected before any rule sees them."""
     prices: Prices
     digest: Digest
     spec: dict[str, Any]
-    """The whole contract as plain data, always in the same form."""
+    """The whole contract as plain data in canonical form."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Contract:
         self._plans: dict[tuple[str, str], tuple[tuple[Rule, Decide], ...]] = {}
 
     def judge(self, intention: Intention, standing: PolicyInput, granted: Collection[str] = frozenset()) -> Ruling:
-        """The verdict. Rules are asked in order; one that rejects goes before any that asks, and of those that ask the
-        first whose name is not in `granted`."""
+        """Returns the verdict. A rejecting rule takes precedence over any that requires approval. Of those, the first
+        whose name is not in `granted` decides."""
         plan = self._plans.get((intention.sort, intention.name))
         if plan is None:
             plan = self._plan(intention)
@@ -109,7 +109,7 @@ class Contract:
         return ACCEPTED if asked is None else asked
 
     def path_arguments(self, name: str) -> Mapping[str, tuple[str, ...]]:
-        """Of a tool, the arguments that are paths, with the roots they may lead into."""
+        """Returns a tool's path arguments, with their permitted roots."""
         known = self._paths.get(name)
         if known is not None:
             return known
@@ -123,7 +123,7 @@ class Contract:
 
     @property
     def counts_family(self) -> bool:
-        """Whether a rule counts what forks, children and parents have done."""
+        """Whether a rule counts the effects of the budget group: forks, children and parents."""
         return any(
             rule.scope == "lineage"
             and (rule.kind in ("total", "once") or (rule.kind == "budget" and {*rule.terms} - {"time"}))
@@ -132,12 +132,12 @@ class Contract:
 
     @property
     def totals(self) -> frozenset[str]:
-        """The patterns of tools whose earlier arguments a rule adds up."""
+        """Returns the tool patterns whose past arguments a rule sums."""
         return frozenset(pattern for rule in self.rules if rule.kind == "total" for pattern in rule.tools)
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Contract:
-        """The contract that plain data describes, as it is on record or in a file."""
+        """Parses a contract from plain data, as recorded or read from a file."""
         said = dict(spec)
         name = said.pop("name", None)
         label = f"contract {name}" if isinstance(name, str) else "contract"
@@ -154,7 +154,7 @@ class Contract:
 
     @classmethod
     def parse(cls, text: str) -> Contract:
-        """The contract that a TOML file describes."""
+        """Parses a contract from TOML."""
         import tomllib
 
         try:
@@ -190,7 +190,7 @@ class Contract:
 
 
 WORDS: Final = frozenset({"people", "prices", *_USUAL})
-"""What may be said of a contract besides its name and its rules."""
+"""The permitted keys of a contract besides its name and its rules."""
 
 
 def _ruling(ruling: Any, rule: Rule, finding: Finding, approval: Approval | None = None) -> Ruling:
@@ -201,7 +201,7 @@ def _ruling(ruling: Any, rule: Rule, finding: Finding, approval: Approval | None
 
 
 def _failed(rule: Rule, error: Exception) -> Finding:
-    """A rule that cannot be followed to its end rejects, whatever else it would do."""
+    """Rejects, because a rule raised an error."""
     traced = error.__traceback__
     while traced is not None and traced.tb_next is not None:
         traced = traced.tb_next
@@ -214,7 +214,7 @@ def _failed(rule: Rule, error: Exception) -> Finding:
 
 
 def named(contract: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules with a name each: their own, or one from what they say."""
+    """Gives each rule a name: its own, or one derived from its terms."""
     taken: dict[str, None] = {}
     kept: list[Rule] = []
     given = list(rules)
@@ -249,7 +249,7 @@ def _people(role: str, given: object) -> tuple[str, ...]:
 
 
 def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> str | None:
-    """Why arguments are too large or too deep to be looked at any further."""
+    """Returns why arguments are too large or too deep to evaluate."""
     left = bytes_max
     for name, value in arguments.items():
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -267,7 +267,7 @@ def oversized(arguments: Mapping[str, Any], bytes_max: int, depth_max: int) -> s
 
 
 def _weighed(value: Any, left: int, depth_max: int) -> tuple[int, bool]:
-    """How many bytes are left after a value, and whether it is too deep. Stops as soon as it is too much."""
+    """Returns the remaining byte budget after a value, and whether it is too deep. Stops at the first excess."""
     level: list[Any] = [value]
     for _ in range(depth_max + 1):
         inside: list[Any] = []

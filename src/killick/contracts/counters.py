@@ -1,5 +1,4 @@
-"""Rules about how much is done: budgets, once, and what an argument adds up to. A limit holds back what would pass it,
-so that it is spent when it is reached."""
+"""Counting rules: budgets, once, and sums over an argument. A rule blocks the call that would exceed its limit."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ Count = Callable[[Counts], int]
 
 
 def budget(rule: Rule, prices: Prices) -> Decide:
-    """Without tools, a budget holds back what would spend of it: for tokens and money models and children, for effects
-    what has one. With tools it holds back these, whatever they spend."""
+    """Without tools, a budget blocks every call that would spend from it: for tokens and money, models and children;
+    for effects, calls with an effect. With tools it blocks only these."""
     terms, names = rule.terms, Names(rule.tools) if rule.tools else None
     whose = f" of {', '.join(rule.tools)}" if rule.tools else ""
     limits: list[Decide] = []
@@ -65,7 +64,7 @@ def _time(lasts: Any) -> Decide:
 
 
 def _counted(rule: Rule, what: str, limit: int, count: Count, *, acting: bool = False) -> Decide:
-    """Of calls, or only of those that act on the world."""
+    """Counts calls, or only those with effects."""
     family, measure = rule.scope == "lineage", "effects" if acting else "calls"
 
     def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
@@ -101,7 +100,7 @@ def _spent(rule: Rule, what: str, limit: int, count: Count) -> Decide:
 
 
 def _priced(prices: Prices) -> Decide:
-    """Money can be counted only where prices are known."""
+    """Refuses a money budget for a model without a known price."""
 
     def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
         if intention.sort != "model":
@@ -119,12 +118,12 @@ def _priced(prices: Prices) -> Decide:
 
 
 def _mine(standing: PolicyInput) -> int:
-    """How many of the effects that are counted are this very intention."""
+    """Returns how many of the counted effects are this intention itself."""
     return standing.mine if standing.mine_acts is None else standing.mine_acts
 
 
 def _is_told(name: str) -> bool:
-    """Children and messages act on the world, too, and are on the ledger as calls."""
+    """Children and messages are effects too, but the ledger counts them as calls."""
     return name == "send" or name.startswith("spawn:")
 
 
@@ -152,7 +151,7 @@ def _acted(names: Names | None) -> Count:
 
 
 def once(rule: Rule) -> Decide:
-    """Each name by itself."""
+    """Counts each name separately."""
     family = rule.scope == "lineage"
 
     def decide(intention: Intention, standing: PolicyInput) -> Finding | None:
@@ -191,7 +190,7 @@ def total(rule: Rule) -> Decide:
             if its_group != group:
                 continue
             if mine and amount == wanted:
-                # This is the intention itself, which was begun before.
+                # This is the intention itself, which began before.
                 mine -= 1
             else:
                 before += amount
@@ -217,7 +216,7 @@ def _earlier(names: Names, intention: Intention, standing: PolicyInput, family: 
 
 
 def _amount(argument: str, by: str | None) -> Callable[[Mapping[str, Any]], tuple[str | None, int | Fraction, Any]]:
-    """What a call counts for, and for which group."""
+    """Returns the amount of a call, and its group."""
     amounts, groups = finding(argument), None if by is None else finding(by)
 
     def amount(given: Mapping[str, Any]) -> tuple[str | None, int | Fraction, Any]:
@@ -237,12 +236,12 @@ def _amount(argument: str, by: str | None) -> Callable[[Mapping[str, Any]], tupl
 
 
 def _grouped(value: Any) -> Any:
-    """Nobody is somebody else for being written in another way."""
+    """Normalizes a group key, so that spelling variants of one name share a total."""
     return folded(value) if type(value) is str else key_of(value)
 
 
 def _added(value: Any) -> int | Fraction | None:
-    """A number that can be added, exactly as it is written."""
+    """Returns a value as an exact number to add."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is int:
         return value if 0 <= value <= _ADDED_MAX else None

@@ -1,4 +1,4 @@
-"""Takes apart what people wrote in a declaration: tables, lists, names. Says None, or nothing, of what is none."""
+"""Parses user-written declarations: tables, lists, names. Returns None, or nothing, for a value of another shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 
 def table(given: object) -> dict[str, Any] | None:
-    """A mapping by names."""
+    """Returns a mapping with string keys."""
     if not isinstance(given, Mapping):
         return None
     found: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType]
@@ -15,7 +15,7 @@ def table(given: object) -> dict[str, Any] | None:
 
 
 def items(given: object) -> list[Any] | None:
-    """A list; a set in an order that is always the same."""
+    """Returns a list; a set in a fixed order."""
     if isinstance(given, list | tuple):
         return list(cast("list[Any]", given))
     if isinstance(given, set | frozenset):
@@ -24,7 +24,7 @@ def items(given: object) -> list[Any] | None:
 
 
 def texts(given: object) -> tuple[str, ...]:
-    """One text or several, each once; none where something else stands among them, or a blank."""
+    """Returns one or several texts, deduplicated; nothing if an item is blank or no text."""
     several = [given] if isinstance(given, str) else items(given) or []
     if not all(isinstance(text, str) and text and text == text.strip() for text in several):
         return ()
@@ -32,7 +32,7 @@ def texts(given: object) -> tuple[str, ...]:
 
 
 def unknown(word: str, known: Iterable[str]) -> str:
-    """What to say of a word that is none of those known."""
+    """Returns the message for an unknown word."""
     from difflib import get_close_matches
 
     words = sorted(known)

@@ -1,4 +1,4 @@
-"""What each kind of rule says of an intention. A rule is made into a function once; words are made only to refuse."""
+"""Evaluates each kind of rule. A rule is compiled to a function once; messages are built only for a refusal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from killick.contracts.schema_check import Test, as_test, reaching, shown
 
 
 def governing(rule: Rule) -> Callable[[Intention], bool]:
-    """What says whether a rule has anything to do with intentions of a name and a sort. A pattern that begins with a
-    wildcard means tools, children and messages: only what says so governs models and the context."""
+    """Returns a predicate: does the rule apply to intentions of a name and a sort? A pattern that starts with a
+    wildcard matches tools, children and messages. Models and context changes must be named."""
     if rule.kind == "allow":
         allowed = Names(rule.terms)
         return lambda intention: _is_act(intention) and not allowed.match(intention.name)
@@ -38,7 +38,7 @@ def _is_act(intention: Intention) -> bool:
 
 
 def deciding(rule: Rule, prices: Prices) -> Decide:
-    """The rule as a function."""
+    """Compiles a rule to a function."""
     return budget(rule, prices) if rule.kind == "budget" else _MAKERS[rule.kind](rule)
 
 
@@ -57,7 +57,7 @@ def _deny(rule: Rule) -> Decide:
 
 
 def jsonable(value: Any) -> Any:
-    """A term of a rule as JSON has it."""
+    """Returns a term of a rule as JSON."""
     if isinstance(value, dict):
         return {str(name): jsonable(item) for name, item in value.items()}  # pyright: ignore
     if isinstance(value, list | tuple):
@@ -173,7 +173,7 @@ def _check(rule: Rule) -> Decide:
             return None
         if isinstance(said, str):
             return Finding(said, None, "check_failed")
-        # What a function says of its own goes before what the rule says for it.
+        # The function's own message takes precedence over the rule's.
         if isinstance(said, Reject):
             return Finding(said.message, said.allowed, said.code or code, final=True)
         if isinstance(said, Ask):

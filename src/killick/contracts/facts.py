@@ -1,4 +1,4 @@
-"""What is judged, what a rule may know when it judges, and what it says. Data alone: no rule lives here."""
+"""The inputs and results of contract evaluation. Data only, no rules."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ IntentionSort = Literal["tool", "model", "child", "send", "context"]
 
 
 class Intention(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent wants to do, as data. Rules know it by its name: `pay`, `spawn:AGENT`, `send`, `update`,
-    `model:NAME`."""
+    """An agent's intended action. Rules match its name: `pay`, `spawn:AGENT`, `send`, `update`, `model:NAME`."""
 
     name: str
     sort: IntentionSort = "tool"
     arguments: Mapping[str, Any] = {}
-    """Plain values, as they are recorded; an argument that was left out has its default here."""
+    """Plain values as recorded, with defaults filled in."""
     step: str = ""
     effect: str | None = None
     because: str | None = None
     by: str = "agent"
     model: str | None = None
     paths: Mapping[str, str] = {}
-    """What the paths among the arguments really are, links resolved: an argument, or one of a list (`files[2]`), to an
-    absolute path; and so every root, which ends in a slash, as no argument's name does."""
+    """The resolved path arguments, by argument name or list item (`files[2]`): absolute, symlinks followed. Also each
+    root, keyed with a trailing slash, which no argument name has."""
 
     @property
     def acts(self) -> bool:
-        """Whether it does something to the world."""
+        """Whether it has an effect on the world."""
         return self.sort in ("child", "send") or self.effect not in (None, "reads")
 
 
 class Others(msgspec.Struct):
-    """What the rest of the family (forks, children, parents) has done."""
+    """The effects of the rest of the budget group: forks, children, parents."""
 
     counts: Counts = msgspec.field(default_factory=Counts)
     past: dict[str, list[dict[str, Any]]] = {}
-    """By tool, the arguments of effects that happened or may have, less what was undone."""
+    """By tool, the arguments of effects that happened or may have, minus compensated ones."""
 
 
 def _nothing(name: str) -> Sequence[Mapping[str, Any]]:
@@ -51,27 +50,27 @@ def _nothing(name: str) -> Sequence[Mapping[str, Any]]:
 
 
 class PolicyInput(msgspec.Struct, kw_only=True):
-    """How things stand when an intention is judged."""
+    """The state of a run at the time of an evaluation."""
 
     now_us: int = 0
     started_us: int = 0
     own: Counts = msgspec.field(default_factory=Counts)
     others: Others | None = None
     done: Mapping[str, int] = {}
-    """By name, the calls that returned, on this timeline, less what was undone."""
+    """By name, the calls of this timeline that returned, minus compensated ones."""
     context: Callable[[], Mapping[str, Any]] = dict
     context_version: int = 0
     context_seen: int = 0
     past: Callable[[str], Sequence[Mapping[str, Any]]] = _nothing
-    """The arguments of this log's effects of a tool that happened or may have, less undone."""
+    """The arguments of this log's effects of a tool that happened or may have, minus compensated ones."""
     mine: int = 0
-    """1 where `own` counts this very intention already, because it was begun."""
+    """1 if `own` already counts this intention, because it began."""
     mine_acts: int | None = None
-    """The same of the effects in `own` and in `past`, where it differs: of one that was begun and then refused, 0."""
+    """The same for the effects in `own` and in `past`, if different: 0 for an intention that began and was refused."""
 
 
 class Escalation(msgspec.Struct, frozen=True):
-    """Who is asked next when nobody answered, and for how many seconds."""
+    """The next approvers after a timeout, and their own timeout in seconds."""
 
     to: tuple[str, ...]
     timeout: float | None = None
@@ -93,7 +92,7 @@ EscalationLike: TypeAlias = "Escalation | str | tuple[str | Sequence[str], Durat
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """Who has to agree (nobody named: anybody), how many of them, by when, and who is asked after that."""
+    """An approval requirement: the approvers (none: anyone), the quorum, the deadline, and the escalations."""
 
     to: tuple[str, ...] = ()
     need: int = 1
@@ -102,7 +101,7 @@ class Approval(msgspec.Struct, frozen=True):
     prompt: str | None = None
 
     if TYPE_CHECKING:
-        # What may be given is wider than what is kept.
+        # The accepted types are wider than the stored ones.
         def __init__(
             self,
             to: str | Iterable[str] = (),
@@ -129,7 +128,7 @@ class Approval(msgspec.Struct, frozen=True):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """It as plain data, without what is left at its default."""
+        """Returns plain data without defaults."""
         kept: dict[str, Any] = {"to": list(self.to)} if self.to else {}
         if self.need != 1:
             kept["need"] = self.need
@@ -146,7 +145,7 @@ Asking: TypeAlias = "str | Sequence[str] | Approval | Mapping[str, Any]"
 
 
 def approval_of(ask: object) -> Approval:
-    """What people write where somebody is to be asked: a name, names, or everything about it."""
+    """Parses an approval requirement: a name, names, or a full table."""
     if isinstance(ask, Approval):
         return ask
     said = declarations.table(ask)
@@ -159,7 +158,7 @@ def approval_of(ask: object) -> Approval:
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contract says of an intention, by which rule, and what would be allowed."""
+    """A contract's verdict on an intention: the deciding rule, and what would be allowed."""
 
     ruling: Literal["accept", "reject", "ask"] = "accept"
     rule: str | None = None
@@ -170,23 +169,23 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(NamedTuple):
-    """What one rule has against an intention."""
+    """One rule's objection to an intention."""
 
     message: str
     allowed: Any = None
     code: str = ""
     approval: Approval | None = None
-    """Who is to be asked, where a function says so itself."""
+    """The approval requirement, if a check function returns one."""
     final: bool = False
-    """Whether nobody is asked, even by a rule that asks."""
+    """Whether the objection is final, even under a rule that requires approval."""
 
 
 Decide: TypeAlias = Callable[[Intention, PolicyInput], "Finding | None"]
-"""A rule that is ready to be followed."""
+"""A compiled rule."""
 
 
 def _escalations(given: object) -> tuple[Escalation, ...]:
-    """One or several: a name, names with a time, or a table."""
+    """Parses one or several escalations: a name, names with a timeout, or a table."""
     one = _escalation(given)
     if one is not None:
         return (one,)
@@ -209,7 +208,7 @@ def _escalation(given: object) -> Escalation | None:
     if said is not None:
         return Escalation(**said) if {"to"} <= said.keys() <= {"to", "timeout"} else None
     pair = declarations.items(given) or []
-    # Two names are two, and a name with a time is one.
+    # Two names are two escalations; a name with a timeout is one.
     return Escalation(pair[0], pair[1]) if len(pair) == 2 and _is_duration(pair[1]) else None
 
 
@@ -226,7 +225,7 @@ def _timeout(given: Any) -> float | None:
 
 
 def _whole(count: float) -> float:
-    """The same number for the same time, however it was written."""
+    """Returns one number for one duration, in any spelling."""
     return int(count) if count == int(count) else count
 
 

@@ -1,4 +1,4 @@
-"""Everything that can be said against a contract's text at once: what makes it none, and what is hardly meant."""
+"""Reports every problem of a contract's text at once: errors, and likely mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from killick.errors import ContractRefused, KillickError
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong, or hardly meant; where, and what to do."""
+    """One error or likely mistake: its place and its correction."""
 
     severity: Literal["error", "warning"]
     message: str
@@ -41,7 +41,7 @@ class _Placed(NamedTuple):
 
 
 def lint(text: str) -> list[Problem]:
-    """All there is to say about a contract in TOML. Without an error, `Contract.parse` takes it."""
+    """Returns all problems of a contract in TOML. Without an error, `Contract.parse` accepts it."""
     try:
         said = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -66,7 +66,7 @@ def lint(text: str) -> list[Problem]:
     placed = [_Placed(rule, each.line) for rule, each in zip(rules, placed, strict=True)]
     problems += _together(placed, declarations.table(said.get("people")) or {}, said.get("prices"))
     if not any(problem.severity == "error" for problem in problems):
-        # What is asked here last is what decides: nothing is called sound that would be refused.
+        # The parser decides last, so that lint never approves a contract that would be refused.
         try:
             Contract.parse(text)
         except KillickError as refused:
@@ -153,7 +153,7 @@ def _tools(rule: Rule) -> list[str]:
 
 
 def _hidden(each: _Placed, placed: list[_Placed]) -> Iterator[Problem]:
-    """A rule about a tool that nothing lets through."""
+    """Finds rules about a tool that no rule allows."""
     tools = _tools(each.rule)
     for other in placed:
         rule = other.rule
@@ -179,7 +179,7 @@ def _hidden(each: _Placed, placed: list[_Placed]) -> Iterator[Problem]:
 
 
 def _may_share(pattern: str, others: list[str]) -> bool:
-    """Whether a name could be meant by the pattern and by one of the others. Two wild ones might always."""
+    """Returns whether the pattern and one of the others may match a common name. Two wildcards always may."""
     mine = Names([pattern])
     return any(
         Names([other]).match(pattern) or mine.match(other) or not (mine.is_literal or Names([other]).is_literal)
@@ -188,7 +188,7 @@ def _may_share(pattern: str, others: list[str]) -> bool:
 
 
 def _covered(each: _Placed, before: list[_Placed], placed: list[_Placed]) -> Iterator[Problem]:
-    """A rule that others have always spoken before."""
+    """Finds rules that others always shadow."""
     rule = each.rule
     for other in before:
         same = (other.rule.kind, other.rule.tools, other.rule.terms) == (rule.kind, rule.tools, rule.terms)
@@ -209,7 +209,7 @@ def _covered(each: _Placed, before: list[_Placed], placed: list[_Placed]) -> Ite
 
 
 def _within(wide: Mapping[str, Any], strict: Mapping[str, Any]) -> bool:
-    """Whether what keeps within the strict bounds always keeps within the wide ones: as far as numbers say."""
+    """Returns whether the strict bounds imply the wide ones, as far as numbers show."""
     for argument, bound in wide.items():
         other = strict.get(argument, {})
         if not bound.keys() <= {"min", "max", "type"} or bound.get("type", other.get("type")) != other.get("type"):
@@ -252,7 +252,7 @@ def _matches(bound: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unpriced(placed: list[_Placed], prices: object) -> Iterator[Problem]:
-    """Models that a rule names, under a budget of money that cannot count them."""
+    """Finds models without a price under a money budget."""
     if not any(each.rule.kind == "budget" and "money" in each.rule.terms for each in placed):
         return
     try:

@@ -1,6 +1,6 @@
-"""How text is taken by rules: what two names that look alike have in common, and where a path written down leads.
+"""Normalizes text for rules: lookalike names, and lexical paths.
 
-Knows no file system: what a path really is, links resolved, is found out above and handed in.
+Does not read the file system. The caller resolves symlinks and passes the results in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 PATH_CHARS_MAX: Final = 4096
 
 
-# Letters that are drawn as others are, where neither a normal form nor the name of a letter says so.
+# Lookalike letters that neither a normal form nor a Unicode name reveals.
 _DRAWN_AS: Final = str.maketrans(
     {
         letter: latin
@@ -32,10 +32,10 @@ _LATIN: Final = re.compile(r"LATIN (?:SMALL|CAPITAL|LETTER SMALL CAPITAL)(?: LET
 _SIGN: Final = re.compile(r".* LETTER ([A-Z])")
 
 _ALIKE: Final = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "LISU"})
-"""Scripts with letters that are drawn as letters of another."""
+"""Scripts with letters that resemble letters of another script."""
 
 _UNSEEN: Final = frozenset({"Cf", "Cc", "Cn", "Co", "Cs"})
-# Fillers, joiners and selectors that count as letters or marks, and that nobody can see.
+# Fillers, joiners and selectors: invisible, although Unicode classes them as letters or marks.
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
     chr(code)
     for first, last in ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
@@ -44,7 +44,7 @@ _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | 
 
 
 def folded(text: str) -> str:
-    """The text as names are told apart: without case, width, invisible signs, and spaces around."""
+    """Returns the text as names are compared: without case, width, invisible characters and outer spaces."""
     if not (text.isascii() and text.isprintable()):
         text = "".join([char for char in text if char.isspace() or _is_seen(char)])
         text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
@@ -56,7 +56,7 @@ def _is_seen(char: str) -> bool:
 
 
 def drawn(text: str) -> str:
-    """What a text looks like at a glance: the same for texts that a reader takes for one another."""
+    """Returns a skeleton that is equal for texts which a reader would confuse."""
     text = folded(text)
     if not text.isascii():
         apart = unicodedata.normalize("NFKD", text)
@@ -67,7 +67,7 @@ def drawn(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _plainly(char: str) -> str:
-    """A letter without what is drawn through, around or beneath it."""
+    """Returns a letter without strokes and diacritics."""
     if unicodedata.category(char) in ("Mn", "Me"):
         return ""
     name = unicodedata.name(char, "")
@@ -76,7 +76,7 @@ def _plainly(char: str) -> str:
 
 
 def mixed_scripts(text: str) -> tuple[str, ...]:
-    """The scripts, if there is more than one, whose letters could be taken for one another."""
+    """Returns the scripts of a text if it mixes confusable ones."""
     if text.isascii():
         return ()
     found = dict[str, None]()
@@ -95,7 +95,7 @@ WILD: Final = frozenset("*?[")
 
 
 class Names:
-    """Names that tools go by, as patterns."""
+    """Patterns of tool names."""
 
     __slots__ = ("_match", "literal")
 
@@ -107,7 +107,7 @@ class Names:
 
     @property
     def is_literal(self) -> bool:
-        """Whether they stand for themselves, and for nothing else."""
+        """Whether they contain no wildcard."""
         return self._match is None
 
     def match(self, name: str) -> bool:
@@ -120,12 +120,12 @@ _ENCODED: Final = re.compile(r"%(?:25)*(?:2e|2f|5c|7e|[01][0-9a-f]|[89a-f][0-9a-
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 _SLASHED: Final = frozenset("/\\.~%")
 
-# Signs that are drawn as a slash, a backslash or a dot, and that no normal form of Unicode turns into one.
+# Characters that resemble a slash, a backslash or a dot, and that no Unicode normal form maps to one.
 _DOTS_AND_SLASHES: Final = frozenset("∕⁄⧸⧹∖⧵╱╲⟋⟍\u0337\u0338。｡۔ꓸ")
 
 
 def path_refused(text: object) -> str | None:
-    """Why what stands where a path should is none that can be judged, in words that follow the argument's name."""
+    """Returns why a value cannot be evaluated as a path. The text continues after the argument's name."""
     if type(text) is not str:
         return f"is {kind_of(text)}; a path as text is needed"
     if not text:
@@ -162,15 +162,15 @@ def _look_alike(text: str) -> str | None:
 
 
 def root_of(text: str) -> str:
-    """A root as it is kept: with a slash at its end, so that it is never the name of an argument."""
+    """Returns a root with a trailing slash, so that it never equals an argument's name."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     lead = "/" if text.startswith("/") else ""
     return lead + "".join(f"{part}/" for part in parts) or "./"
 
 
 def lies_inside(text: str, roots: Sequence[str], real: str | None, real_roots: Mapping[str, str]) -> bool:
-    """Whether a path leads into one of the roots: by what it really is, or by its letters where that is not known.
-    A relative path is taken from the first root."""
+    """Returns whether a path is inside one of the roots: by its resolved form, or lexically if that is unknown. A
+    relative path is resolved against the first root."""
     for root in roots:
         found = real_roots.get(root)
         if real is not None and found is not None:
@@ -204,6 +204,6 @@ _KINDS: Final = {
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in words for a message."""
+    """Returns the kind of a value, for messages."""
     name = type(value).__name__
     return _KINDS.get(name, f"a {name}")

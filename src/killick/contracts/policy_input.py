@@ -1,5 +1,5 @@
-"""What rules may know of an intention and of where its run stands, from the folds: the same live and when it is judged
-again years later. Reads values through whoever is given for that, and decides nothing."""
+"""Builds the inputs of rules from the folds, identically live and in a later backtest. Reads values only through the
+given reader. Decides nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from killick.model.ledger import Counts, Effect, Ledger, Spend
 from killick.model.state import Reader, State
 
 UPDATE: Final = "update"
-"""The name by which rules know a change of the context."""
+"""The rule name of a context change."""
 
 _THERE: Final = frozenset({"open", "happened", "in_doubt"})
 
@@ -34,9 +34,9 @@ def standing(
     since_us: int | None = None,
     mine: tuple[int, int] = (0, 0),
 ) -> PolicyInput:
-    """Where a run stands. `base` is the last event that a fork shares with its parent: what is before it is not its
-    own. `seen` is the version of the context that the code has seen; `since_us` is when the family began. `mine` says
-    how often calls, and how often effects, count this very intention already."""
+    """Returns the state of a run for rules. `base` is the last event that a fork shares with its parent; earlier events
+    are not its own. `seen` is the context version that the code has read. `since_us` is when the budget group began.
+    `mine` counts how often calls and effects already include this intention."""
     facts = fold.facts
 
     def past(tool: str) -> Sequence[Mapping[str, Any]]:
@@ -58,13 +58,13 @@ def standing(
 
 
 def together(done: Mapping[str, int], above: Mapping[str, Any]) -> dict[str, int]:
-    """What returned here and in a run above, by name."""
+    """Returns the completed calls of this run and of an ancestor, by name."""
     upper: Mapping[str, int] = above.get("done") or {}
     return {name: done.get(name, 0) + upper.get(name, 0) for name in (*done, *upper)}
 
 
 def own_part(ledger: Ledger) -> Counts:
-    """How much a run did itself: in a fork, what its parent had done up to there is the parent's."""
+    """Returns the run's own counts: in a fork, without the parent's up to the cut."""
     counts, before = ledger.facts.counts, ledger.facts.before
     if before is None:
         return counts
@@ -82,8 +82,8 @@ def _less(counts: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int
 
 
 def past_of(ledger: Ledger, reader: Reader, tool: str, *, after: int = 0, first: int = 0) -> list[Mapping[str, Any]]:
-    """The arguments of a tool's effects that happened or may have, less what was undone, that began after a seq; with
-    `first`, only of those from there on."""
+    """Returns the arguments of a tool's effects after a seq that happened or may have, minus compensated ones. With
+    `first`, only those from there on."""
     return [
         reader.data(effect.intended).get("arguments") or {}
         for effect in _there(ledger, after, first)
@@ -94,7 +94,7 @@ def past_of(ledger: Ledger, reader: Reader, tool: str, *, after: int = 0, first:
 def pasts(
     ledger: Ledger, reader: Reader, patterns: Iterable[str], *, after: int = 0
 ) -> dict[str, list[dict[str, Any]]]:
-    """The same of all tools that patterns mean, by the tools' own names, so that no effect is there twice."""
+    """The same for all tools that match the patterns, by tool name, so that no effect occurs twice."""
     found: dict[str, list[dict[str, Any]]] = {}
     wanted = tuple(patterns)
     for effect in _there(ledger, after) if wanted else ():
@@ -113,8 +113,8 @@ def _there(ledger: Ledger, after: int, first: int = 0) -> Iterator[Effect]:
 
 
 def of_step(event: e.StepIntended, data: Mapping[str, Any]) -> Intention:
-    """What a step was to do, as an intention."""
-    # A message to another run is a tool's step without an effect of its own.
+    """Returns a step's intention."""
+    # A message to another run is a tool step without an effect of its own.
     is_send = event.sort == "tool" and event.effect is None
     arguments: Mapping[str, Any] = data.get("arguments") or {}
     model = None
@@ -133,13 +133,12 @@ def of_step(event: e.StepIntended, data: Mapping[str, Any]) -> Intention:
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What rules see of a model call: what it is asked with, less the conversation itself."""
+    """Returns the arguments of a model call that rules see: everything but the conversation."""
     return {name: value for name, value in arguments.items() if value is None or isinstance(value, str | int | float)}
 
 
 def of_the_context(ruling: Ruling, by: str, people: Mapping[str, Sequence[str]] | None = None) -> Ruling:
-    """A change of the context is no step that could wait for somebody: where people are to be asked, one of those may
-    do it, and the agent may not."""
+    """Evaluates a context change. It cannot wait: if approval is required, only an approver may make it."""
     if ruling.ruling != "ask":
         return ruling
     to = () if ruling.approval is None else ruling.approval.to
@@ -150,7 +149,7 @@ def of_the_context(ruling: Ruling, by: str, people: Mapping[str, Sequence[str]] 
 
 
 def of_edit(step: Step, event: e.StepEdited, data: Mapping[str, Any]) -> Intention:
-    """What a person made of a step."""
+    """Returns the intention after a person's edit."""
     return Intention(
         name=intended_name(step.sort, step.name),
         sort=cast("IntentionSort", step.sort),
@@ -164,7 +163,7 @@ def of_edit(step: Step, event: e.StepEdited, data: Mapping[str, Any]) -> Intenti
 
 
 def of_change(event: e.ContextChanged | e.ContextRefused, data: Mapping[str, Any]) -> Intention:
-    """A change of the context: what is set, and nothing in the place of what is gone."""
+    """Returns the intention of a context change: the values set, and None for the removed ones."""
     gone: dict[str, Any] = dict.fromkeys(data.get("unset") or ())
     return Intention(
         name=UPDATE,

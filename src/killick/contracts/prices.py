@@ -1,8 +1,8 @@
-"""What models cost: a table of prices with the dates from which they hold, which a contract may override.
+"""Model prices by date, which a contract may override.
 
-Prices are whole micro-dollars for a million tokens, so that money is counted without fractions. What a provider makes
-a price depend on besides (very long prompts, writing to a cache, batches) is not in the table: override it there.
-A model that is not in it has no price, for a guess would count money that nobody spends, or too little of it.
+Prices are integer micro-dollars for a million tokens, so that no fractions occur. Surcharges for very long prompts,
+cache writes or batches are not in the table: a contract overrides the price there. A model outside the table has no
+price, because a guess would miscount money.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ PricesLike: TypeAlias = "Mapping[str, PriceLike | Sequence[PriceLike]]"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """What a million tokens cost, in millionths of a US dollar, from a date on."""
+    """The price of a million tokens, in millionths of a US dollar, from a date on."""
 
     input: int
     output: int
     cached: int
     since: str = ""
-    """A date; empty is ever since."""
+    """The first date; empty: always."""
 
     def cost(self, usage: Usage) -> int:
-        """In millionths of a US dollar, rounded up."""
+        """Returns the cost in millionths of a US dollar, rounded up."""
         cached = min(usage.tokens_cached, usage.tokens_in)
         total = (usage.tokens_in - cached) * self.input + cached * self.cached + usage.tokens_out * self.output
         return -(-total // MICROS)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """It as people write it: in US dollars."""
+        """Returns the price as users write it, in US dollars."""
         kept: dict[str, Any] = {
             name: plain_number(decimal_of(Fraction(getattr(self, name), MICROS)))
             for name in ("input", "output", "cached")
@@ -53,7 +53,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices:
-    """Prices by patterns of models' names. What a contract says goes before what is known here."""
+    """Prices by model name pattern. A contract's prices take precedence over the built-in table."""
 
     __slots__ = ("_found", "own")
 
@@ -64,23 +64,23 @@ class Prices:
         self._found: dict[str, tuple[Price, ...]] = {}
 
     def of(self, model: str | None, at_us: int) -> Price | None:
-        """The price of a model at a time, if it is known."""
+        """Returns the price of a model at a time, if known."""
         prices = self._all(model) if model else ()
         day = _day(at_us) if any(price.since for price in prices) else ""
         return next((price for price in prices if price.since <= day), None)
 
     def latest(self, model: str) -> Price | None:
-        """The last price of a model that is known."""
+        """Returns the latest known price of a model."""
         return next(iter(self._all(model)), None)
 
     def cost(self, usage: Usage, at_us: int) -> int | None:
-        """What a call cost, in millionths of a US dollar; None where the model has no price."""
+        """Returns the cost of a call in millionths of a US dollar; None for a model without a price."""
         price = self.of(usage.model, at_us)
         return None if price is None else price.cost(usage)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The contract's own prices as plain data."""
+        """Returns the contract's own prices as plain data."""
         return {
             pattern: prices[0].spec if len(prices) == 1 else [price.spec for price in prices]
             for pattern, prices in sorted(self.own.items())
@@ -107,7 +107,7 @@ def _day(at_us: int) -> str:
 
 
 def _dated(pattern: str, given: object) -> tuple[Price, ...]:
-    """The prices under one pattern, the latest first."""
+    """Returns the prices under one pattern, the latest first."""
     prices = sorted(
         (_price(pattern, each) for each in declarations.items(given) or [given]),
         key=lambda price: price.since,
@@ -138,7 +138,7 @@ def _price(pattern: str, given: object) -> Price:
 
 
 def _table(rows: Iterable[tuple[str, float, float, float]]) -> dict[str, tuple[Price, ...]]:
-    """A name stands for itself and for its dated versions, and never for a later model of a longer name."""
+    """A name matches itself and its dated versions, but no other model with a longer name."""
     found: dict[str, tuple[Price, ...]] = {}
     for model, dollars_in, dollars_out, dollars_cached in rows:
         price = _dated(model, {"input": dollars_in, "output": dollars_out, "cached": dollars_cached})
@@ -147,7 +147,7 @@ def _table(rows: Iterable[tuple[str, float, float, float]]) -> dict[str, tuple[P
 
 
 AS_OF: Final = "2026-11-15"
-"""When the prices below were last looked at."""
+"""The date on which the table below was last checked."""
 
 KNOWN: Final = _table((
     ("claude-3-5-haiku", 0.80, 4.00, 0.08),

@@ -1,7 +1,7 @@
-"""The rules that a contract is made of, as people write them. What a rule says is data; `deciding` does what it says.
+"""The rule constructors of a contract. Rules are data; `evaluate` compiles them.
 
-A rule has a kind and the terms of that kind. It is the same whether it was written in Python, in TOML, or comes back
-from the record: all three go through `rule_of`.
+A rule has a kind and that kind's terms. Rules from Python, from TOML and from the log are equal: all three go through
+`rule_of`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Check: TypeAlias = "Callable[[Intention, PolicyInput], str | Reject | Ask | None
 
 
 class Reject(msgspec.Struct, frozen=True):
-    """What a custom check returns to reject an intention."""
+    """Returned by a custom check to reject an intention."""
 
     message: str
     code: str | None = None
@@ -58,7 +58,7 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What a custom check returns to have people asked."""
+    """Returned by a custom check to require approval."""
 
     to: Approval
     message: str | None = None
@@ -76,12 +76,12 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. `terms` are plain data, always in the same form for the same rule."""
+    """One rule. `terms` are plain data in canonical form."""
 
     kind: Kind
     terms: Any
     tools: tuple[str, ...] = ()
-    """Patterns of names; none is all that the kind is about."""
+    """Name patterns; none means everything that the kind applies to."""
     name: str = ""
     ask: Approval | None = None
     code: str | None = None
@@ -92,7 +92,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """It as plain data, without what is left at its default."""
+        """Returns plain data without defaults."""
         kept: dict[str, Any] = {"name": self.name, self.kind: self.terms}
         if self.tools:
             kept["tools"] = list(self.tools)
@@ -110,14 +110,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 def allow(
     *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
 ) -> Rule:
-    """Only these tools, children (`spawn:AGENT`) and messages (`send`)."""
+    """Allows only these tools, children (`spawn:AGENT`) and messages (`send`)."""
     return _rule("allow", list(tools), (), name=name, ask=ask, code=code, message=message)
 
 
 def deny(
     *tools: str, name: str = "", ask: Asking | None = None, code: str | None = None, message: str | None = None
 ) -> Rule:
-    """None of these, whatever they are."""
+    """Rejects all of these."""
     return _rule("deny", list(tools), (), name=name, ask=ask, code=code, message=message)
 
 
@@ -132,7 +132,7 @@ def arguments(
     message: str | None = None,
     **more: BoundLike,
 ) -> Rule:
-    """What the arguments may be. Names that reach inside, and those that this function has itself, go in a mapping."""
+    """Bounds the arguments. Nested names, and names that this function uses itself, go in a mapping."""
     return _rule("arguments", {**(bounds or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -147,7 +147,7 @@ def paths(
     message: str | None = None,
     **more: Tools,
 ) -> Rule:
-    """Where the paths among the arguments may lead. A relative path is taken from the first root."""
+    """Restricts path arguments to these roots. A relative path is resolved against the first root."""
     return _rule("paths", {**(roots or {}), **more}, tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -164,7 +164,7 @@ def budget(
     code: str | None = None,
     message: str | None = None,
 ) -> Rule:
-    """How much may be done: by these tools, or by all."""
+    """Limits the use of these tools, or of all."""
     said = {"calls": calls, "effects": effects, "tokens": tokens, "money": money, "time": time}
     terms = {measure: limit for measure, limit in said.items() if limit is not None}
     return _rule("budget", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
@@ -178,7 +178,7 @@ def once(
     code: str | None = None,
     message: str | None = None,
 ) -> Rule:
-    """Each of these at most once, unless it was undone."""
+    """Allows each of these at most once, unless it was compensated."""
     return _rule("once", list(tools), (), scope=scope, name=name, ask=ask, code=code, message=message)
 
 
@@ -195,7 +195,7 @@ def total(
     code: str | None = None,
     message: str | None = None,
 ) -> Rule:
-    """How much an argument may add up to over everything that was done, so that nothing is gained by splitting."""
+    """Limits the sum of an argument over all effects, so that splitting a call gains nothing."""
     terms = {"argument": argument, "max": max} | ({} if by is None else {"by": by})
     return _rule("total", terms, tools, scope=scope, name=name, ask=ask, code=code, message=message)
 
@@ -209,7 +209,7 @@ def after(
     code: str | None = None,
     message: str | None = None,
 ) -> Rule:
-    """These only after all of those have returned."""
+    """Allows these only after all of those have returned."""
     return _rule("after", list(needed), tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -225,7 +225,7 @@ def context(
     message: str | None = None,
     **more: BoundLike,
 ) -> Rule:
-    """These only while the context is so; with `latest`, only when the agent has seen its last change."""
+    """Allows these only for matching context values; with `latest`, only if the agent has seen the last change."""
     terms = {**(conditions or {}), **more}
     return _rule("context", terms, tools, latest=latest, name=name, ask=ask, code=code, message=message)
 
@@ -240,7 +240,7 @@ def check(
     code: str | None = None,
     message: str | None = None,
 ) -> Rule:
-    """What a pure function says: None, a text for a rejection, `Reject` or `Ask`. One that raises rejects."""
+    """Calls a pure function, which returns None, a text for a rejection, `Reject` or `Ask`. An exception rejects."""
     return _rule("check", function, tools, name=name, ask=ask, code=code, message=message)
 
 
@@ -252,11 +252,11 @@ def _rule(kind: Kind, terms: Any, tools: Tools, **said: Any) -> Rule:
 # One rule from plain data -------------------------------------------------------------------------
 
 WORDS: Final = frozenset({"name", "tools", "ask", "code", "message", "scope", "latest", *KINDS})
-"""What may be said in the table of a rule."""
+"""The permitted keys in a rule's table."""
 
 
 def rule_of(given: Mapping[str, Any]) -> Rule:
-    """A rule from what is said of it, as in a table of TOML. Refuses, by the rule's name, what cannot be."""
+    """Builds a rule from a table, as in TOML. Raises `ContractRefused`, with the rule's name."""
     kinds: list[Kind] = [kind for kind in KINDS if kind in given]
     label = given.get("name") or (kinds[0] if kinds else "rule")
     where = f"rule {label}"
@@ -342,7 +342,7 @@ def _paths(given: object) -> dict[str, Any]:
         if not argument.isidentifier():
             raise ContractRefused("rule", f"{argument!r} is no argument; name one that is a path or a list of paths")
         for root in declarations.texts(roots) or [""]:
-            # A root is the contract's own word, and may lie above or beside.
+            # The contract's author chose the root, so it may contain "..".
             complaint = path_refused("/".join(part for part in root.split("/") if part != "..") or root[:1])
             if complaint is not None:
                 raise ContractRefused("rule", f"{argument}: the root {root!r} {complaint}")
@@ -372,7 +372,7 @@ def _budget(given: object) -> dict[str, Any]:
 
 
 def dollars_of(given: object) -> int | Decimal:
-    """How many US dollars: "5 USD", or a number of them."""
+    """Parses an amount of US dollars: "5 USD", or a number."""
     amount: object = given
     if isinstance(given, str):
         number, _, currency = given.strip().partition(" ")
@@ -413,7 +413,7 @@ _TERMS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def _checked(given: object) -> tuple[dict[str, Any], Check]:
-    """A function and what it is known by: where it is, and its source, so that a changed one is another rule."""
+    """Returns a function and its identity: its location and its source, so that a changed function is another rule."""
     recorded = declarations.table(given)
     named: object = recorded.get("function") if recorded is not None else given
     function: Any = function_at(named) if isinstance(named, str) else named
@@ -430,7 +430,7 @@ def _checked(given: object) -> tuple[dict[str, Any], Check]:
 
 
 def function_at(place: str) -> Any:
-    """What `module:function` names."""
+    """Imports `module:function`."""
     module, _, names = place.partition(":")
     try:
         found: Any = importlib.import_module(module)

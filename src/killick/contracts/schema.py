@@ -1,4 +1,4 @@
-"""What a value may be, as people write it, brought into one form. Whether a value is so, `bounding` says."""
+"""Parses user-written value bounds into canonical form. `schema_check` tests values against them."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ TYPES: Final[dict[str, tuple[type, ...]]] = {
     "date": (date,),
     "datetime": (datetime,),
 }
-"""The names of types, and what they stand for exactly: true is no number, and no subclass is what it derives from."""
+"""The type names, matched exactly: true is no number, and a subclass is not its base."""
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What one value may be. Everything that is said has to hold."""
+    """The bounds of one value. All of them must hold."""
 
     type: tuple[str, ...] = ()
     min: int | float | str | None = None
     max: int | float | str | None = None
     length: tuple[int, int | None] | None = None
-    """Of text, bytes, a list or an object: at least, at most."""
+    """The minimum and maximum length of a text, bytes, list or object."""
     matches: str | None = None
-    """A regular expression for the whole text; \\w, \\d and \\s are those of ASCII."""
+    """A regular expression for the whole text; \\w, \\d and \\s are ASCII only."""
     one_of: tuple[Any, ...] | None = None
     none_of: tuple[Any, ...] | None = None
-    """Nor anything that looks like it."""
+    """Forbidden values, and their lookalikes."""
     each: Bound | None = None
     fields: dict[str, Bound] | None = None
     others: bool = False
-    """Whether an object may have more than its fields."""
+    """Whether an object may have other fields."""
     optional: bool = False
-    """Whether it may be missing, or nothing."""
+    """Whether it may be absent or null."""
 
     if TYPE_CHECKING:
-        # What may be given is wider than what is kept.
+        # The accepted types are wider than the stored ones.
         def __init__(
             self,
             *,
@@ -96,7 +96,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """It as plain data, without what is left at its default."""
+        """Returns plain data without defaults."""
         kept = {name: getattr(self, name) for name in ("min", "max", "matches") if getattr(self, name) is not None}
         if self.type:
             kept["type"] = self.type[0] if len(self.type) == 1 else list(self.type)
@@ -113,7 +113,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bound_of(given: object) -> Bound:
-    """A bound as people write it: one, or a table of what it says."""
+    """Parses a bound: a single one, or a table."""
     if isinstance(given, Bound):
         return given
     said = declarations.table(given)
@@ -129,7 +129,7 @@ def bound_of(given: object) -> Bound:
 
 
 def number_of(given: object) -> int | Decimal:
-    """A number as it is written: 0.1 is a tenth. Refuses what is none."""
+    """Parses an exact number: 0.1 is a tenth."""
     if type(given) is int:
         return given
     number = None
@@ -142,7 +142,7 @@ def number_of(given: object) -> int | Decimal:
 
 
 def plain_number(given: object) -> int | float | str:
-    """The same number always in the same plain form."""
+    """Returns a number in canonical form."""
     number = number_of(given)
     if isinstance(number, int):
         return number
@@ -151,7 +151,7 @@ def plain_number(given: object) -> int | float | str:
 
 
 def decimal_of(number: int | Decimal | Fraction) -> Decimal:
-    """A number that was added up, written out. What a thread does to its own decimals has no part in it."""
+    """Returns a sum as text, independent of the thread's decimal context."""
     exact = Fraction(number)
     return _WRITING.divide(Decimal(exact.numerator), Decimal(exact.denominator))
 
@@ -197,7 +197,7 @@ def _values(name: str, given: object) -> tuple[Any, ...] | None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value in the one form that its equals have."""
+    """Returns a value in the form shared by all equal values."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is float or kind is Decimal:
         number = plain_number(value)

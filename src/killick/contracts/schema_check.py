@@ -1,7 +1,7 @@
-"""Whether a value keeps within its bounds, strictly: nothing is converted, and what is not understood is refused.
+"""Tests values against their bounds, strictly: no conversion, and unknown types fail.
 
-A bound is made into a test once, which gives the words of a complaint or None. The words follow the name of what was
-tested: " is 5000; at most 1000 is allowed", or ".iban is missing; it is needed" from further inside.
+A bound is compiled once to a test that returns a complaint or None. A complaint continues after the name of the tested
+value: " is 5000; at most 1000 is allowed", or ".iban is missing; it is needed" for a nested value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEEDED: Final = {
 
 
 def as_test(bound: Bound) -> Test:
-    """What says of a value how it breaks a bound."""
+    """Compiles a bound to a test."""
     tests = list(_tests(bound))
     is_optional = bound.optional
     if len(tests) == 1 and not is_optional:
@@ -50,7 +50,7 @@ def as_test(bound: Bound) -> Test:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, whatever it is."""
+    """Returns a value for a message, shortened."""
     if type(value) is int and value.bit_length() > 200:
         return "a number of very many digits"
     if isinstance(value, str):
@@ -116,7 +116,7 @@ def _between(low: object, high: object) -> Test:
             if complaint is not None:
                 return complaint
             if kind is float and not is_whole:
-                # A float is taken as it is written: a tenth is not a little more than a tenth.
+                # A float is compared as written: a tenth is exactly a tenth.
                 number = Decimal(repr(value))
         if least is not None and number < least:
             return f" is {shown(value)}; at least {low} is allowed"
@@ -155,7 +155,7 @@ def _matching(pattern: str) -> Test:
 
 
 def key_of(value: Any) -> Any:
-    """The same for the same value of the same kind, and for no other: true is not 1, and "1" is not 1."""
+    """Returns a key that is equal only for equal values of the same type: true is not 1, and "1" is not 1."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is str or value is None:
         return value
@@ -212,7 +212,7 @@ def _unlike(values: tuple[Any, ...]) -> Test:
 
 
 def each_of(test_item: Test) -> Test:
-    """A test of every item of a list."""
+    """Tests every item of a list."""
 
     def test(value: Any) -> str | None:
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -254,14 +254,14 @@ _STEP: Final = re.compile(r"[^.\[\]]+|\[\]")
 
 
 def steps_of(name: object) -> list[str]:
-    """The steps of a name such as `customer.iban` or `items[].price`."""
+    """Returns the steps of a name such as `customer.iban` or `items[].price`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ContractRefused("argument", f"{name!r}; give a name such as amount, customer.iban or items[].price")
     return _STEP.findall(name)
 
 
 def reaching(name: str, test: Test, optional: bool = False) -> Test:
-    """A test of what a name stands for in a mapping. Its complaint is a whole sentence."""
+    """Tests the values at a name in a mapping. Its complaint is a complete sentence."""
     first, *inner = steps_of(name)
     for step in reversed(inner):
         test = each_of(test) if step == "[]" else _inside(step, test, optional)
@@ -289,7 +289,7 @@ def _inside(step: str, test: Test, optional: bool) -> Test:
 
 
 def finding(name: str) -> Callable[[Mapping[str, Any]], tuple[str | None, list[Any]]]:
-    """What finds the values that a name stands for: a complaint, or all of them."""
+    """Returns a finder for the values at a name; it returns a complaint, or all values."""
     if len(steps_of(name)) == 1:
         complaint = f"{name} is missing; it is needed"
         return lambda values: (None, [values[name]]) if name in values else (complaint, [])
