@@ -1,4 +1,4 @@
-"""Stores hold bytes. `base` says what one is; each backend is a module of its own."""
+"""Byte stores for logs. `protocol` defines the interface; each backend has its own module."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, `postgresql://host/db`,
+    """Opens the store at a URL: `memory:`, `sqlite:///path`, the plain path of a SQLite file, `postgresql://host/db`,
     or `redis://host/0` (also `rediss:`, `unix:` and `valkey:`)."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
         return MemoryStore(**options)
     if parts.scheme == "sqlite":
         path = unquote(parts.path)
-        # sqlite:///killick.db is beside us, sqlite:////var/killick.db is not.
+        # sqlite:///killick.db is relative, sqlite:////var/killick.db is absolute.
         return SqliteStore(path.removeprefix("/"), **options)
     if parts.scheme in ("postgresql", "postgres"):
         try:

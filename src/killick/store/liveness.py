@@ -1,6 +1,6 @@
-"""Proof that a lease holder lives: an operating-system lock on a file of its own, beside the store.
+"""Proves that a lease holder is alive: each holds an operating-system lock on its own file next to the store.
 
-The lock goes when its process goes, however it goes, so a free lock means that nobody will come back.
+The operating system frees the lock when the process ends, in any way. So a free lock proves that the holder is dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAPS_SECONDS: Final = (0.001,) * 100
 
 
 class Holders:
-    """The locks of holders that live in this process, and a look at those of others."""
+    """Holds this process's liveness locks and tests those of others."""
 
     def __init__(self, store_path: Path) -> None:
         self._path = store_path
@@ -37,15 +37,14 @@ class Holders:
         self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        """Let go of the parent's locks here. They stay locked there: a lock belongs to all copies of its descriptor,
-        and goes with the last of them."""
+        """Closes the parent's lock files in the child. The parent stays locked until its own descriptors close."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
         self._mutex = threading.Lock()
 
     def hold(self, holder: str) -> None:
-        """Prove from now on that this holder lives, until close or death."""
+        """Locks this holder's file until close or process death."""
         with self._mutex:
             if holder in self._held:
                 return
@@ -54,12 +53,12 @@ class Holders:
                 if descriptor is not None:
                     self._held[holder] = descriptor
                     return
-                # Perhaps somebody only looks whether this holder lives, which takes no time.
+                # Another process may be testing the lock for a moment.
                 time.sleep(nap)
         raise StoreUnavailable(str(self._path), f"another process is holder {holder!r}; give each its own name")
 
     def lives(self, holder: str) -> bool:
-        """Whether some process holds this holder's lock. A dead one's file is cleared away."""
+        """Returns whether a process holds this holder's lock. Removes a dead holder's file."""
         with self._mutex:
             if holder in self._held:
                 return True
@@ -74,10 +73,10 @@ class Holders:
             return False
 
     def _locked(self, holder: str, flags: int) -> int | None:
-        """The holder's file with its lock on it; None: somebody else has that.
+        """Opens and locks the holder's file; None if another process has the lock.
 
-        The file is cleared away only under its lock, so whoever got the lock of one that is not there any more, or
-        is another by now, was too late and tries again.
+        Files are removed only under their lock. If the locked file is gone or was replaced, the caller was too late and
+        retries.
         """
         while True:
             descriptor = open_private(self._file(holder), os.O_RDWR | flags)
@@ -92,7 +91,7 @@ class Holders:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let every lock of this process go."""
+        """Releases every lock of this process."""
         with self._mutex:
             for holder, descriptor in self._held.items():
                 self._clear(holder)

@@ -1,4 +1,4 @@
-"""The store in dicts under one lock: the reference for all others, so plain comes before fast."""
+"""The in-memory store: dicts under one lock. The reference implementation, so simple comes before fast."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from killick.store.protocol import (
 
 
 class MemoryStore(Runs):
-    """Keeps everything in this process and loses it with the process."""
+    """Keeps everything in this process."""
 
     def __init__(self, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         ids = ids or RandomIds()
@@ -66,7 +66,7 @@ class MemoryStore(Runs):
         return lease_clock_us(self._clock)
 
     def copied(self, clock: Clock) -> MemoryStore:
-        """The same store, from here on on its own, by another clock."""
+        """Returns an independent copy with another clock."""
         with self._open():
             twin = copy(self)
             part(self, twin, vars(self))
@@ -244,7 +244,7 @@ class MemoryStore(Runs):
                 self._rung.append(run)
 
     def lives(self, holder: str) -> bool:
-        # Nobody outlives this process; one that let go of everything it had is at nothing any more.
+        # All holders live in this process; a holder without leases is not listed.
         with self._open():
             return holder not in self._gone or any(
                 run.head is not None and run.head.holder == holder for run in self._runs.values()
@@ -332,7 +332,7 @@ class MemoryStore(Runs):
         return sorted({line.agent for line in self._matching(RunQuery())})
 
     def _matching(self, query: RunQuery) -> list[RunRow]:
-        """Runs that match in all but their status, newest first."""
+        """Returns the runs that match in all but their status, newest first."""
         with self._open():
             wanted = [
                 run for run, head in reversed(self._present()) if not query.holders or head.holder in query.holders
@@ -373,7 +373,7 @@ class MemoryStore(Runs):
         return min((at for at in free if at is not None), default=None)
 
     def _going(self) -> Iterator[tuple[StoredRun, Head, RunRow]]:
-        """Runs that may be due at some time, with their index."""
+        """Returns the runs that may become due, with their index."""
         for run, head in self._present():
             if run.index is not None and run.quarantined is None and run.index.status not in ENDED:
                 yield run, head, run.index
@@ -439,7 +439,7 @@ class MemoryStore(Runs):
             for _, head in self._present():
                 if head.parent == run:
                     raise errors.StoreError(f"{run}: {head.run} is a fork of it; remove that run first")
-            # Its claims stay: a right that was used does not come back when the user of it is forgotten.
+            # Its claims stay: removing a run does not return its consumed rights.
             self._runs[run] = StoredRun(removed=True)
             self._feed = [one for one in self._feed if one.run != run]
 

@@ -1,4 +1,4 @@
-"""What the memory store keeps of its runs, and what appends and deliveries do to them. Knows no locks."""
+"""The memory store's runs, and the effects of appends and deliveries on them. Takes no locks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NEVER_US: Final = 1 << 63
 
 @dataclass(slots=True)
 class StoredRun:
-    """All that is kept under one id. Without a head there is no such run: somebody only asked."""
+    """All data of one run id. Without a head the run does not exist; it was only queried."""
 
     head: Head | None = None
     number: int = 0
@@ -58,7 +58,7 @@ class StoredRun:
     removed: bool = False
 
     def copied(self) -> StoredRun:
-        """The same, from here on on its own."""
+        """Returns an independent copy."""
         twin = copy(self)
         part(self, twin, [each.name for each in fields(self)])
         twin.references = References(set(self.references.log), set(self.references.snapshots))
@@ -66,9 +66,9 @@ class StoredRun:
 
 
 class Runs:
-    """All runs, and what appends and deliveries do to them. One at a time: whoever calls has the lock.
+    """All runs, with their appends and deliveries. The caller holds the lock.
 
-    What it did it tells in `_rung`: the runs to ring for, and the feed where something was told.
+    `_rung` collects the runs to notify for, and the outbox if it grew.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -83,7 +83,7 @@ class Runs:
         self._rung: list[str] = []
 
     def _append(self, item: Append) -> Head | errors.LogError:
-        """Check everything, then write everything."""
+        """Checks everything, then writes everything."""
         head = self._runs[item.run].head
         if head is not None and is_there(item, head):
             return head
@@ -100,7 +100,7 @@ class Runs:
         return first
 
     def _standing(self, item: Append, head: Head | None) -> Head:
-        """The head that an append builds on, or the refusal of one that does not fit it."""
+        """Returns the head that an append builds on, or a refusal."""
         if item.birth is not None:
             if head is not None or self._runs[item.run].removed:
                 raise errors.RunExists(item.run)
@@ -123,14 +123,14 @@ class Runs:
         return head if birth.holder is None else self._held(head, birth.holder, 1, birth.lease_seconds)
 
     def _hash_at(self, head: Head, seq: int) -> bytes | None:
-        """A lineage's chain hash at an event, from whichever of its runs owns that event."""
+        """Returns the chain hash at an event, from the ancestor that owns it."""
         while seq <= head.base and head.parent is not None:
             head = self._known(head.parent)
         row = self._runs[head.run].rows.get(seq)
         return None if row is None else row.hash
 
     def _check_rights(self, item: Append, wanted: dict[UniqueRight, Owner]) -> None:
-        """Refuse claims and messages that are gone. What this append itself gives back it may have again."""
+        """Refuses consumed claims and messages. The append may consume again what it returns itself."""
         for claim in item.claims:
             owner = wanted.get(claim) or self._claims.get(claim)
             if owner is not None and not (owner.run == item.run and claim in item.releases):
@@ -142,7 +142,7 @@ class Runs:
                 raise errors.MessageGone(item.run, number)
 
     def _write(self, item: Append, head: Head) -> Head:
-        """All that an accepted append does. Giving back comes before taking, and erasing after storing."""
+        """Writes an accepted append. Returns come before takes, and erasure after storage."""
         run, (seq, last) = self._runs[item.run], item.last
         run.head = head = replace(head, seq=seq, hash=last)
         self._gone.discard(head.holder)
@@ -214,7 +214,7 @@ class Runs:
         return replace(head, holder=holder, epoch=epoch, lease_until_us=until_us)
 
     def _keep(self, pieces: Sequence[Blob], references: set[bytes]) -> None:
-        """Store values that are new or were erased, and refer to all of them."""
+        """Stores new or erased values, and references all of them."""
         for piece in pieces:
             held = self._pieces.get(piece.hash)
             if held is None or held.body is None:
@@ -222,7 +222,7 @@ class Runs:
             references.add(piece.hash)
 
     def _ring_if_sooner(self, name: str, before: int | None) -> None:
-        """Ring if a run that nobody holds is to wake, sooner than it was. Of one that is held it is for the release."""
+        """Notifies if an unheld run wakes earlier than before. For a held run, the release notifies."""
         run = self._runs[name]
         wake = None if run.index is None or run.index.status in ENDED else run.index.wake_at_us
         if wake is not None and (before is None or wake < before) and run.head is not None and run.head.holder is None:
@@ -234,39 +234,39 @@ class Runs:
         return head
 
     def _present(self) -> list[tuple[StoredRun, Head]]:
-        """Every run there is, in order of creation."""
+        """Returns all runs in creation order."""
         found = [(run, run.head) for run in self._runs.values() if run.head is not None]
         return sorted(found, key=lambda one: one[0].number)
 
 
 def is_there(item: Append, head: Head) -> bool:
-    """Whether this very append was committed before, and its acknowledgement lost.
+    """Returns whether this append was already committed and its acknowledgement lost.
 
-    Two may send the same birth, so only the one that holds the run is taken for who made it.
+    Two callers may create the same run with the same event, so only the current holder counts as its creator.
     """
     made = item.birth is None or (item.birth.holder is not None and item.birth.holder == head.holder)
     return made and bool(item.rows) and (head.seq, head.hash) == item.last
 
 
 def woken(line: RunRow, at_us: int) -> RunRow:
-    """The index of a run to which a message came. Nothing wakes a run that ended."""
+    """Returns the index of a run after a message. An ended run does not wake."""
     soonest = at_us if line.wake_at_us is None else min(line.wake_at_us, at_us)
     return line if line.status in ENDED else replace(line, wake_at_us=soonest)
 
 
 def lease_end_us(head: Head) -> int:
-    """Until when a run is held. A lease may have no end; a run that nobody holds is free since ever."""
+    """Returns the end of a lease. A lease may have no end; a free run's lease ended at the start of time."""
     end = NEVER_US if head.lease_until_us is None else head.lease_until_us
     return 0 if head.holder is None else end
 
 
 def marked(run: StoredRun, head: Head) -> int:
-    """The seq up to which a run is marked."""
+    """Returns the seq up to which a run's search terms are indexed."""
     return head.base if run.marked is None else run.marked
 
 
 def part(one: object, twin: object, names: Iterable[str]) -> None:
-    """What two twins hold is from now on each one's own."""
+    """Separates data that a copy shares."""
     for name in names:
         value: Any = getattr(one, name)
         if isinstance(value, dict | list | set):

@@ -1,8 +1,8 @@
-"""Bells: how processes that share a file tell each other that a run may be due, without looking again and again.
+"""Notifies other processes on the same file that a run may be due, without polling.
 
-Each store that is watched hangs a named pipe into a folder beside the file, and a thread sleeps on it. Who made a run
-due writes its id to every pipe there. A hint and never the truth: nothing is kept, and a full pipe is passed over.
-Of writers who do not ring the thread learns by asking a few times a second whether anything was written at all.
+Each watching store creates a named pipe in a folder next to the file, and a thread blocks on it. A process that makes a
+run due writes the run's id to every pipe there. A notification is a hint: nothing is stored, and a full pipe is
+skipped. For writers that do not notify, the thread polls a change counter a few times a second.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from killick.fork_safety import hears_of_forks
 from killick.permissions import FILE_MODE, FOLDER_MODE, is_own_folder
 
 LOOK_SECONDS: Final = 0.25
-"""How often a watcher asks whether somebody wrote who does not ring."""
+"""The polling interval for writes without a notification."""
 
 _LINE_BYTES_MAX: Final = 512
-"""What every system writes to a pipe in one piece."""
+"""The largest write to a pipe that is atomic on every system."""
 
 _READ_BYTES: Final = 65_536
 _NAMES_MAX: Final = 1_000
@@ -33,17 +33,17 @@ Ring = Callable[[str], None]
 
 
 class Look(Protocol):
-    """An eye on what is written, by whoever it is."""
+    """Detects writes by any connection."""
 
     def changed(self) -> bool:
-        """Whether anything was written since this was last asked."""
+        """Returns whether anything was written since the last call."""
         ...
 
     def close(self) -> None: ...
 
 
 class Bells:
-    """The bells of one store: its own, if somebody watches, and those of others, to be rung."""
+    """One store's notifications: its own pipe, if watched, and the pipes of others."""
 
     def __init__(self, path: Path, *, look: Callable[[], Look]) -> None:
         self._folder = f"{path}-bells"
@@ -60,14 +60,14 @@ class Bells:
         self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        """The bell is the parent's, and so is the thread that listens to it."""
+        """The pipe and its thread belong to the parent."""
         self._mutex = threading.Lock()
         if self._own is not None:
             self._own.leave()
         self._watchers, self._own = [], None
 
     def watch(self, ring: Ring) -> Callable[[], None]:
-        """Call `ring` with a run's id, or "", when somebody rings; returns how to stop."""
+        """Calls `ring` with a run's id, or "", on each notification. Returns a function that stops it."""
         watcher = [ring]
 
         def call(run: str) -> None:
@@ -92,14 +92,14 @@ class Bells:
         return stop
 
     def ring(self, runs: Iterable[str]) -> None:
-        """Ring for some runs, here and in every process that watches."""
+        """Notifies watchers of some runs, in this process and in others."""
         runs = list(dict.fromkeys(runs))
         if not runs:
             return
         own = self._own
         if own is not None:
             self._call(runs)
-        # Where nobody watches this is all that ringing costs.
+        # Without watchers this is the whole cost.
         if not is_own_folder(self._folder):
             return
         try:
@@ -120,13 +120,13 @@ class Bells:
     def _call(self, runs: Iterable[str]) -> None:
         for run in runs:
             for ring in self._watchers:
-                # What a watcher does with a hint must harm neither who rings nor who else is to hear.
+                # A failing callback must not affect the notifier or other watchers.
                 with contextlib.suppress(Exception):
                     ring(run)
 
 
 class _Bell:
-    """A named pipe that hangs beside the store, and the thread that sleeps on it."""
+    """A named pipe next to the store, and the thread that reads it."""
 
     def __init__(self, folder: str, call: Callable[[Iterable[str]], None], look: Look) -> None:
         self._folder, self._call, self._look = folder, call, look
@@ -137,18 +137,18 @@ class _Bell:
         self._thread.start()
 
     def take_down(self) -> None:
-        # Whoever listens may have seen it and gone already, and its descriptors with it.
+        # The reader may have finished and closed its descriptors.
         with self._closing:
             if not self._down:
                 self._down = True
-                # A pipe that is full wakes who sleeps on it just as well.
+                # A full pipe also wakes its reader.
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._writes, b"\n")
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
     def leave(self) -> None:
-        """In a process that inherited it: close the pipe here, so that it ends with who listens to it."""
+        """Closes an inherited pipe in a forked child, so that it ends with its reader."""
         for descriptor in {self._reads, self._writes}:
             os.close(descriptor)
 
@@ -172,7 +172,7 @@ class _Bell:
 
 
 def _hang(folder: str) -> tuple[str, int, int]:
-    """Hang a pipe under a name of its own. Where that cannot be, a pipe that nobody else can ring will do."""
+    """Creates a uniquely named pipe. If that fails, uses an anonymous pipe that other processes cannot notify."""
     for number in range(_NAMES_MAX):
         name = f"{os.getpid()}-{number}"
         making = f"{folder}/.{name}"
@@ -183,8 +183,8 @@ def _hang(folder: str) -> tuple[str, int, int]:
                 break
             os.mkfifo(making, FILE_MODE)
             try:
-                # Open for both, so that it never ends; and it hangs only when it can be rung: one that nobody
-                # listens to is cleared away.
+                # Opened for reading and writing, so that it never ends. It is published only when open: writers remove
+                # a pipe without a reader.
                 descriptor = os.open(making, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     os.link(making, f"{folder}/{name}")
@@ -194,7 +194,7 @@ def _hang(folder: str) -> tuple[str, int, int]:
             finally:
                 os.unlink(making)
         except (FileExistsError, FileNotFoundError):
-            # The name is taken, or the folder went with somebody else's last bell.
+            # The name exists, or another process removed the empty folder.
             continue
         except OSError:
             break
@@ -213,19 +213,19 @@ def _strike(folder: str, name: str, line: bytes) -> None:
     try:
         descriptor = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        # A pipe that nobody reads is a dead process's.
+        # A pipe without a reader belongs to a dead process.
         if error.errno == errno.ENXIO:
             _unhang(folder, name)
         return
     with contextlib.suppress(OSError):
-        # A file that another process put here is none of ours to write to.
+        # Never write to a foreign file in this folder.
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             os.write(descriptor, line)
     os.close(descriptor)
 
 
 def _line(runs: list[str]) -> bytes:
-    """The runs, one a line; an empty line where they do not fit, for then everything has to be looked at."""
+    """Returns the runs, one a line; an empty line if they do not fit, which means "look at all"."""
     line = "".join(f"{run}\n" for run in runs).encode(errors="replace")
     fits = len(line) <= _LINE_BYTES_MAX and line.count(b"\n") == len(runs)
     return line if fits else b"\n"

@@ -1,7 +1,7 @@
-"""What a store is: a synchronous Protocol over bytes, and the records that pass through it.
+"""The store interface: synchronous Protocols over bytes, and their records.
 
-A store keeps rows, moves heads and refuses what does not fit. It knows no event types, computes no
-hash chain and decides nothing about runs; the log above it does.
+A store keeps rows, moves heads and refuses conflicting writes. It knows no event types, computes no hash chain and
+decides nothing about runs; the log above it does.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from killick.model.chunks import Blob
 from killick.model.fold import OWN_TAGS
 
 STORE_FORMAT: Final = 4
-"""The newest layout this build reads and writes; opening an older one migrates it."""
+"""The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READ_LIMIT: Final = 10_000
-"""Rows that one read returns at the most, unless a smaller limit is given."""
+"""The maximum number of rows in one read."""
 
 
 ENDED: Final = ("completed", "failed", "cancelled")
-"""The statuses of runs that are over; a message makes no such run due."""
+"""The statuses of ended runs. A message does not wake such a run."""
 
 
 OWN_AGENTS: Final = "killick."
-"""How agents are named under which Killick keeps logs for itself."""
+"""The name prefix of the agents of system logs."""
 
 OWN_RUNS: Final = "killick:"
-"""How such logs are named that are nobody's business but an admin's."""
+"""The id prefix of system logs that only an admin may see."""
 
 
 def is_own(run: str) -> bool:
-    """Whether an id is that of a log that Killick keeps for itself, or may come to be: nobody's run is called so."""
+    """Returns whether an id is reserved for system logs."""
     return run == "seal" or run.startswith((OWN_RUNS, "trigger:", "hook:"))
 
 
 FEED_RANG: Final = "killick:feed"
-"""What a bell says, instead of a run's id, when something was told to the feed."""
+"""Notified instead of a run id when the outbox grows."""
 
 
 HIDDEN_TAGS: Final = ("killick:", *OWN_TAGS)
-"""How tags begin that runs are found by, and that nobody gave them."""
+"""Prefixes of internal tags."""
 
 
 ASKS: Final = "killick:asks"
-"""The tag of a run that may wait for a person: for an answer, or to say what became of an effect."""
+"""The tag of a run that may wait for a person: for an answer, or to resolve an unknown outcome."""
 
 
 CRASHING: Final = "killick:crashing"
-"""The tag of a run whose holders died since a step of it last ended."""
+"""The tag of a run whose holders crashed since its last step ended."""
 
 DIED_ALONE: Final = "killick:died_alone"
-"""The tag of such a run that died in a process of its own: it explains the deaths that it shared with others."""
+"""The tag of a run that crashed alone in its process, which explains the crashes that it shared."""
 
 
 def shown_tags(tags: Sequence[str]) -> tuple[str, ...]:
-    """Those of a run's tags that somebody gave it."""
+    """Returns a run's tags without the internal ones."""
     return tuple(tag for tag in tags if not tag.startswith(HIDDEN_TAGS))
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One event as stored. `data` holds its values; the body names their hash. None: no values, or erased."""
+    """One stored event. `data` holds its values; the body holds their hash. None: no values, or erased."""
 
     seq: int
     body: bytes
@@ -75,11 +75,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The truth about how long a log is and who may lengthen it.
+    """The authority on a log's length and on its lease.
 
-    `base` is the seq before the run's first own event: 0, or the cut where a fork leaves its parent.
-    A head names a holder for as long as that holder is at work on it. One whose holder is dead, or whose time is up,
-    was left in the middle and is due at once; a run that is parked, or over, has none.
+    `base` is the seq before the run's first own event: 0, or a fork's cut. A head names its holder while that holder
+    works on the run. If the holder is dead or its lease expired, the run was abandoned and is due at once. A parked or
+    ended run has no holder.
     """
 
     run: str
@@ -93,7 +93,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes an append create its run. With a holder the creator has the lease, at epoch 1."""
+    """Makes an append create its run. With a holder, the creator has the lease at epoch 1."""
 
     parent: str | None = None
     holder: str | None = None
@@ -101,10 +101,10 @@ class CreateRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs are found by: a copy of what their logs say.
+    """The index entry of a run, derived from its log.
 
-    `seen` is the number of the last inbox message that the writer had looked at: if more have come
-    since, the store makes the run due as of the first of them, so that no message is slept through.
+    `seen` is the number of the last inbox message that the writer had read. If more arrived since, the store makes the
+    run due from the first of them, so that no message is missed.
     """
 
     agent: str
@@ -118,9 +118,9 @@ class RunIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a listing. `number` is the cursor; runs are numbered as they are created.
+    """One row of a listing. `number` is the cursor; runs are numbered in creation order.
 
-    `delivered` counts the messages a run ever got; -1: that count was tampered with.
+    `delivered` counts the messages that a run ever received; -1: the count fails its checksum.
     """
 
     number: int
@@ -136,10 +136,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs a listing wants. Every field that is given must match.
+    """A listing's filter. Every given field must match.
 
-    The times are of a run's last change: at or after `since_us`, and before `until_us`. What Killick keeps for itself
-    in logs of their own, under agents named `killick.…`, is listed only where an agent or a tag is asked for.
+    Times refer to a run's last change: at or after `since_us`, and before `until_us`. System logs, under agents named
+    `killick.…`, are listed only for an explicit agent or tag.
     """
 
     status: tuple[str, ...] = ()
@@ -148,14 +148,14 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int | None = None
     until_us: int | None = None
     contains: str | None = None
-    """A part of the run's id; A and a are the same, as all letters of ASCII are."""
+    """A part of the run's id, compared without ASCII case."""
     holders: tuple[str, ...] = ()
-    """Whom the run's head names as its holder: one of these."""
+    """The run's head must name one of these holders."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who names itself on the heads of runs. `until_us` is the soonest end of its leases, by the store's own clock
-    (None: they have no end); `lives` says whether it may still be at work on any of them."""
+    """A lease holder. `until_us` is the earliest end of its leases, by the store's clock (None: no end); `lives` says
+    whether it may still be working on any of them."""
 
     holder: str
     runs: int
@@ -164,7 +164,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStanding(msgspec.Struct, frozen=True):
-    """How a run stands: its head, its status (None: it has no index), and why it is set apart, if it is."""
+    """The status of a run: its head, its index status (None: no index), and the quarantine reason, if any."""
 
     head: Head
     status: str | None
@@ -172,21 +172,21 @@ class RunStanding(msgspec.Struct, frozen=True):
 
 
 class UniqueRight(msgspec.Struct, frozen=True):
-    """A right that exists once in the whole store, by space and key."""
+    """A right that exists once in the store, by space and key."""
 
     space: str
     key: bytes
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who claimed a right, and at which event."""
+    """The run and the event that claimed a right."""
 
     run: str
     seq: int
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A message on its way to a run. The id makes it count once; an answer's id is its wait's."""
+    """A message to a run. Deduplicated by id; an answer's id is that of its wait."""
 
     run: str
     id: str
@@ -198,7 +198,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in an inbox. `taken` is the seq of the event that took it, if one did."""
+    """A message in an inbox. `taken` is the seq of the event that consumed it, if any."""
 
     run: str
     number: int
@@ -211,14 +211,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """What became of a delivery: the message as it stands, and whether this delivery made it."""
+    """The result of a delivery: the stored message, and whether this delivery created it."""
 
     message: Message
     fresh: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A cached fold at `seq`. It counts only while fold version, seq and chain hash all fit."""
+    """A cached fold at `seq`, valid only while fold version, seq and chain hash match."""
 
     seq: int
     fold: int
@@ -235,7 +235,7 @@ class References(msgspec.Struct, frozen=True):
 
 
 class TermRow(msgspec.Struct, frozen=True):
-    """Says that a term, given as a 64-bit number, stands at an event. `at_us` is that event's time."""
+    """A search term, as a 64-bit number, at an event. `at_us` is that event's time."""
 
     term: int
     at_us: int
@@ -243,7 +243,7 @@ class TermRow(msgspec.Struct, frozen=True):
 
 
 class TermBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks of one run, from the events after one seq up to another. `anew` drops all that it has first."""
+    """The search terms of a run's events between two seqs. `anew` drops all existing ones first."""
 
     run: str
     after: int
@@ -253,7 +253,7 @@ class TermBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Behind(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that went on since it was marked. `number` is the cursor; `base` is that of its head."""
+    """A run with events that are not indexed yet. `number` is the cursor; `base` is its head's."""
 
     number: int
     run: str
@@ -262,7 +262,7 @@ class Behind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermPosition(msgspec.Struct, frozen=True, order=True):
-    """An event that bears a mark; later ones are greater."""
+    """The position of an event with a term. Later events compare greater."""
 
     at_us: int
     number: int
@@ -271,14 +271,14 @@ class TermPosition(msgspec.Struct, frozen=True, order=True):
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
-    """An event that hooks may want to hear of, by its seq and kind."""
+    """An event for hooks, by its seq and kind."""
 
     seq: int
     kind: str
 
 
 class OutboxItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An event at its place in the feed, which is the order in which hooks hear of events of all runs."""
+    """An event in the outbox, which orders the events of all runs for hooks."""
 
     position: int
     run: str
@@ -287,10 +287,10 @@ class OutboxItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to go on with a run, read at one time: the newest snapshot, and the run's own rows after it.
+    """A consistent read for resuming a run: the newest snapshot, and the run's own rows after it.
 
-    Without a snapshot the rows are all of the run's own. They are not cut at the head: what stands beyond it is seen.
-    The rows come with their data, for whoever goes on with a run replays it next; a snapshot comes without its pieces.
+    Without a snapshot, all own rows. Rows beyond the head are included, so that damage is visible. Rows include their
+    data, because the caller replays them next; a snapshot comes without its chunks.
     """
 
     head: Head
@@ -300,8 +300,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was claimed: its head with the new lease, and how it is found. `left` says who left it in the middle,
-    and `left_until_us` until when they may believe to have it, where that is known; 0: they let it go."""
+    """A claimed run: its head with the new lease, and its index. `left` is the holder that abandoned it, and
+    `left_until_us` the end of that holder's lease, if known; 0: it released the run."""
 
     head: Head
     row: RunRow
@@ -310,7 +310,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Something about a store that its promises rest on, and what is wrong with it, if anything is."""
+    """A precondition of a store's guarantees, and its violation, if any."""
 
     name: str
     value: str
@@ -318,18 +318,17 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
-    """One conditional write to one run. All of it happens, or it is refused and nothing does.
+    """One conditional write to one run. Atomic: applied completely, or refused completely.
 
-    `pieces` are values that the rows refer to and that this run may not have stored yet; one that the
-    store holds already is shared. `takes` and `returns` are inbox numbers, `erases_rows` seqs whose
-    data goes, `erases_pieces` values whose bytes go. `tells` puts events of its rows into the feed.
+    `pieces` are the values of the rows that the run may not have stored yet; the store deduplicates them. `takes` and
+    `returns` are inbox numbers, `erases_rows` seqs whose data is erased, `erases_pieces` values whose bytes are erased.
+    `tells` puts events of its rows into the outbox.
 
-    `also` are appends to other runs, and `sends` messages, that happen with it or not at all: if one of `also` is
-    refused, all of it is, for that reason. Each must fit what was there before any of them, and no two may claim the
-    same. They are carried out in this order: the append, `also`, then the `sends` of all of them. A message to a run
-    that is not there, or whose id is taken, is passed over.
+    `also` are appends to other runs, and `sends` messages, in the same transaction. If one of `also` is refused, all
+    are, for that reason. Each must fit the state before any of them, and no two may claim the same right. The order is:
+    the append, `also`, then the `sends` of all. A message to an unknown run, or with a known id, is skipped.
 
-    An index whose status is an ended one lets the run's lease go in the same write.
+    An index with an ended status releases the lease in the same write.
     """
 
     run: str
@@ -353,7 +352,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def group(self) -> tuple[Append, ...]:
-        """It and those that happen with it. ValueError if one of them has others with it, or two are to one run."""
+        """Returns it and its companions. ValueError if a companion has its own, or two are to one run."""
         if not self.also:
             return (self,)
         if any(one.also for one in self.also):
@@ -365,27 +364,27 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes, gives back and erases nothing, and nothing else hangs on it."""
+        """Whether it takes, returns and erases nothing, and has no companions."""
         taken = self.claims or self.releases or self.takes or self.returns
         return not (taken or self.erases_rows or self.erases_pieces or self.also or self.sends)
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is events in a row and nothing else: the common case, which a store may treat specially."""
+        """Whether it contains only events: the common case, which a store may optimize."""
         rows = self.rows
         if self.birth or self.pieces or self.index or self.snapshot or self.tells or not rows or not self.is_plain:
             return False
         return rows[0].seq == self.after + 1 and rows[-1].seq == self.after + len(rows)
 
     def joins(self, later: Append) -> bool:
-        """Whether the next append of this run may be one with this: nothing in it could be refused by itself.
+        """Returns whether the run's next append may be merged into this one: no part of it could be refused separately.
 
-        A snapshot needs the pieces of the one before it, and no append holds two.
+        A snapshot needs the chunks of the previous one, and an append holds one snapshot.
         """
         return self.is_plain and later.is_plain and later.birth is None and later.snapshot is None
 
     def joined(self, later: Append) -> Append:
-        """This append and the next of its run as one."""
+        """Merges the run's next append into this one."""
         return Append(
             run=self.run,
             after=self.after,
@@ -401,18 +400,18 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last(self) -> tuple[int, bytes]:
-        """The head that this append leads to."""
+        """The head after this append."""
         return (self.rows[-1].seq, self.rows[-1].hash) if self.rows else (self.after, self.before)
 
     @property
     def size_bytes(self) -> int:
-        """About how much this append carries, for back-pressure."""
+        """The approximate size, for back-pressure."""
         rows = sum(len(row.body) + len(row.data or b"") for row in self.rows)
         return rows + sum(len(piece.body or b"") for piece in self.pieces)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found wrong. `healed` problems were in derived data, which was rebuilt."""
+    """One problem found. A `healed` one was in derived data, which was rebuilt."""
 
     where: str
     what: str
@@ -427,14 +426,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Durability = Literal["power", "process"]
-"""What a commit survives: power loss, or only the death of the process."""
+"""What a commit survives: power loss, or only process death."""
 
 
 class Transaction(Protocol):
-    """A transaction on the store's own database, in which rows of an application and of the store commit together.
+    """A transaction on the store's own database, which commits application rows together with the store's.
 
     `connection` is the database's own (a `sqlite3.Connection`, a `psycopg.Connection`), for the application's
-    statements. Both methods are as the store's, but nothing holds before the transaction is committed.
+    statements. Both methods work as the store's, but take effect only at commit.
     """
 
     @property
@@ -442,7 +441,7 @@ class Transaction(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction is still open: False when somebody ended it who should not have."""
+        """Whether the transaction is still open: False if the application's code ended it."""
         ...
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]: ...
@@ -451,11 +450,11 @@ class Transaction(Protocol):
 
 
 class Store(Protocol):
-    """Keeps logs as bytes. Safe to share between threads; every method is one transaction."""
+    """Keeps logs as bytes. Thread-safe; every method is one transaction."""
 
     @property
     def place(self) -> str:
-        """Where it is, for messages to people."""
+        """The location, for messages."""
         ...
 
     @property
@@ -465,81 +464,81 @@ class Store(Protocol):
 
     @property
     def secret_key(self) -> bytes:
-        """The key under which secrets are digested."""
+        """The key for digests of secrets."""
         ...
 
     @property
     def proves_life(self) -> bool:
-        """Whether `lives` knows of a dead holder at once. Where it does not, leases have to end by time."""
+        """Whether `lives` detects a dead holder at once. If not, leases must expire by time."""
         ...
 
     def now_us(self) -> int:
-        """The time by the clock that leases end by, which need not be anybody's wall clock: leases on one machine end
-        by time that only ever grows, so that setting the clock breaks none."""
+        """The time of the lease clock. On one machine it is monotonic, so that setting the wall clock breaks no
+        lease."""
         ...
 
     # the log ----------------------------------------------------------------------------------
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        """Commit many appends at once. Each succeeds or is refused on its own, in order.
+        """Commits many appends at once. Each is accepted or refused on its own, in order.
 
-        An append whose outcome is already the head was committed before: it is acknowledged again.
+        An append that was committed before is acknowledged again.
         """
         ...
 
     def head(self, run: str) -> Head | None: ...
 
     def heads(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[tuple[int, Head]]:
-        """Heads in order of creation, each with its number, which is the cursor."""
+        """Returns heads in creation order, each with its number, which is the cursor."""
         ...
 
     def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT, data: bool = True) -> list[Row]:
-        """A run's own rows with seq > after. Without data only bodies are read, which is all a fold needs."""
+        """Returns a run's own rows with seq > after. Without data only bodies are read, which a fold needs."""
         ...
 
     def row(self, run: str, seq: int) -> Row | None: ...
 
     def opening(self, run: str, *, fold: int) -> Opening | None:
-        """All that is needed to go on with a run, in one read; None: there is no such run."""
+        """Returns the data for resuming a run in one read; None: unknown run."""
         ...
 
     # transactions of others -------------------------------------------------------------------
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Begin a transaction, for one thread: committed at the end, rolled back by any exception."""
+        """Begins a transaction for one thread: committed at the end, rolled back by any exception."""
         ...
 
     def joining(self, connection: Any) -> Transaction:
-        """Take part in the transaction that is open on somebody's own connection; they commit it, or do not.
+        """Joins the open transaction on the caller's own connection. The caller commits it.
 
-        StoreError if the connection is not to this store's database, or no transaction is open on it.
+        Raises StoreError if the connection is to another database, or has no open transaction.
         """
         ...
 
     # values -----------------------------------------------------------------------------------
 
     def pieces(self, hashes: Collection[bytes]) -> Mapping[bytes, Blob]:
-        """Stored values by hash. Absent: missing. Body None: erased."""
+        """Returns stored values by hash. Absent: missing. Body None: erased."""
         ...
 
     def references(self, run: str) -> References: ...
 
     def refer(self, run: str, hashes: Collection[bytes], *, at: int, delivered: int) -> bool:
-        """Write the references of a run's log and inbox anew, for verification found them wrong.
+        """Rewrites the references of a run's log and inbox after verification found them wrong.
 
-        False, and nothing is written, if its head is not at that seq or its inbox has not that many messages any more.
+        Returns False, and writes nothing, if the head or the inbox changed meanwhile.
         """
         ...
 
     def sweep(self, *, limit: int = READ_LIMIT) -> int:
-        """Delete values that nothing refers to, at most `limit` of them, and marks of runs that are gone;
-        returns how many values went."""
+        """Deletes at most `limit` unreferenced values, and search terms of removed runs. Returns the number of
+        values."""
         ...
 
     # snapshots (derived) ----------------------------------------------------------------------
 
     def snapshot(self, run: str, *, fold: int, at: int) -> Snapshot | None:
-        """The newest snapshot of that fold version at or before a seq, without its pieces."""
+        """Returns the newest snapshot of that fold version at or before a seq, without its chunks."""
         ...
 
     def snapshots(self, run: str) -> list[Snapshot]: ...
@@ -549,12 +548,11 @@ class Store(Protocol):
     # marks (derived) --------------------------------------------------------------------------
 
     def unmarked(self, *, after: int = 0, limit: int = READ_LIMIT) -> list[Behind]:
-        """Runs whose logs went on since they were marked, in order of creation."""
+        """Returns the runs with events that are not indexed yet, in creation order."""
         ...
 
     def mark(self, items: Sequence[TermBatch]) -> None:
-        """Write the marks of some runs. A run that is not marked up to `after` any more is passed over:
-        somebody else was first."""
+        """Writes the search terms of some runs. Skips a run whose index position is no longer `after`."""
         ...
 
     def marked(
@@ -566,16 +564,16 @@ class Store(Protocol):
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        """Events that bear a term of each group, newest first, below a cursor; from `since_us` on, until `until_us`."""
+        """Returns events with a term of each group, newest first, below a cursor and within the times."""
         ...
 
     # leases -----------------------------------------------------------------------------------
 
     def lease(self, run: str, holder: str, *, seconds: float, handed: int | None = None) -> Head:
-        """Take the run, raising its epoch; infinite seconds hold until released or dead.
+        """Takes the lease and raises the epoch. Infinite seconds: until released or dead.
 
-        RunBusy while a holder lives and its time is not up, unless that holder handed the run over: `handed` is its
-        epoch. RunUnknown if there is no such run.
+        Raises RunBusy while a live holder's lease lasts, unless that holder handed the run over: `handed` is its epoch.
+        Raises RunUnknown if there is no such run.
         """
         ...
 
@@ -589,47 +587,47 @@ class Store(Protocol):
         agents: Collection[str] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` runs that are due and free, as `lease` would: the first that `due` would give.
+        """Leases up to `limit` due and free runs: the first that `due` would return.
 
-        `agents` are those whose runs are wanted (None: all), and `room` says of some how many at the most.
+        `agents` restricts the runs to these agents (None: all), and `room` limits the number for some of them.
         """
         ...
 
     def keep(self, holder: str, runs: Collection[str], *, seconds: float) -> dict[str, int]:
-        """Keep those of some runs that a holder has and whose time is not up, from now on for this long.
+        """Renews a holder's unexpired leases on these runs.
 
-        Returns them with their epochs: what the holder believes to have and is not among them was lost.
+        Returns the renewed runs with their epochs. A run that is missing was lost.
         """
         ...
 
     def release(self, run: str, *, epoch: int, holder: str | None = None, left: bool = False) -> None:
-        """Let the run go, if it is still held at that epoch, and by that holder where one is named.
+        """Releases the run, if it is still held at that epoch, and by that holder if given.
 
-        With `left` it was left in the middle: the holder stays named, its time is up (at 0, which tells it from a
-        lease that lapsed), and the run is due at once.
+        With `left` the run was abandoned midway: the holder stays named, its lease ends (at 0, which distinguishes it
+        from a lapsed lease), and the run is due at once.
         """
         ...
 
     def lives(self, holder: str) -> bool:
-        """Whether a holder may still be at work. False is proof that it is not."""
+        """Returns whether a holder may still be alive. False is proof of death."""
         ...
 
     # the inbox --------------------------------------------------------------------------------
 
     def deliver(self, deliveries: Sequence[Delivery]) -> list[Delivered | LogError]:
-        """Put messages into inboxes and make their runs due. The first of an id wins; later ones are told of it."""
+        """Puts messages into inboxes and makes their runs due. The first with an id wins; later ones return it."""
         ...
 
     def inbox(self, run: str, *, name: str | None = None, after: int = 0, limit: int = READ_LIMIT) -> list[Message]:
-        """Messages not yet taken, oldest first."""
+        """Returns unconsumed messages, oldest first."""
         ...
 
     def message(self, run: str, id: str) -> Message | None:  # noqa: A002
-        """A message by its id, taken or not."""
+        """Returns a message by its id, consumed or not."""
         ...
 
     def messages(self, run: str) -> list[Message]:
-        """Every message a run ever got, taken or not."""
+        """Returns every message that a run ever received."""
         ...
 
     # finding ----------------------------------------------------------------------------------
@@ -637,61 +635,61 @@ class Store(Protocol):
     def owner(self, claim: UniqueRight) -> Owner | None: ...
 
     def claimed(self, run: str) -> dict[UniqueRight, int]:
-        """What a run holds claims on, and the seqs that claimed."""
+        """Returns the rights that a run holds, and the seqs that claimed them."""
         ...
 
     def index(self, run: str) -> RunRow | None: ...
 
     def tags(self, run: str) -> set[str]:
-        """The tags that a run is found by."""
+        """Returns a run's index tags."""
         ...
 
     def reindex(self, run: str, index: RunIndex, *, at: int) -> bool:
-        """Write the index anew from what the log says at that seq, and count the inbox anew.
+        """Rewrites the index from the log at that seq, and recounts the inbox.
 
-        False, and nothing is written, if the head is somewhere else.
+        Returns False, and writes nothing, if the head moved.
         """
         ...
 
     def runs(self, query: RunQuery, *, before: int | None = None, limit: int = 100) -> list[RunRow]:
-        """Runs that match, newest first, below a cursor."""
+        """Returns matching runs, newest first, below a cursor."""
         ...
 
     def standings(self, runs: Collection[str]) -> dict[str, RunStanding]:
-        """How some runs stand, all at one time; those that are not there are left out."""
+        """Returns the status of some runs in one consistent read, without unknown ones."""
         ...
 
     def counts(self, query: RunQuery) -> dict[str, int]:
-        """How many runs there are of each status, of those that match in all else."""
+        """Counts runs by status, of those that match in all else."""
         ...
 
     def agents(self) -> list[str]:
-        """The agents that have runs, by name, without those under which Killick keeps logs for itself."""
+        """Returns the agents that have runs, by name, without those of system logs."""
         ...
 
     def holders(self) -> list[Holder]:
-        """Who names itself as the holder of runs, by name."""
+        """Returns the lease holders, by name."""
         ...
 
     def due(self, now_us: int, *, limit: int = 100, agents: Collection[str] | None = None) -> list[RunRow]:
-        """Runs that nobody is at work on and whose time to wake has come, or that were left in the middle: by priority,
-        then by how long they have been due, then by number. Nothing that is over or quarantined.
+        """Returns due runs: without a live holder, and past their wake time or abandoned. Ordered by priority, then by
+        how long they have been due, then by number. Never an ended or quarantined run.
 
-        One that was left has been due since its last change; a paused one that was left waits for its time to wake.
-        Whether a holder's time is up is for the store's own clock to say.
+        An abandoned run is due since its last change; a paused abandoned run waits for its wake time. The store's clock
+        decides whether a lease has expired.
         """
         ...
 
     def soonest_us(self, *, agents: Collection[str] | None = None) -> int | None:
-        """When the next run of some agents (None: any) is due by its time to wake, of those that name no holder."""
+        """Returns the earliest wake time among the unheld runs of some agents (None: any)."""
         ...
 
     def watch(self, ring: Callable[[str], None]) -> Callable[[], None]:
-        """From now on call `ring`, in any thread, when a run may have become due, or will be sooner than it was, when
-        it got a message, or when something was told to the feed: by any process.
+        """Calls `ring`, in any thread, when a run may have become due or wakes earlier, when it received a message, or
+        when the outbox grew: by any process.
 
-        It is given the run's id, FEED_RANG for the feed, or "" where nothing is known. A hint and never the truth:
-        rings may be missing or too many. Returns how to stop.
+        The argument is the run's id, FEED_RANG for the outbox, or "" if unknown. A notification is a hint: it may be
+        missing or superfluous. Returns a function that stops it.
         """
         ...
 
@@ -700,63 +698,63 @@ class Store(Protocol):
     def feed(
         self, *, after: int = 0, kinds: Collection[str] | None = None, limit: int = READ_LIMIT
     ) -> list[OutboxItem]:
-        """Events that were told, after a position, in an order that nothing can slip into later."""
+        """Returns outbox events after a position. No later event can appear before a returned one."""
         ...
 
     def feed_end(self) -> int:
-        """The position of the last event that was told; 0 at first."""
+        """Returns the position of the last outbox event; 0 at first."""
         ...
 
     def trim_feed(self, up_to: int) -> int:
-        """Forget what was told up to a position, for everybody heard it; returns how many."""
+        """Deletes outbox events up to a position, which all hooks received. Returns their number."""
         ...
 
     # keeping ----------------------------------------------------------------------------------
 
     def quarantine(self, run: str, reason: str | None) -> None:
-        """Set a run apart, or with None let it back."""
+        """Quarantines a run, or with None ends its quarantine."""
         ...
 
     def quarantined(self, run: str) -> str | None: ...
 
     def repair(self, head: Head, *, keep: int, rows: Sequence[Row]) -> None:
-        """Set aside a run's rows after `keep`, write these rows instead and move the head forward onto them."""
+        """Moves a run's rows after `keep` aside, writes these rows instead and moves the head onto them."""
         ...
 
     def aside(self, run: str) -> list[Row]:
-        """Rows that repairs set aside."""
+        """Returns the rows that repairs moved aside."""
         ...
 
     def remove(self, run: str) -> None:
-        """Take a run out and leave a tombstone under its id. Refused while a fork stands on it."""
+        """Removes a run and leaves a tombstone under its id. Refused while a fork depends on it."""
         ...
 
     def inspect(self, *, heal: bool = False) -> list[Problem]:
-        """Re-read everything and report what is wrong in itself: rows that are not what was written, or are nobody's.
+        """Re-reads everything and reports damaged or unowned rows.
 
-        With `heal`, derived rows that are nobody's are cleared away.
+        With `heal`, unowned derived rows are deleted.
         """
         ...
 
     def conditions(self) -> list[Condition]:
-        """What its promises rest on: versions, settings, where it lies; and what of that is wrong."""
+        """Checks the preconditions of the store's guarantees: versions, settings, location."""
         ...
 
     def close(self) -> None: ...
 
 
 def is_held(store: Store, head: Head) -> bool:
-    """Whether a live lease is on a run: it ends with its time or with its holder's life, whichever is first."""
+    """Returns whether a run has a live lease. It ends with its time or with its holder's life, whichever is first."""
     if head.holder is None or (head.lease_until_us is not None and head.lease_until_us <= store.now_us()):
         return False
     return store.lives(head.holder)
 
 
 def lease_clock_us(clock: Clock) -> int:
-    """The time by which leases end where all holders are on one machine: setting its clock breaks none."""
+    """Returns the lease clock for holders on one machine, which setting the wall clock does not change."""
     return round(clock.monotonic() * 1_000_000)
 
 
 def row_check(*columns: str | bytes | int | None) -> int:
-    """A number that tells when a row outside the chain was changed."""
+    """Returns a checksum for a row outside the chain."""
     return crc32(msgspec.json.encode(columns))

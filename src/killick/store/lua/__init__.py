@@ -1,4 +1,4 @@
-"""Lua in files, by name. A script is what stands under `-- name: …`, after what its file and all files share."""
+"""Named Lua scripts in files. A script is the text under `-- name: …`, after its file's and the common prelude."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THEMES: Final = ("logs.lua", "leases.lua", "finding.lua", "keeping.lua", "looki
 
 
 class Script(NamedTuple):
-    """A script as the server is given it, and the digest by which it knows it then."""
+    """A script's source, and the digest by which the server knows it."""
 
     digest: str
     text: str
@@ -22,7 +22,7 @@ class Script(NamedTuple):
 
 @cache
 def scripts() -> dict[str, Script]:
-    """Every script by its name."""
+    """Returns every script by its name."""
     shared = "".join(map(_text, _SHARED))
     made: dict[str, Script] = {}
     for theme in _THEMES:

@@ -1,4 +1,4 @@
--- Runs as they are listed and counted, newest first.
+-- Run listings and counts, newest first.
 
 local SCANNED_MAX = 5000
 local PAGE = 200
@@ -12,7 +12,7 @@ end
 
 local function is_own(agent) return string.sub(agent, 1, #OWN) == OWN end
 
--- Where a query finds its runs: the sorted sets that hold them all, or what is held.
+-- The sorted sets that contain a query's runs, or the held runs.
 local function sources(query, statuses)
   if query.tag then return {P .. 'tag:' .. query.tag} end
   local keys = {}
@@ -24,7 +24,7 @@ local function sources(query, statuses)
   return keys
 end
 
--- The newest names below a number, and down to which of them nothing is missing.
+-- The newest names below a number, and the number above which the result is complete.
 local function newest(keys, below)
   local names, floor, seen = {}, nil, {}
   for _, key in ipairs(keys) do
@@ -64,7 +64,7 @@ local function matches(query, run, row, statuses, holders)
   return not query.tag or call('SISMEMBER', P .. 'tags:' .. run, query.tag) == 1
 end
 
--- Hands on what matches, newest first, until `found` has enough; returns where to go on, if there is more.
+-- Passes on matches, newest first, until `found` has enough; returns the next cursor, if any.
 local function scan(query, statuses, found)
   local holders, below, scanned = set_of(query.holders), tonumber(query.below), 0
   local keys = not (holders and not query.tag) and sources(query, statuses)
@@ -181,11 +181,10 @@ end
 return 1
 
 -- name: marked
--- Each group names its newest place in turn and the others jump to it: what is passed over costs no more than the
--- rarest group has marks.
+-- Each group in turn names its newest position and the others skip to it, so the cost is bounded by the rarest group.
 local STEPS_MAX = 20000
 
--- The newest place of a term at or before another, or only before it.
+-- The newest position of a term at or before another, or strictly before it.
 local function newest_of(term, at_us, name, strictly)
   local from, size = 0, 16
   while true do

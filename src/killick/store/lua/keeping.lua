@@ -1,7 +1,7 @@
--- What is done to whole runs and to the store itself.
+-- Operations on whole runs and on the store.
 
 -- name: open
--- The store's own id, key and format, made if there is none and it may be.
+-- The store's id, key and format, created if absent and permitted.
 local meta = call('HGETALL', KEYS[1])
 if #meta == 0 and told.create then
   for _, each in ipairs(told.meta) do
@@ -61,7 +61,7 @@ local h = {
   epoch = told.epoch, base = told.base, parent = told.parent, holder = told.holder, till = told.till,
   kept = old and old.kept,
 }
--- The log is made anew of what is kept, for a stream takes nothing at or before what it ever had.
+-- The log is rebuilt from the kept rows, because a stream accepts no entry at or before its last id.
 local kept = call('XRANGE', P .. 'log:' .. run, '-', int(told.keep) .. '-0')
 for _, row in ipairs(events(run, told.keep, nil, true)) do
   call('RPUSH', P .. 'aside:' .. run, sealed(run .. ':', packed(4, row[1], row[2], row[3], row[4])))
@@ -96,7 +96,7 @@ call('HDEL', P .. 'names', h.number)
 if h.parent then call('SREM', P .. 'forks:' .. h.parent, run) end
 unuse_all(P .. 'uses:' .. run)
 unuse_all(P .. 'shot_uses:' .. run)
--- Its claims stay: a right that was used does not come back when the user of it is forgotten.
+-- Its claims stay: removing a run does not return its consumed rights.
 for _, kind in ipairs(told.kinds) do call('DEL', P .. kind .. ':' .. run) end
 h.holder, h.till, h.parent, h.removed = nil, nil, nil, '1'
 put_head(h)

@@ -1,6 +1,6 @@
--- Who may advance a run, and which runs are due.
+-- Leases and due runs.
 
--- Gives a run to a holder. `nonce` names the asking, so that who asks again because no answer came gets the same.
+-- Leases a run to a holder. `nonce` identifies the request, so that a repeated request gets the same result.
 local function take(h, holder, lease_us, nonce)
   local key = P .. 'run:' .. h.run
   call('HSET', key, 'took', nonce)
@@ -19,7 +19,7 @@ local function is_wanted(agents)
   return function(agent) return set[agent] end
 end
 
--- Runs that were left in the middle: their holder's time is up.
+-- Abandoned runs: their lease expired.
 local function left(wanted, now)
   local found = {}
   for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'held', '-inf', int(now_us()))) do
@@ -44,7 +44,7 @@ local function is_before(one, other)
   return one.name < other.name
 end
 
--- The first runs that are due, in order; `room` says of some agents how many at the most.
+-- The first due runs, in order; `room` limits the number for some agents.
 local function due(wanted, now, limit, room)
   if limit <= 0 then return {} end
   local found, lines, enough = left(wanted, now), {}, 0
@@ -57,7 +57,7 @@ local function due(wanted, now, limit, room)
     return one.key < other.key
   end)
   for at, line in ipairs(lines) do
-    -- Whoever is of a lower priority than enough others is not among the first.
+    -- A run below enough runs of higher priority is not among the first.
     if enough >= limit and line.priority < lines[at - 1].priority then break end
     local most = math.min(limit, room[line.agent] or limit)
     local some = most > 0 and call('ZRANGEBYSCORE', P .. 'line:' .. line.key, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0,
@@ -94,7 +94,7 @@ return {'held', shown(h)}
 
 -- name: claim
 local taken, runs = {}, {}
--- Whoever asks again is told first of what they were given when the answer was lost.
+-- A repeated request first gets the runs that the lost reply granted.
 for _, name in ipairs(told.again and call('ZRANGE', P .. 'held', 0, -1) or {}) do
   if call('HGET', P .. 'run:' .. run_of(name), 'took') == told.nonce then runs[#runs + 1] = run_of(name) end
 end

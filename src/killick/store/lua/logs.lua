@@ -1,12 +1,12 @@
--- How logs grow, how messages come, and how both are read.
+-- Appends, messages, and reads of both.
 
 -- name: append
--- Every item is a group: an append and those that happen with it. Refused means that nothing of the group was written.
+-- Every item is a group: an append and its companions. A refused group has written nothing.
 local rung, results = {}, {}
 
 local function refused(...) return {0, ...} end
 
--- The hash of a lineage at an event, from whichever of its runs owns that event.
+-- The chain hash at an event, from the run or its ancestors.
 local function hash_at(h, seq)
   if seq > h.seq then return nil end
   while h and seq <= h.base and h.parent do h = head_of(h.parent) end
@@ -32,7 +32,7 @@ local function born(item, birth)
   return h
 end
 
--- The head that an append builds on, or the refusal of one that does not fit.
+-- The head that an append builds on, or a refusal.
 local function standing(item, h)
   if item.birth then
     if h then return nil, refused('RunExists', item.run) end
@@ -70,7 +70,7 @@ local function refusal_of_rights(item, wanted)
   end
 end
 
--- An event beyond the head was not put there by an append: nothing may be written over it, nor behind it.
+-- An event beyond the head did not come from an append: it must not be overwritten or extended.
 local function refusal_of_place(item)
   local last = item.rows[1] and call('XREVRANGE', P .. 'log:' .. item.run, '+', '-', 'COUNT', 1)[1]
   if last and tonumber(string.match(last[1], '^(%d+)')) > item.after then
@@ -157,7 +157,7 @@ local function write(item, h)
   if item.birth and h.seq > h.base or item.rows[1] then call('ZADD', P .. 'unmarked', h.number, member(h)) end
 end
 
--- This very append was committed before. Two may send the same birth: only who holds the run is taken for who made it.
+-- This append was committed before. Two creators may send the same event; only the current holder is the creator.
 local function is_there(item, h)
   if not h or h.removed or not item.rows[1] or h.seq ~= item.last or h.hash ~= blob(item.last_hash) then return false end
   return not item.birth or (item.birth.holder and item.birth.holder == h.holder)
@@ -185,7 +185,7 @@ ring(rung)
 return results
 
 -- name: acknowledged
--- Of what was sent again: whether an event is in the log as it was sent, by the epoch that still is.
+-- For a resent batch: whether an event is in the log unchanged, under the current epoch.
 local h = head_of(told.run)
 local found = h and h.epoch == told.epoch and event(told.run, told.seq)
 if found and found[4] == blob(told.hash) then return shown(h) end
@@ -232,7 +232,7 @@ local reason = call('HGET', P .. 'run:' .. h.run, 'quarantined')
 return {shown(h), reason, shot, events(h.run, math.max(newest, 0), nil, true)}
 
 -- name: inbox
--- Messages in their order: those not taken, of a name if one is given; or all of them.
+-- Messages in order: unconsumed ones, with a name if given; or all.
 if not head_of(told.run) then return {} end
 local found, key = {}, P .. 'mail:' .. told.run
 if told.all then
@@ -255,7 +255,7 @@ local number = head_of(told.run) and call('HGET', P .. 'mail_ids:' .. told.run, 
 return number and {number, call('HGET', P .. 'mail:' .. told.run, number)}
 
 -- name: feed
--- What was told, in pages: of kinds that nobody asked for a page may be empty, and says where the next begins.
+-- Outbox pages. With a filter a page may be empty, and returns the next position.
 local found, wanted, after = {}, told.kinds and {}, told.after
 for _, kind in ipairs(told.kinds or {}) do wanted[kind] = true end
 local page = call('XRANGE', P .. 'feed', after .. '-1', '+', 'COUNT', told.limit)

@@ -1,7 +1,7 @@
--- Re-reads what is kept, and says what is not as it was written. Changes nothing.
+-- Re-reads the store and reports damage. Changes nothing.
 
 -- name: look_at_runs
--- All that can be said of some runs at one time: {run, where, what} each.
+-- All problems of some runs in one atomic read: {run, where, what} each.
 local wrong, run = {}, nil
 local function say(where, what) wrong[#wrong + 1] = {run, where, what} end
 
@@ -49,7 +49,7 @@ local function look_at_rest()
   end
 end
 
--- What it is found by is derived from its head and its index.
+-- A run's set memberships are derived from its head and its index.
 local function look_at_places(h)
   local name = member(h)
   local index = index_of(run)
@@ -87,7 +87,7 @@ end
 return wrong
 
 -- name: settle_run
--- Puts a run where it belongs, and lets its marks be made again.
+-- Rewrites a run's set memberships, and lets its search terms be rebuilt.
 local h = head_of(told.run)
 if not h then return 0 end
 local name, key = member(h), P .. 'run:' .. told.run
@@ -103,7 +103,7 @@ end
 return 1
 
 -- name: look_at_set
--- A page of a sorted set by which runs are found: those in it that do not belong there, which go if it is healed.
+-- A page of a run set: members that do not belong there, which healing removes.
 local key, kind, of = P .. told.key, told.kind, told.of
 local page = call('ZSCAN', key, told.cursor, 'COUNT', 500)
 local wrong = 0
@@ -131,7 +131,7 @@ end
 return {page[1], wrong}
 
 -- name: look_at_stray
--- Whether a key is of a run that is not there; what is derived goes if it is healed.
+-- Whether a key belongs to an unknown run; healing deletes derived keys.
 if head_of(told.run) or call('EXISTS', P .. told.kind .. ':' .. told.run) == 0 then return 0 end
 if told.heal then
   if told.kind == 'uses' or told.kind == 'shot_uses' then unuse_all(P .. told.kind .. ':' .. told.run) end
@@ -140,7 +140,7 @@ end
 return 1
 
 -- name: look_at_claims
--- A page of all claims there are, of whoever.
+-- A page of all claims.
 local page = call('HSCAN', P .. 'claims', told.cursor, 'COUNT', 500)
 local wrong = {}
 for at = 1, #page[2], 2 do
@@ -150,7 +150,7 @@ end
 return {page[1], wrong}
 
 -- name: look_at_uses
--- Which of some pieces are not used as often as was counted: runs are asked one by one.
+-- Chunks with a wrong reference count, checked run by run.
 local wrong = {}
 for at, place in ipairs(told.hashes) do
   local hash, uses = blob(place), 0

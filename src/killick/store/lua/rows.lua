@@ -35,7 +35,7 @@ end
 
 local function blob(place) return place and ARGV[place + 3] or nil end
 
--- Bytes side by side, each after its length, with a sign where there is nothing.
+-- Length-prefixed bytes, with a sign for nil.
 local function packed(count, ...)
   local parts = {}
   for at = 1, count do
@@ -63,10 +63,10 @@ end
 
 local function check(text) return string.sub(redis.sha1hex(text), 1, 8) end
 
--- A row outside the chain tells by itself when it was changed. Its place is checked with it.
+-- A checksum for rows outside the chain. It covers the row's key.
 local function sealed(place, text) return check(place .. text) .. text end
 
--- What a row holds; nothing where somebody changed it so that it cannot be read: no script may stop in the middle.
+-- A row's contents; nil for a damaged row: no script may fail midway.
 local function unsealed(text)
   local fine, parts = pcall(unpacked, string.sub(text, 9))
   return fine and parts or {}
@@ -74,7 +74,7 @@ end
 
 local function padded(number, width) return string.rep('0', width - #number) .. number end
 
--- How a run stands in sorted sets: where scores are the same, the older run is first.
+-- A run's member name in sorted sets: for equal scores, the older run sorts first.
 local function member(head) return padded(head.number, 16) .. ':' .. head.run end
 local function run_of(name) return string.sub(name, 18) end
 
@@ -119,13 +119,13 @@ local function put_head(h)
   if h.till ~= kept.till then put_or_drop(key, 'until', h.till) end
 end
 
--- When a lease ends; a run that nobody holds is free since ever.
+-- The end of a lease; a free run's ended at the start of time.
 local function lease_end(h)
   if not h.holder then return 0 end
   return h.till and tonumber(h.till) or math.huge
 end
 
--- Where a run that nobody holds is to wake: by its priority and its agent, at a time. Nothing: it is not.
+-- An unheld run's wake set: by priority and agent, at a time. Nil: none.
 local function line_of(h, index)
   if h.holder or not index.agent or not index.wake or index.quarantined or ENDED[index.status] then return nil end
   return index.priority .. ':' .. index.agent
@@ -140,7 +140,7 @@ local function index_of(run)
   }
 end
 
--- A run leaves one of the sets of its kind for another, or only has another score there.
+-- Moves a run between sets of a kind, or changes its score.
 local function move(kind, from, to, name, score)
   if from and from ~= to then
     call('ZREM', P .. kind .. ':' .. from, name)
@@ -152,7 +152,7 @@ local function move(kind, from, to, name, score)
   end
 end
 
--- Puts a run where it belongs by what its head and its index say now.
+-- Writes a run's set memberships from its head and its index.
 local function settle(h)
   local index, key, name = index_of(h.run), P .. 'run:' .. h.run, member(h)
   local line = line_of(h, index)
@@ -175,7 +175,7 @@ local function ring(rung)
   for _, run in ipairs(rung) do
     if not heard[run] then
       heard[run] = true
-      -- It is heard in every database of the server, so it names the store.
+      -- Every database of the server receives it, so it names the store.
       call('PUBLISH', P .. 'bell:' .. ARGV[1], run)
     end
   end

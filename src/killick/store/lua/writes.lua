@@ -1,8 +1,8 @@
--- What several scripts write: pieces and who uses them, messages, the index, the feed, marks.
+-- Shared writes: chunks and references, messages, the index, the outbox, search terms.
 
 local FEED_RANG = 'killick:feed'
 
--- One more use of a piece, or one less. What nobody uses waits to be swept.
+-- Changes a chunk's reference count. Unreferenced chunks wait for the sweep.
 local function use(key, hash)
   if call('SADD', key, hash) == 1 and call('HINCRBY', P .. 'refs', hash, 1) == 1 then
     call('SREM', P .. 'unused', hash)
@@ -19,7 +19,7 @@ local function unuse_all(key)
   call('DEL', key)
 end
 
--- Stores values that are new or were erased, and refers to all of them. An erased one has its codec alone.
+-- Stores new or erased values, and references all of them. An erased one keeps its codec.
 local function keep(pieces, key)
   for _, piece in ipairs(pieces or {}) do
     local hash, codec, body = blob(piece[1]), piece[2], blob(piece[3])
@@ -47,7 +47,7 @@ local function count_mail(h, delivered)
   call('HSET', P .. 'run:' .. h.run, 'delivered', delivered, 'counted', check(packed(2, h.number, delivered)))
 end
 
--- A message comes to a run: {nothing} where there is no such run, {fresh, number, message} otherwise.
+-- Delivers a message: {nil} for an unknown run, else {fresh, number, message}.
 local function deliver(sent, rung)
   local h = head_of(sent.run)
   if not h then return {} end
@@ -68,7 +68,7 @@ local function deliver(sent, rung)
   return {1, number, call('HGET', P .. 'mail:' .. run, number)}
 end
 
--- The first message that is neither taken nor was seen makes a run due that is not over.
+-- The first unconsumed and unseen message makes a run due, unless it ended.
 local function put_index(h, index)
   local run, wake = h.run, index.wake
   if not ENDED[index.status] then
@@ -107,7 +107,7 @@ local function tell(run, tells, rung)
   end
 end
 
--- How a run is named among marks: in the order of time, then of creation, then in its log.
+-- A run's member name among search terms: ordered by time, creation and seq.
 local function mark_name(h, seq) return padded(h.number, 16) .. padded(seq, 12) end
 
 local function forget_marks(h)

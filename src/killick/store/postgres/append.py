@@ -1,6 +1,6 @@
-"""Appends and deliveries on one session: one statement each, whatever they bring, and what became of them.
+"""Appends and deliveries on one session, one statement each.
 
-Works on any session, in a transaction of somebody or in none. What fits is decided by the statement itself.
+Works inside or outside a caller's transaction. The statement itself decides which appends are accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from killick.store.postgres.wire import Q, Session, Statement
 from killick.store.protocol import Append, Delivered, Delivery, Head, Message, Row, RunIndex, Snapshot
 
 FEW_ROWS: Final = 3
-"""Events that a statement of its own takes as plain parameters; more come as arrays."""
+"""The number of events that a statement takes as plain parameters; more are passed as arrays."""
 
 
 def refuse_misnumbered(items: Sequence[Append]) -> None:
@@ -35,12 +35,12 @@ def append(session: Session, q: Statements, items: Sequence[Append], clock_us: i
     if len(items) == 1 and len(items[0].rows) <= FEW_ROWS and items[0].is_bare:
         head = _append_few(session, q, items[0])
         return [head] if head else _append_all(session, q, [], items, clock_us)[1]
-    # What touches a run that nothing else here touches may come before all the rest.
+    # An append to a run that no other append touches may be reordered to the front.
     touched = Counter(run for item in items for run in _runs(item))
     bare = [item for item in items if item.is_bare and touched[item.run] == 1]
     apart = {item.run for item in bare}
     moved, results = _append_all(session, q, bare, [item for item in items if item.run not in apart], clock_us)
-    # One that did not fit is looked at: it was there already, or there is a reason.
+    # Examine a refusal: the append was committed before, or there is a reason.
     odd = [item for item in bare if item.run not in moved]
     reasons = iter(_append_all(session, q, [], odd, clock_us)[1] if odd else ())
     rest = iter(results)
@@ -53,7 +53,7 @@ def append(session: Session, q: Statements, items: Sequence[Append], clock_us: i
 def acknowledged(
     session: Session, q: Statements, items: Sequence[Append], results: Sequence[Head | LogError]
 ) -> list[Head | LogError]:
-    """Of a batch that was sent again: what is in the log, with others of the same batch behind it, was accepted."""
+    """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
     told: list[Head | LogError] = []
     for item, result in zip(items, results, strict=True):
         if isinstance(result, HeadMoved) and item.birth is None and item.rows:
@@ -85,7 +85,7 @@ def _append_few(session: Session, q: Statements, item: Append) -> Head | None:
 
 
 def _few(rows: int, q: Statements) -> Statement:
-    """The statement for so many events; the last of them is the new head."""
+    """Returns the statement for this many events; the last one is the new head."""
     firsts = range(9, 9 + 4 * (rows - 1), 4)
     places = [f"(${at}::bigint, ${at + 1}::bytea, ${at + 2}::bytea, ${at + 3}::bytea)" for at in firsts]
     return q.of(f"append_{rows}", lambda: Q.append_one.format(rows=", ".join([_LAST_ROW, *places])))
@@ -98,8 +98,8 @@ _FEW: Final = {rows: partial(_few, rows) for rows in range(1, FEW_ROWS + 1)}
 def _append_all(
     session: Session, q: Statements, bare: Sequence[Append], items: Sequence[Append], clock_us: int | None
 ) -> tuple[dict[str, Head], list[Head | LogError]]:
-    """Events alone, by array, and whatever the others bring, in one statement: the heads of those that fitted, by run,
-    and what became of the others."""
+    """Writes plain events by array, and all other appends, in one statement. Returns the heads of the accepted ones, by
+    run, and the results of the others."""
     groups = [item.group for item in items]
     flat = [one for group in groups for one in group]
     sent = [letter for one in flat for letter in one.sends]
@@ -145,7 +145,7 @@ def _head(run: str, seq: int, hash_: bytes, epoch: int, base: int, parent: str |
 def deliver(
     session: Session, q: Statements, deliveries: Sequence[Delivery], *, again: bool = False
 ) -> list[Delivered | LogError]:
-    """Deliver. Of one that is sent again, what is there is its own if it says the very same."""
+    """Delivers messages. A resent delivery owns the stored message if their contents are equal."""
     given = Given(piece for sent in deliveries for piece in sent.pieces)
     told = msgspec.json.encode([_letter(sent, given) for sent in deliveries])
     runs = sorted({sent.run for sent in deliveries})
@@ -162,7 +162,7 @@ def _delivered(sent: Delivery, fresh: bool, message: Message, again: bool) -> De
 
 
 class PostgresTransaction:
-    """A transaction of somebody, in which the store writes along. Nothing is tried again: that is for who commits."""
+    """A caller's transaction in which the store writes too. Nothing is retried: the owner of the commit does that."""
 
     def __init__(self, server: PostgresServer, session: Session, clock_us: Callable[[], int | None]) -> None:
         self._server = server
@@ -175,7 +175,7 @@ class PostgresTransaction:
 
     @property
     def is_open(self) -> bool:
-        # One whose connection is lost was not ended by anybody.
+        # A lost connection is not an ended transaction.
         return self._session.in_transaction or self._session.connection.broken
 
     def append(self, items: Sequence[Append]) -> list[Head | LogError]:
@@ -189,7 +189,7 @@ class PostgresTransaction:
 
 
 class Given:
-    """The bytes that travel beside what is told in JSON, which names them by their places."""
+    """Binary parameters next to a JSON parameter, which refers to them by index."""
 
     def __init__(self, pieces: Iterable[Blob]) -> None:
         self.blobs: list[bytes] = []
@@ -203,12 +203,12 @@ class Given:
         self._places = {one.hash: place for place, one in enumerate(stored, 1)}
 
     def put(self, blob: bytes) -> int:
-        """Where these bytes stand."""
+        """Adds bytes and returns their index."""
         self.blobs.append(blob)
         return len(self.blobs)
 
     def put_rows(self, rows: Sequence[Row]) -> int:
-        """Where the first of these events stands."""
+        """Adds events and returns the index of the first."""
         self.rows += rows
         return len(self.rows) - len(rows) + 1
 
@@ -217,7 +217,7 @@ class Given:
 
 
 def _item(item: Append, given: Given) -> dict[str, Any]:
-    """An append as it is told to the function that writes it; what it does not bring is left out."""
+    """Encodes an append for the database function, without empty parts."""
     told: dict[str, Any] = {
         "run": item.run,
         "after": item.after,

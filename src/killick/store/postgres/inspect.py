@@ -1,4 +1,4 @@
-"""Re-reads a PostgreSQL store and says what is not as it was written; and what its promises rest on."""
+"""Re-reads a PostgreSQL store, reports damaged rows, and checks the preconditions of its guarantees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPARE_CONNECTIONS_MIN: Final = 5
 
 
 def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem]:
-    """Every row that does not fit its checksum, that belongs to nobody, or that is gone."""
+    """Returns every row that fails its checksum, has no owner, or is missing."""
     names: dict[int, str] = dict(session.rows(q.names))
     for table, number, label in session.rows(q.wrong_rows):
         yield Problem(where=table, what=f"row {label} is not as it was written", run=names.get(number))
@@ -30,13 +30,13 @@ def problems(session: Session, q: Statements, *, heal: bool) -> Iterator[Problem
 
 
 def damaged_pieces(session: Session, q: Statements) -> tuple[list[bytes], list[bytes]]:
-    """The hashes of pieces that are not what was written: those that logs use, and those that only snapshots do."""
+    """Returns the hashes of damaged chunks: those that logs use, and those that only snapshots use."""
     found = session.rows(q.wrong_pieces)
     return [hash_ for hash_, used in found if used], [hash_ for hash_, used in found if not used]
 
 
 def damaged_marks(session: Session, q: Statements, names: Mapping[int, str]) -> dict[int, str]:
-    """Runs, by number, whose marks are not as they were written, and how one says so."""
+    """Returns the runs, by number, whose search terms are damaged, with the message."""
     totals: Counter[int] = Counter()
     for number, term, at_us, seq in session.rows(q.all_marks):
         totals[number] += row_check(term, at_us, number, seq)
@@ -49,7 +49,7 @@ def damaged_marks(session: Session, q: Statements, names: Mapping[int, str]) -> 
 
 
 def conditions(session: Session, server: PostgresServer, clock: Clock) -> Iterator[Condition]:
-    """Settings of the server that commits, leases and reading depend on."""
+    """Checks the server settings that commits, leases and reads depend on."""
     before_us = clock.now_us()
     [found] = session.rows(server.q.settings)
     after_us = clock.now_us()

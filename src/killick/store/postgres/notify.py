@@ -1,7 +1,6 @@
-"""Hears what other sessions ring for, in a thread of its own, and tells whoever watches. Knows nothing of runs.
+"""Listens for notifications of other sessions in a thread, and calls the watchers. Knows nothing of runs.
 
-A session that is lost is made again, and since nobody knows what was rung for meanwhile, it then rings for nothing in
-particular.
+After a lost session it reconnects, and notifies with "" because notifications may have been missed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _GOODBYE_SECONDS_MAX: Final = 1.0
 
 
 class Bell:
-    """Listens while anybody watches."""
+    """Listens while there is a watcher."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -90,7 +89,7 @@ class Bell:
                 self._ring([""])
 
     def _heard_until_lost(self, session: Session, stopped: socket.socket) -> bool:
-        """Ring for what is heard; True when it was stopped, and False when the session is lost."""
+        """Forwards notifications; returns True when stopped, and False when the session is lost."""
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(stopped, selectors.EVENT_READ)
@@ -109,7 +108,7 @@ class Bell:
             session.close()
 
     def _again(self, stopped: socket.socket) -> Session | None:
-        """A new session, however long that takes; None when it was stopped."""
+        """Reconnects, for as long as it takes; returns None when stopped."""
         while True:
             with contextlib.suppress(StoreError):
                 return self._listening()
@@ -123,12 +122,12 @@ class Bell:
             watchers = list(self._watchers)
         for run in runs:
             for watcher in watchers:
-                # One that fails, say because its loop was closed, must not keep the others from hearing.
+                # A failing callback, say of a closed loop, must not affect the other watchers.
                 with contextlib.suppress(Exception):
                     watcher(run)
 
 
 def _await(last: threading.Thread | None) -> None:
-    """Let the thread close its session; one that is about to connect to a server that is away is not waited for."""
+    """Waits until the thread closes its session, unless it is still connecting to an absent server."""
     if last is not None and last is not threading.current_thread():
         last.join(_GOODBYE_SECONDS_MAX)

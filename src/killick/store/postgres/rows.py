@@ -1,4 +1,4 @@
-"""What PostgreSQL's rows mean: from rows to records."""
+"""Decodes PostgreSQL rows into records."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def claimed_of(found: tuple[Any, ...]) -> Claimed:
 
 
 def runs_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
-    """A listing as SQL under a name that tells it from others, and the values after its cursor and its limit."""
+    """Returns a listing's SQL under a unique name, and its parameters after cursor and limit."""
     name, conditions, values = _wanted(query, taken=2)
     return f"runs{name}", Q.runs.format(conditions=conditions), values
 
 
 def counts_wanted(query: RunQuery) -> tuple[str, str, list[Any]]:
-    """The same for how many there are, of any status."""
+    """The same for counts, of any status."""
     name, conditions, values = _wanted(replace(query, status=()), taken=0)
     return f"counts{name}", Q.counts.format(conditions=conditions), values
 

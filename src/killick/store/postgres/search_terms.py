@@ -1,6 +1,6 @@
-"""Marks in PostgreSQL: which runs are behind, writing theirs, and finding events by several terms at once.
+"""The search-term index in PostgreSQL: runs to index, writes, and queries for several terms at once.
 
-Knows terms as numbers only. Marks are derived: a damaged one costs its run all of its marks, and they are made again.
+Terms are opaque numbers. The index is derived: if one row is damaged, all of its run's rows are rebuilt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def unmarked(session: Session, q: Statements, after: int, limit: int) -> list[Be
 
 
 def mark(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
-    """Write the marks of some runs, but of none where somebody else was first."""
-    # In one order for all, so that nobody waits in a circle.
+    """Writes the terms of some runs, except where another process was first."""
+    # In a fixed order, against deadlocks.
     for item in sorted(items, key=lambda item: item.run):
         found = session.rows(q.marked_to, item.run)
         if not found:
@@ -37,14 +37,14 @@ def mark(session: Session, q: Statements, items: Sequence[TermBatch]) -> None:
         if seq != item.after:
             continue
         marks = sorted({(each.term, each.at_us, each.seq) for each in item.marks})
-        # A mark may be there already; it counts once.
+        # A term may exist already; it counts once.
         put = session.rows(q.put_marks, number, *(list(column) for column in zip(*marks, strict=True))) if marks else []
         total += sum(row_check(*row) for row in put)
         session.run(q.put_marked, number, item.up_to, total, row_check(number, item.up_to, total))
 
 
 def forget(session: Session, q: Statements, numbers: Sequence[int]) -> None:
-    """Drop all marks of some runs, which reads every mark there is: only removal, erasure and repair need it."""
+    """Drops all terms of some runs by a full scan: only removal, erasure and repair need it."""
     if numbers:
         session.run(q.drop_marks, numbers)
         session.run(q.drop_marked, numbers)

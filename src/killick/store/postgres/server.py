@@ -1,6 +1,6 @@
-"""One schema in a PostgreSQL database: its sessions, its transactions, its format, and what its errors mean.
+"""One schema in a PostgreSQL database: sessions, transactions, format, and error translation.
 
-Knows how to connect, commit, fail and try again; what is read and written is the store's business.
+Connects, commits and retries. The store decides what is read and written.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from killick.store.protocol import Durability
 from killick.store.sql import migration, schema
 
 FORMAT: Final = 2
-"""The newest layout of a PostgreSQL store that this build reads and writes; opening an older one migrates it."""
+"""The newest layout that this build reads and writes; opening an older one migrates it."""
 
 READABLE_FROM: Final = 2
-"""The oldest build, by its format, that can work with what this one makes: formats in between only added things.
+"""The oldest format whose build can work with this layout: later formats only added things.
 
-One before the second would write runs that wait for a person without the tag that they are found by."""
+A build before the second would write waiting runs without their tag.
+"""
 
 SERVER_NEEDED: Final = 140000
 SCHEMA_BYTES_MAX: Final = 48
@@ -46,13 +47,13 @@ _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _CONFLICTS: Final = ("40001", "40P01")
 _THEIRS: Final = ("23", "40")
-"""What goes wrong in somebody's own transaction for reasons of theirs: rows that break a rule, or cross another's."""
+"""Errors in a caller's transaction that the caller caused: violated constraints and serialization conflicts."""
 
 _OPENING_SECONDS_MAX: Final = 3.0
-"""How long a server that is not there is waited for by who opens a store: they may have mistyped."""
+"""How long opening a store waits for an absent server: the URL may be mistyped."""
 
 _HOPEFUL: Final = ("starting up", "shutting down", "recovery", "too many clients", "connection slots", "not yet accept")
-"""What a server that refuses a connection says when it may accept one later."""
+"""Connection refusals that may be temporary."""
 
 _ALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 
@@ -60,7 +61,7 @@ T = TypeVar("T")
 
 
 class PostgresServer:
-    """Sessions with one database, made when they are needed, kept for the next, and replaced when they are lost."""
+    """A session pool for one database. Lost sessions are replaced."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class PostgresServer:
     def after_fork_in_parent(self) -> None: ...
 
     def after_fork_in_child(self) -> None:
-        """What the parent has connected is not ours, and may not be closed: that would end it there."""
+        """The parent's connections must not be closed here: that would end them in the parent."""
         keep_inherited(*self._idle, *self._lent)
         self._idle.clear()
         self._lent.clear()
@@ -109,13 +110,13 @@ class PostgresServer:
     # what the store asks for ------------------------------------------------------------------
 
     def qualified(self, sql: str) -> str:
-        """SQL on this schema."""
+        """Qualifies SQL with this schema."""
         here = _quoted(self.schema) + "."
         sql = re.sub(r"\bkillick\.", lambda _: here, sql)
         return sql.replace(":bell", _literal(self.bell)).replace(":numbers", _literal(f"{here}numbers"))
 
     def run(self, work: Callable[[Session], T]) -> T:
-        """Do what can be done again without harm, on a session of its own, again while sessions are lost."""
+        """Runs an idempotent operation on a pooled session, and retries it on lost sessions."""
         waiting: Waiting | None = None
         while True:
             session = self._take()
@@ -124,7 +125,7 @@ class PostgresServer:
             except Failed as failed:
                 problem = failed
                 if failed.code == "25006" and "target_session_attrs" in self._conninfo:
-                    # It leads to a server that is not the primary any more; the next one is looked for.
+                    # The session leads to a former primary; connect again.
                     session.close()
                     problem = Failed(failed.code, failed.text, lost=True)
             finally:
@@ -134,8 +135,8 @@ class PostgresServer:
             waiting.again(problem)
 
     def transact(self, work: Callable[[Session], T], happened: Callable[[Session, T], bool] | None = None) -> T:
-        """Do something as one transaction. If the session is lost while it commits, `happened` finds out whether it
-        did; without that, it is done again."""
+        """Runs an operation as one transaction. If the session is lost during commit, `happened` finds out whether it
+        was committed; without that, the operation is repeated."""
         committing: list[T] = []
 
         def whole(session: Session) -> T:
@@ -152,16 +153,16 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Session, None, None]:
-        """A session in a transaction, beside those that are counted, for somebody who may take long.
+        """Returns a session in a transaction, outside the pool, for a caller that may take long.
 
-        What they set for the session is undone before the next one has it. Nothing is prepared on it, for psycopg drops
-        what is prepared, ours as well, when they roll back to a savepoint.
+        Session settings are reset before reuse. Nothing is prepared on it, because psycopg drops prepared statements,
+        ours too, when the caller rolls back to a savepoint.
         """
         waiting = Waiting(self)
         while True:
             session = self._connected(self._lent)
             try:
-                # Apart, so that nothing was asked yet in the transaction and its isolation can still be chosen.
+                # Separate, so that the transaction has run no query and its isolation level can still be set.
                 session.script(f"RESET ROLE; RESET ALL; {self._set_up}")
                 session.script("BEGIN")
                 break
@@ -181,11 +182,11 @@ class PostgresServer:
             self._give_back(session, self._lent)
 
     def somebodys(self, connection: psycopg.Connection[Any]) -> Session:
-        """A session on a connection that is not ours."""
+        """Wraps a connection of the caller."""
         return Session(connection, learn=lambda statement: self.run(lambda own: own.know(statement)))
 
     def connect(self) -> Session:
-        """A session of its own for who listens; it ends when they close it."""
+        """Opens a session for a listener, which closes it."""
         return self._connected(deque())
 
     def close(self) -> None:
@@ -201,7 +202,7 @@ class PostgresServer:
     # sessions ---------------------------------------------------------------------------------
 
     def _take(self) -> Session:
-        """One of the sessions that are counted. Who takes it gives it back, and the room for it."""
+        """Takes a pooled session. The caller returns it."""
         self.refuse_closed()
         if not self._room.acquire(timeout=self.busy_seconds):
             raise StoreBusy(self.place, self.busy_seconds)
@@ -212,7 +213,7 @@ class PostgresServer:
             raise
 
     def _connected(self, idle: deque[Session]) -> Session:
-        """One of those that are idle, or a new one."""
+        """Returns an idle session, or a new one."""
         with contextlib.suppress(IndexError):
             return idle.pop()
         waiting = Waiting(self)
@@ -262,7 +263,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def _alone(self, session: Session) -> Generator[None, None, None]:
-        """A transaction in which nobody else makes or changes this schema."""
+        """A transaction with an exclusive lock on the creation and migration of this schema."""
         session.script("BEGIN")
         try:
             session.script(Q.one_at_a_time.format(schema=_literal(self.schema)))
@@ -312,7 +313,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """For what is done in somebody's transaction: our words, but for a mistake of theirs."""
+        """Translates errors in a caller's transaction, except the caller's own mistakes."""
         try:
             yield
         except Failed as failed:
@@ -323,7 +324,7 @@ class PostgresServer:
             raise self.explain(failed) from failed
 
     def explain(self, failed: Failed) -> StoreError:
-        """What a failure means in our words."""
+        """Translates a failure into a Killick error."""
         code, text = failed.code, failed.text
         if code == "53100":
             return StoreFull(self.place)
@@ -343,7 +344,7 @@ class PostgresServer:
 
 
 class Statements:
-    """The queries of this dialect, by name, as statements on one schema."""
+    """The named queries of this dialect, as statements on one schema."""
 
     def __init__(self, qualified: Callable[[str], str]) -> None:
         self._qualified = qualified
@@ -355,16 +356,16 @@ class Statements:
         return made
 
     def of(self, name: str, sql: Callable[[], str]) -> Statement:
-        """A statement that is made of a query."""
+        """Returns a statement built from a query."""
         found = self._made.get(name)
         if found is None:
-            # One for all threads, for what its parameters are is learned once.
+            # Shared by all threads, because its parameter types are learned once.
             found = self._made.setdefault(name, Statement(name, self._qualified(sql())))
         return found
 
 
 class Waiting:
-    """How long one operation has been tried, and whether it is to be tried again."""
+    """The retry deadline of one operation."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -372,7 +373,7 @@ class Waiting:
         self._nap = _FIRST_NAP_SECONDS
 
     def again(self, failed: Failed) -> None:
-        """Return after a while if trying again may help, or say what is wrong."""
+        """Returns after a backoff if a retry may help; else raises the translated error."""
         server = self._server
         server.refuse_closed()
         conflict = failed.code in _CONFLICTS
@@ -385,7 +386,7 @@ class Waiting:
 
 
 def _parts(url: str) -> tuple[dict[str, Any], str, str]:
-    """How to connect, in which schema the store is, and how it is called before people: never with a password."""
+    """Returns the connection parameters, the schema, and the display name without a password."""
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)
     schema_ = next((value for name, value in given if name == "schema"), "killick")
@@ -412,7 +413,7 @@ def _formats(format_: int, readable_from: int) -> dict[str, bytes]:
 
 
 def _is_hopeful(error: psycopg.OperationalError) -> bool:
-    """Whether a connection that failed may come about later."""
+    """Returns whether a failed connection may succeed later."""
     text = str(error)
     return "FATAL:" not in text or any(words in text for words in _HOPEFUL)
 
@@ -426,5 +427,5 @@ def _quoted(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    # The E form means the same whatever the server takes a backslash for.
+    # The E form means the same for every setting of standard_conforming_strings.
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

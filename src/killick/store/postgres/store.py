@@ -1,7 +1,7 @@
 """The store for many workers on many machines: one schema in a PostgreSQL database.
 
-Owns what each operation reads and writes. Knows no event types. What has to be decided together with what is written
-is decided in the database, in one statement.
+Owns the reads and writes of each operation. Knows no event types. Decisions that depend on the written data are made in
+the database, in one statement.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PostgresStore:
         ids: Ids | None = None,
         sessions: int = SESSIONS,
     ) -> None:
-        # Leases end by the database's clock, which is one for all machines, unless somebody moves time by hand.
+        # Leases end by the database's clock, which all machines share, unless a test supplies a clock.
         self._clock = None if isinstance(clock, SystemClock) else clock
         ids = ids or RandomIds()
         self._server = PostgresServer(
@@ -119,7 +119,7 @@ class PostgresStore:
         return int(self._rows(self._q.now_us)[0][0]) if self._clock is None else self._clock.now_us()
 
     def close(self) -> None:
-        # In this order, so that who listens does not go on waiting for a server that is away.
+        # In this order, so that the listener stops waiting for an absent server.
         self._server.close()
         self._bell.close()
 
@@ -190,7 +190,7 @@ class PostgresStore:
         return PostgresTransaction(self._server, session, self._clock_us)
 
     def _id_through(self, session: Session) -> str | None:
-        """The id of the store that is where a session leads, whose transaction stays as it was."""
+        """Returns the id of the store that a session reaches, without changing its transaction."""
         session.script("SAVEPOINT killick")
         try:
             found = {key: value for key, value, _ in session.rows(self._q.meta)}
@@ -303,7 +303,7 @@ class PostgresStore:
         return self._server.transact(write, happened)
 
     def _is_held(self, session: Session, head: Head) -> bool:
-        """Whether a lease that was being taken when the session was lost is there."""
+        """Returns whether a lease was taken although the session was lost."""
         found = session.rows(self._q.head, head.run)
         return bool(found) and (found[0][4], found[0][7]) == (head.epoch, head.holder)
 
@@ -317,7 +317,7 @@ class PostgresStore:
         return True
 
     def _clock_us(self) -> int | None:
-        """The time that is given to statements; None: they take the database's."""
+        """The time passed to statements; None: the database's."""
         return None if self._clock is None else self._clock.now_us()
 
     # the inbox --------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class PostgresStore:
         return self._server.run(lambda session: session.rows(statement, *values))
 
     def _known(self, session: Session, run: str) -> tuple[Any, ...]:
-        """A head, locked, of a run that must be there."""
+        """Returns and locks the head of a run that must exist."""
         found = session.rows(self._q.head_for_update, run)
         if not found or found[0][9]:
             raise RunUnknown(run)

@@ -1,6 +1,6 @@
-"""Statements to PostgreSQL and back: parameters and rows in its binary form, each statement prepared once a session.
+"""The wire format: binary parameters and rows, each statement prepared once a session.
 
-Knows the few types that the store uses, and what a failed statement says. Knows no tables and takes no decisions.
+Knows the few types that the store uses, and decodes errors. Knows no tables and makes no decisions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Encode = Callable[[Any], bytes]
 Rows = list[tuple[Any, ...]]
 
 _LOST: Final = ("08", "57P01", "57P02", "57P03")
-"""What the server says when it closes a session, is about to, or is not ready for any."""
+"""Errors of a session that is closed, about to close, or not ready."""
 
 _DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK))
 _CODE: Final = pq.DiagnosticField.SQLSTATE
@@ -31,7 +31,7 @@ _length: Final = struct.Struct(">i")
 
 
 class Failed(Exception):
-    """A statement that the server refused, or whose session is gone: then nobody knows whether it was done."""
+    """A refused statement, or a lost session; then the statement's outcome is unknown."""
 
     def __init__(self, code: str, text: str, *, lost: bool) -> None:
         super().__init__(text)
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class Statement:
-    """SQL with a name, by which a session that has prepared it finds it again."""
+    """SQL with a name, under which a session finds its prepared form."""
 
     __slots__ = ("encode", "formats", "name", "sql", "types")
 
@@ -53,16 +53,16 @@ class Statement:
         self.formats: list[int] = []
 
     def learn(self, types: list[int]) -> None:
-        """What the server found its parameters to be."""
+        """Stores the parameter types that the server inferred."""
         self.encode, self.formats = [_ENCODE[oid] for oid in types], [1] * len(types)
         self.types = types  # last, for another thread may look whether they are known
 
 
 class Session:
-    """A connection and what was prepared on it. One that is not ours is left without a trace of us."""
+    """A connection and its prepared statements. A caller's connection is left without a trace."""
 
     def __init__(self, connection: Connection[Any], *, learn: Callable[[Statement], None] | None = None) -> None:
-        """With `learn` it is somebody's, and what statements are made of is found out elsewhere."""
+        """With `learn` the connection is the caller's, and parameter types are learned on another one."""
         self.connection = connection
         self.pg = connection.pgconn
         self._learn = learn
@@ -78,7 +78,7 @@ class Session:
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether it is in a transaction in which something failed: PostgreSQL takes nothing more in it."""
+        """Whether its transaction has failed: PostgreSQL accepts no more statements in it."""
         return self.pg.transaction_status == pq.TransactionStatus.INERROR
 
     @property
@@ -86,7 +86,7 @@ class Session:
         return self.pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
     def rows(self, statement: Statement, *values: Any) -> Rows:
-        """What a statement returns."""
+        """Runs a statement and returns its rows."""
         result = self.run(statement, *values)
         width = result.nfields
         decode = [_DECODE[result.ftype(column)] for column in range(width)]
@@ -108,20 +108,20 @@ class Session:
         return self._checked(partial(self.pg.exec_params, statement.sql, given, types, formats, 1))
 
     def script(self, sql: str) -> Any:
-        """Statements without parameters, as one message. What they return, as text, is that of the last."""
+        """Runs statements without parameters in one message. Returns the last one's rows, as text."""
         return self._checked(partial(self.pg.exec_, sql.encode()))
 
     def close(self) -> None:
         self.connection.close()
 
     def know(self, statement: Statement) -> None:
-        """Make a statement known to this session; its types too, if nobody knows them yet."""
+        """Prepares a statement on this session, and learns its types if unknown."""
         if statement.name in self._prepared:
             return
         if self._learn is None:
             self._checked(partial(self.pg.prepare, statement.name, statement.sql, statement.types))
             if statement.types is None:
-                # Asked for by a query, since describing a statement would stop every thread until the answer is there.
+                # Learned by a query, since describing a statement would block every thread until the answer.
                 found = self.script(Q.parameter_types.format(name=statement.name.decode()))
                 statement.learn([int(found.get_value(row, 0) or 0) for row in range(found.ntuples)])
         elif statement.types is None:
@@ -189,7 +189,7 @@ _ENCODE: Final[dict[int, Encode]] = {
     1016: partial(_array, 20, _pack_8),
     3802: lambda value: b"\1" + value,
 }
-"""By the numbers of PostgreSQL's types: boolean, bytea, bigint, text, float, arrays of these, and jsonb as its text."""
+"""By PostgreSQL type number: boolean, bytea, bigint, text, float, arrays of these, and jsonb as its text."""
 
 _DECODE: Final[dict[int, Callable[[bytes], Any]]] = {
     16: lambda value: value == b"\1",

@@ -1,6 +1,6 @@
-"""Re-reads a Redis store and says what is not as it was written; and what its promises rest on.
+"""Re-reads a Redis store, reports damaged rows, and checks the preconditions of its guarantees.
 
-It looks at one run, or one page, at a time, each at one moment, so that others can go on meanwhile.
+Reads one run or page at a time, each atomically, so that other clients can continue.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from killick.store.redis.server import Given, RedisServer
 
 _PAGE: Final = 500
 _RUNS_AT_ONCE: Final = 20
-"""Runs that one script looks at, while nobody else gets an answer."""
+"""The number of runs that one script checks; the server blocks meanwhile."""
 
 _PLACED: Final = ("places", "tags", "marks")
-"""What of a run is derived, and is put right by putting it where it belongs."""
+"""The derived data of a run, which is repaired by writing it again."""
 
 _SETS: Final = ("line", "stand", "tag", "mark", "held", "unmarked", "runs")
 _TRUTH: Final = ("log", "data", "aside", "mail", "mail_ids", "untaken")
@@ -31,7 +31,7 @@ _SKEW_MS_MAX: Final = 2_000
 
 
 def inspect(server: RedisServer, *, heal: bool) -> list[Problem]:
-    """Every row that does not fit its check, that belongs to nobody, or that is gone; derived ones are put right."""
+    """Returns every row that fails its checksum, has no owner, or is missing. Derived rows are repaired."""
     found = list[Problem]()
     keys = sorted(set(_keys(server)))
     named = [key.removeprefix("run:") for key in keys if key.startswith("run:")]
@@ -81,7 +81,7 @@ def _claims(server: RedisServer) -> Iterator[Problem]:
 
 
 def _uses(server: RedisServer, runs: set[str], *, heal: bool) -> Iterator[Problem]:
-    """Pieces that are not used as often as was counted: one that is used and does not count would be swept."""
+    """Finds chunks with a wrong reference count: a used chunk without a count would be swept."""
     counted: Counter[bytes] = Counter()
     kept = [f"{server.prefix}{kind}:{run}" for run in runs for kind in ("uses", "shot_uses")]
     for first in range(0, len(kept), _PAGE):
@@ -113,7 +113,7 @@ def _pieces(server: RedisServer, runs: set[str], *, heal: bool) -> Iterator[Prob
 
 
 def _keys(server: RedisServer) -> Iterator[str]:
-    """The keys of a store, without how all of them begin; one may come twice."""
+    """Returns the store's keys without their prefix; one may occur twice."""
     cursor: Any = 0
     while True:
         cursor, keys = _command(server, "SCAN", cursor, "MATCH", f"{server.prefix}*", "COUNT", _PAGE)
@@ -139,7 +139,7 @@ def _command(server: RedisServer, *words: Any) -> Any:
 
 
 def conditions(server: RedisServer, clock: Clock) -> Iterator[Condition]:
-    """Settings of the server that commits, leases and memory depend on."""
+    """Checks the server settings that commits, leases and memory depend on."""
     info: dict[str, Any] = _command(server, "INFO")
     set_ = settings(server)
     engine = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
@@ -160,8 +160,8 @@ def conditions(server: RedisServer, clock: Clock) -> Iterator[Condition]:
 
 
 def should_wait(server: RedisServer) -> bool:
-    """Whether a commit is on disk only when one waits for it: the server appends to a file, and flushes it now and
-    then. One that cannot be waited for is too old, or not let do it."""
+    """Returns whether a commit must wait to be on disk: the server flushes its append-only file only periodically.
+    False for a server that is too old, or that denies the command."""
     info: dict[str, Any] = _command(server, "INFO", "persistence")
     if str(info.get("aof_enabled", 0)) != "1" or settings(server).get("appendfsync") in ("always", "no"):
         return False
@@ -176,7 +176,7 @@ def should_wait(server: RedisServer) -> bool:
 
 
 def _durability(info: dict[str, Any], set_: dict[str, str], *, waits: bool) -> Condition:
-    """What a commit that was acknowledged survives, by how the server keeps what it has."""
+    """Describes what an acknowledged commit survives, by the server's persistence settings."""
     appends = str(info.get("aof_enabled", 0)) == "1"
     flushes = set_.get("appendfsync", "unknown") if appends else ""
     how = f"appendonly yes, appendfsync {flushes}"
@@ -228,7 +228,7 @@ def _skew(server: RedisServer, clock: Clock) -> Condition:
 
 
 def settings(server: RedisServer) -> dict[str, str]:
-    """What the server is set to; nothing where it does not tell, as hosted ones often do not."""
+    """Returns the server's settings; nothing if it hides them, as hosted servers often do."""
 
     def ask(_: int) -> dict[str, str]:
         found = dict[str, str]()

@@ -1,7 +1,6 @@
-"""Hears what other processes ring for, in a thread of its own, and tells whoever watches. Knows nothing of runs.
+"""Listens for notifications of other processes in a thread, and calls the watchers. Knows nothing of runs.
 
-A connection that is lost is made again, and since nobody knows what was rung for meanwhile, it then rings for nothing
-in particular.
+After a lost connection it reconnects, and notifies with "" because notifications may have been missed.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from killick.store.redis.server import RedisServer
 Ring = Callable[[str], None]
 _AGAIN_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.5
-"""How often the thread looks whether anybody still watches."""
+"""How often the thread checks whether there is still a watcher."""
 
 _ANSWER_SECONDS: Final = 10.0
 
 
 class Bell:
-    """Listens while anybody watches."""
+    """Listens while there is a watcher."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -67,7 +66,7 @@ class Bell:
         self._thread.start()
 
     def _end(self) -> None:
-        """Nobody hears anything more; the thread closes its connection when it looks next."""
+        """Stops notifying; the thread closes its connection at its next check."""
         self._thread = None
         if self._stopped is not None:
             self._stopped.set()
@@ -76,7 +75,7 @@ class Bell:
         listening = self._server.listener().pubsub()
         try:
             listening.subscribe(self._server.bell)
-            # From the answer on, nothing is missed.
+            # After this reply, no notification is missed.
             listening.get_message(timeout=_ANSWER_SECONDS)
         except BaseException:
             _close(listening)
@@ -106,7 +105,7 @@ class Bell:
         with self._lock:
             watchers = [] if stopped.is_set() else list(self._watchers)
         for watcher in watchers:
-            # One that fails, say because its loop was closed, must not keep the others from hearing.
+            # A failing callback, say of a closed loop, must not affect the other watchers.
             with contextlib.suppress(Exception):
                 watcher(run)
 

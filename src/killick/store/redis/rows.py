@@ -1,4 +1,4 @@
-"""What a Redis store's answers mean: from replies to records, and from appends to what scripts are told."""
+"""Decodes a Redis store's replies into records, and encodes appends for its scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HASH_BYTES: Final = 32
 
 
 def packed(*parts: bytes | None) -> bytes:
-    """Bytes side by side, each after its length, with a sign where there is nothing; as scripts pack them."""
+    """Concatenates length-prefixed bytes, with a sign for None; scripts pack the same way."""
     return b"".join(b"-" if part is None else b"%d:%s" % (len(part), part) for part in parts)
 
 
@@ -48,7 +48,7 @@ def unpacked(text: bytes) -> list[bytes | None]:
 
 
 def check(text: bytes) -> bytes:
-    """Tells when a row outside the chain was changed."""
+    """Returns the checksum of a row outside the chain."""
     return hashlib.sha1(text).hexdigest()[:8].encode()
 
 
@@ -69,7 +69,7 @@ def row_of(found: Sequence[Any]) -> Row:
 
 
 def run_row_of(found: Sequence[Any]) -> RunRow | None:
-    """A line of a listing; None: the run has no index."""
+    """Returns a row of a listing; None: the run has no index."""
     run, (number, agent, status, priority, wake, started, changed, tags, delivered, counted) = found
     if agent is None:
         return None
@@ -141,7 +141,7 @@ def int_of(value: bytes | None) -> int | None:
 
 
 def lease_us(seconds: float) -> int | None:
-    """How long a lease lasts; None: without end."""
+    """Returns the length of a lease; None: no end."""
     return None if math.isinf(seconds) else round(seconds * 1_000_000)
 
 
@@ -154,7 +154,7 @@ def rows_told(rows: Iterable[Row], given: Given) -> list[tuple[int, int, int, in
 
 
 def index_told(index: RunIndex) -> dict[str, Any]:
-    # Times are told as texts: in a script, numbers are doubles.
+    # Times are texts, because numbers in a script are doubles.
     return {
         "agent": index.agent,
         "status": index.status,
@@ -181,7 +181,7 @@ def letter_told(sent: Delivery, given: Given) -> dict[str, Any]:
 
 
 def _append(item: Append, given: Given) -> dict[str, Any]:
-    """An append as its script is told of it; what it does not bring is left out."""
+    """Encodes an append for its script, without empty parts."""
     seq, hash_ = item.last
     told: dict[str, Any] = {
         "run": item.run,

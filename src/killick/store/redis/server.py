@@ -1,6 +1,6 @@
-"""One Redis or Valkey server: how it is reached, its scripts, and what its errors mean.
+"""One Redis or Valkey server: connections, scripts, and error translation.
 
-Knows how to connect, ask, fail and ask again; what is read and written is the store's business.
+Connects, calls and retries. The store decides what is read and written.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _FIRST_NAP_SECONDS: Final = 0.01
 _LONGEST_NAP_SECONDS: Final = 0.5
 _OPENING_SECONDS_MAX: Final = 3.0
-"""How long a server that is not there is waited for by who opens a store: they may have mistyped."""
+"""How long opening a store waits for an absent server: the URL may be mistyped."""
 
 _ANSWER_SECONDS: Final = 30.0
 _FLUSH_SECONDS_MAX: Final = 20.0
 _COMMITS: Final = ("append", "deliver")
-"""Scripts after which is waited for a flush, where the server does not flush by itself before it answers. What others
-wrote before is flushed with it, for a server's file has one order."""
+"""Scripts after which the store waits for a flush, if the server does not flush before it answers. Earlier writes are
+flushed too, because the server's file is sequential."""
 
 _CONNECT_SECONDS: Final = 10.0
 _HEALTH_SECONDS: Final = 20
 _LATER: Final = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN")
-"""How a server begins that may do later what it does not do now: one that still reads its file, or is at a script."""
+"""Prefixes of temporary errors: the server is loading its file, or runs a script."""
 
 _STRANGERS: Final = (AuthenticationError, AuthorizationError)
 
@@ -54,7 +54,7 @@ Told = dict[str, Any] | list[Any]
 
 
 class RedisServer:
-    """Connections to one server, made when they are needed and kept for the next."""
+    """A connection pool for one server."""
 
     def __init__(self, url: str, *, busy_seconds: float, connections: int) -> None:
         self.place, self.prefix, address = _parts(url)
@@ -77,7 +77,7 @@ class RedisServer:
 
     def _connections(self, most: int, **options: Any) -> Any:
         try:
-            # What is asked again, and how often, is for us to say: the client itself asks once.
+            # Retries are decided here, so the client itself does not retry.
             return redis.BlockingConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
                 self._address,
                 max_connections=most,
@@ -95,21 +95,21 @@ class RedisServer:
             ) from None
 
     def listener(self) -> Any:
-        """A client of its own for who listens; it ends when they close it.
+        """Returns a separate client for a listener, which closes it.
 
-        Who only listens does not notice that nobody is there any more, unless it asks now and then.
+        It sends pings, because a mere listener would not notice a lost server.
         """
         return redis.Redis(connection_pool=self._connections(1, health_check_interval=_HEALTH_SECONDS))
 
     @property
     def bell(self) -> str:
-        """The channel on which is told what may be due."""
+        """The channel for notifications."""
         return f"{self.prefix}bell:{self.store_id}"
 
     # what the store asks for ------------------------------------------------------------------
 
     def ask(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
-        """What a script answers; it is run again if the connection was lost, so it has to bear that."""
+        """Runs a script and returns its reply. Repeated after a lost connection, so the script must be idempotent."""
         return self.run(lambda _: self.once(name, told, blobs, clock_us=clock_us))
 
     def once(self, name: str, told: Told, blobs: Sequence[bytes] = (), *, clock_us: int | None = None) -> Any:
@@ -124,7 +124,7 @@ class RedisServer:
             return send("EVAL", text, *given)
 
     def _flushed(self, *words: Any) -> Any:
-        """What a script answers, when what it wrote is on the server's disk."""
+        """Runs a script and waits until its writes are on the server's disk."""
         with self.client.pipeline(transaction=False) as both:
             both.execute_command(*words)
             both.execute_command("WAITAOF", 1, 0, int(_FLUSH_SECONDS_MAX * 1_000))
@@ -137,7 +137,7 @@ class RedisServer:
         return answer
 
     def many(self, commands: Iterable[Sequence[Any]]) -> list[Any]:
-        """What the server answers to several commands, each at its own time."""
+        """Sends several commands, each atomic by itself."""
         asked = list(commands)
 
         def ask(_: int) -> list[Any]:
@@ -149,7 +149,7 @@ class RedisServer:
         return self.run(ask)
 
     def run(self, work: Callable[[int], T]) -> T:
-        """Do what can be done again without harm, again while the connection is lost; it is told how often it was."""
+        """Runs an idempotent operation, and retries it on lost connections; the argument is the number of retries."""
         until, nap, tries = self._clock.monotonic() + self.patience_seconds, _FIRST_NAP_SECONDS, 0
         while True:
             self.refuse_closed()
@@ -160,7 +160,7 @@ class RedisServer:
                 if not _is_hopeful(error) or self._clock.monotonic() >= until:
                     raise self.explain(error) from error
                 if isinstance(error, ReadOnlyError):
-                    # It leads to a server that is not the primary any more; new connections may lead to the new one.
+                    # The connection leads to a former primary; connect again.
                     self._connect()
             except (AttributeError, TypeError, ValueError, OSError) as error:
                 if self._closed:  # meanwhile, by another thread: the client does not say so in words of its own
@@ -182,7 +182,7 @@ class RedisServer:
     # errors -----------------------------------------------------------------------------------
 
     def explain(self, error: RedisError) -> StoreError:
-        """What a failure means in our words."""
+        """Translates a failure into a Killick error."""
         text = _first_line(error)
         if "KILLICKGONE" in text:
             return StoreBroken(self.place, "what it held is gone: the server lost it, or somebody emptied it")
@@ -200,13 +200,13 @@ class RedisServer:
 
 
 class Given:
-    """The bytes that travel beside what is told in MessagePack, which names them by their places."""
+    """Binary arguments next to a MessagePack argument, which refers to them by index."""
 
     def __init__(self) -> None:
         self.blobs: list[bytes] = []
 
     def put(self, blob: bytes) -> int:
-        """Where these bytes stand."""
+        """Adds bytes and returns their index."""
         self.blobs.append(blob)
         return len(self.blobs)
 
@@ -215,7 +215,7 @@ class Given:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """How the store is called before people, never with a password; how its keys begin; how it is reached."""
+    """Returns the display name without a password, the key prefix, and the connection parameters."""
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)
     name = next((value for key, value in given if key == "prefix"), "killick")
@@ -228,12 +228,12 @@ def _parts(url: str) -> tuple[str, str, str]:
             shown, f"a prefix has 1 to {PREFIX_BYTES_MAX} bytes, and no braces, brackets or wildcards"
         )
     rest = urlencode([(key, value) for key, value in given if key != "prefix"], quote_via=quote)
-    # In braces, so that a server which spreads keys by what stands there keeps them together.
+    # A hash tag, so that a cluster keeps the keys in one slot.
     return shown, f"{{{name}}}:", f"{scheme}://{parts.netloc}{parts.path}?{rest}"
 
 
 def _is_hopeful(error: RedisError) -> bool:
-    """Whether what failed may come about later."""
+    """Returns whether a failed operation may succeed later."""
     if isinstance(error, ResponseError):
         return isinstance(error, ReadOnlyError) or str(error).startswith(_LATER)
     return isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, _STRANGERS)

@@ -1,7 +1,7 @@
-"""The store on a Redis or Valkey server: what each operation asks for, and what the answers mean.
+"""The store on a Redis or Valkey server: the script calls of each operation, and their results.
 
-Knows no event types. What has to be decided together with what is written is decided on the server, in one script. A
-commit is as durable as the server's own settings make it; `conditions` says how durable that is.
+Knows no event types. Decisions that depend on the written data are made on the server, in one script. A commit is as
+durable as the server's settings make it; `conditions` reports that.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CONNECTIONS: Final = 8
 _KEPT: Final = (
     "log", "data", "aside", "mail", "mail_ids", "untaken", "shots", "claimed", "tags", "marks", "telling", "run",
 )  # fmt: skip
-"""All that is kept under a run's id, but for what needs more than to be deleted."""
+"""All keys of a run that can simply be deleted."""
 
 _BEYOND: Final = 10**16
 """More than any number of a run."""
@@ -100,7 +100,7 @@ class RedisStore:
         ids: Ids | None = None,
         connections: int = CONNECTIONS,
     ) -> None:
-        # Leases end by the server's clock, which is one for all machines, unless somebody moves time by hand.
+        # Leases end by the server's clock, which all machines share, unless a test supplies a clock.
         self._clock = None if isinstance(clock, SystemClock) else clock
         self._ids = ids or RandomIds()
         self._server = RedisServer(url, busy_seconds=busy_seconds, connections=connections)
@@ -159,7 +159,7 @@ class RedisStore:
         return self._server.run(write)
 
     def _acknowledged(self, items: Sequence[Append], results: list[Head | LogError]) -> list[Head | LogError]:
-        """Of a batch that was sent again: what is in the log, with others of the same batch behind it, was accepted."""
+        """In a resent batch, accepts the appends that are in the log, also under later ones of the same batch."""
         for at, (item, result) in enumerate(zip(items, results, strict=True)):
             if isinstance(result, HeadMoved) and item.birth is None and item.rows:
                 given, (seq, hash_) = Given(), item.last
@@ -259,7 +259,7 @@ class RedisStore:
                 "after": item.after,
                 "up_to": item.up_to,
                 "anew": item.anew,
-                # Terms and times as texts: in a script, numbers are doubles.
+                # Terms and times are texts, because numbers in a script are doubles.
                 "marks": [(str(each.term), str(each.at_us), each.seq) for each in item.marks],
             }
             for item in items
@@ -534,12 +534,12 @@ class RedisStore:
         return self._server.prefix + (kind if run is None else f"{kind}:{run}")
 
     def _clock_us(self) -> int | None:
-        """The time that is given to scripts; None: they take the server's."""
+        """The time passed to scripts; None: the server's."""
         return None if self._clock is None else self._clock.now_us()
 
 
 def _delivered(sent: Delivery, found: Sequence[Any], *, again: bool) -> Delivered:
-    """What became of a delivery. Of one that is sent again, what is there is its own if it says the very same."""
+    """Decodes a delivery's result. A resent delivery owns the stored message if their contents are equal."""
     fresh, number, text = found
     message = message_of(sent.run, number, text)
     same = (message.name, message.body, message.by, message.at_us) == (sent.name, sent.body, sent.by, sent.at_us)

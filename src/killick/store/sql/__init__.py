@@ -1,4 +1,4 @@
-"""SQL in files, by name. A query is what stands under `-- name: …`; its comment says why."""
+"""Named SQL queries in files. A query is the text under `-- name: …`; its comment says why."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 @cache
 def queries(dialect: str) -> SimpleNamespace:
-    """The named queries of a dialect, as attributes."""
+    """Returns the named queries of a dialect, as attributes."""
     parts = _NAME.split(_text(dialect, "queries.sql"))
     return SimpleNamespace(**{name: _bare(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)})
 
 
 def schema(dialect: str) -> str:
-    """The full schema of the newest format."""
+    """Returns the full schema of the newest format."""
     return _text(dialect, "schema.sql")
 
 
 def migration(dialect: str, to_format: int) -> str:
-    """The script that brings a store from the format before to this one."""
+    """Returns the migration from the previous format to this one."""
     return _text(dialect, f"to_{to_format:04}.sql")
 
 

@@ -1,6 +1,6 @@
-"""What the promises of a SQLite store rest on: its settings, its file system, its file and the room for it.
+"""Checks the preconditions of a SQLite store's guarantees: settings, file system, file and free space.
 
-Reads settings and asks the system. Changes nothing, and says unknown where a system does not tell.
+Changes nothing, and reports "unknown" where a system gives no answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from killick.store.sqlite.file import SqliteFile
 WAL_BYTES_MAX: Final = 64_000_000
 FREE_BYTES_MIN: Final = 200_000_000
 CHECKED_BYTES_MAX: Final = 200_000_000
-"""A file up to this size is checked for damage; a larger one would take too long for a look."""
+"""A file up to this size is checked for damage; a larger one would take too long."""
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMOTE: Final = frozenset({
@@ -34,13 +34,13 @@ _REMOTE: Final = frozenset({
     "fuse.gvfsd-fuse", "fuse.juicefs", "fuse.osxfs", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs", "fuse.sshfs",
     "fuse.vmhgfs-fuse",
 })  # fmt: skip
-"""File systems on which SQLite's locks and shared memory do not hold, or not among machines."""
+"""File systems on which SQLite's locks and shared memory fail, or fail across machines."""
 
 _SYNCHRONOUS: Final = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 
 
 def conditions(file: SqliteFile) -> list[Condition]:
-    """All there is to say about the file and this process's connection to it."""
+    """Returns all conditions of the file and of this process's connection to it."""
     return [*_settings(file), *_file(file), *_room(file.path)]
 
 
@@ -107,7 +107,7 @@ def _room(path: Path) -> Iterator[Condition]:
 
 
 def kind_of_file_system(path: Path, mounts: Path | None = None) -> str | None:
-    """On which kind of file system a file lies, as Linux names it; None where the system does not tell."""
+    """Returns the file system type of a file, as Linux names it; None if unknown."""
     try:
         lines = (mounts or MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -119,20 +119,20 @@ def kind_of_file_system(path: Path, mounts: Path | None = None) -> str | None:
         if not dash or len(words) < 5:
             continue
         point = Path(_unescaped(words[4]))
-        # Of two mounted on one place, the later one hides the other.
+        # Of two mounts on one path, the later one hides the other.
         if (real == point or point in real.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), source.split(" ")[0]
     return kind
 
 
 def _unescaped(text: str) -> str:
-    """A path as it is; in the table of mounts blanks and the like stand as three octal digits."""
+    """Decodes the octal escapes in the mount table."""
     first, *rest = text.split("\\")
     return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
 def told(size_bytes: int) -> str:
-    """A size as people read it."""
+    """Formats a size for people."""
     size = float(size_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1_000:

@@ -1,6 +1,6 @@
-"""Which runs of a SQLite store are due: those whose time to wake has come, and those that were left in the middle.
+"""Finds the due runs of a SQLite store: past their wake time, or abandoned.
 
-Only reads. However many runs are parked, it looks at those alone that are due, and at those that somebody holds.
+Read-only. Its cost depends on the due and the held runs, not on the parked ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from killick.store.sqlite.rows import HeadRow, Q, run_row_of
 _NEVER_US: Final = (1 << 63) - 1
 
 Order = tuple[int, int, int]
-"""Priority (negated), since when it is due, number: the order in which runs are due."""
+"""Priority (negated), due time, number: the order of due runs."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A run that is due, and its head as it stands: it names who left it, if somebody did."""
+    """A due run and its current head, which names the holder that abandoned it, if any."""
 
     order: Order
     row: RunRow
@@ -30,7 +30,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class DueQuery(msgspec.Struct, frozen=True):
-    """Which runs are asked for: due by `now_us`, free by `clock_us`, of these agents (None: all) and not of those."""
+    """A filter: due by `now_us`, free by `clock_us`, of these agents (None: all) and not of those."""
 
     now_us: int
     clock_us: int
@@ -43,7 +43,7 @@ class DueQuery(msgspec.Struct, frozen=True):
 
     @property
     def condition(self) -> tuple[str, list[str]]:
-        """The same as SQL, and the names it compares with."""
+        """Returns the SQL condition, and its parameters."""
         sql, names = "", list[str]()
         for given, word in ((self.agents, "IN"), (self.barred or None, "NOT IN")):
             if given is not None:
@@ -53,18 +53,18 @@ class DueQuery(msgspec.Struct, frozen=True):
 
 
 def due(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> list[Due]:
-    """The first runs that are due, in order."""
+    """Returns the first due runs, in order."""
     if limit <= 0 or (wanted.agents is not None and not set(wanted.agents) - set(wanted.barred)):
         return []
     return sorted([*_left(db, wanted, limit), *_waking(db, wanted, limit)], key=lambda one: one.order)[:limit]
 
 
 def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None:
-    """When the next run of some agents that names no holder is to wake."""
+    """Returns the earliest wake time of some agents' unheld runs."""
     soonest: int | None = None
     lines = [line for line in db.execute(Q.lines).fetchall() if agents is None or line[0] in agents]
     for agent, priority, wake in sorted(lines, key=lambda line: line[2]):
-        # The first of a line may be held, or over; but none of them wakes sooner.
+        # The first of a line may be held or ended, but no other wakes earlier.
         if soonest is not None and wake >= soonest:
             break
         found = db.execute(Q.waking, (agent, priority, _NEVER_US, 1)).fetchone()
@@ -74,7 +74,7 @@ def soonest_us(db: sqlite3.Cursor, agents: Collection[str] | None) -> int | None
 
 
 def _waking(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
-    """The first runs that name no holder and whose time to wake has come, from the highest priority on."""
+    """Returns the first unheld runs past their wake time, from the highest priority on."""
     lines = [
         (priority, agent)
         for agent, priority, wake in db.execute(Q.lines).fetchall()
@@ -89,7 +89,7 @@ def _waking(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
 
 
 def _left(db: sqlite3.Cursor, wanted: DueQuery, limit: int) -> Iterator[Due]:
-    """Runs whose holder is dead, or whose holder's time is up, by the holders there are."""
+    """Returns the runs whose holder is dead or whose lease expired, by holder."""
     agents, names = wanted.condition
     for (holder,) in db.execute(Q.holders).fetchall():
         ended_us = wanted.clock_us if wanted.lives(holder) else None

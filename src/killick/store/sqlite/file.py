@@ -1,6 +1,6 @@
-"""One SQLite file: its connections, its transactions, its format, and what its errors mean.
+"""One SQLite file: connections, transactions, format, and error translation.
 
-Knows how to begin, commit and fail; what is read and written is the store's business.
+Begins, commits and fails. The store decides what is read and written.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from killick.store.sql import migration, queries, schema
 from killick.text import LONE_SURROGATE, printable
 
 APPLICATION_ID: Final = 0x6B656467
-"""`kedg` in the file's header, so that no other SQLite file is taken for a store."""
+"""`kedg` in the file's header, which identifies a store."""
 
 SQLITE_NEEDED: Final = (3, 37, 0)
 PAGE_BYTES: Final = 2_048
-"""Small pages: values of a few kilobytes leave little room empty, and a commit writes little more than its rows."""
+"""Small pages: values of a few kilobytes waste little space, and a commit writes little more than its rows."""
 
 WAL_PAGES_MAX: Final = 2_000
-"""A checkpoint costs two flushes, which do not count every 4 MB; a WAL that still grows makes each commit dearer."""
+"""A checkpoint costs two flushes, negligible every 4 MB; a longer WAL makes each commit slower."""
 
 _READERS_IDLE_MAX: Final = 8
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _FIRST_NAP_SECONDS: Final = 0.0002
 _LONGEST_NAP_SECONDS: Final = 0.005
 _FORK_SECONDS_MAX: Final = 5.0
-"""How long a fork waits for what other threads are reading and writing."""
+"""How long a fork waits for the reads and writes of other threads."""
 
 Setup = Callable[[sqlite3.Cursor], None]
 
 
 class FileKind(NamedTuple):
-    """What a file must be: where its SQL stands, the mark in its header, its newest format, what people call it."""
+    """The expectations of a file: its SQL dialect, its header id, its newest format, its name for people."""
 
     dialect: str
     application_id: int
@@ -62,7 +62,7 @@ class FileKind(NamedTuple):
 
 
 class SqliteFile:
-    """One writing connection behind a mutex, and reading connections that nothing blocks."""
+    """One writing connection behind a mutex, and reading connections that never block."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SqliteFile:
         self._closed = False
         if not create and not path.exists():
             raise StoreUnavailable(self.place, "no such file; a run, or create=True, makes a new store")
-        # SQLite gives the write-ahead log and the shared memory the mode of this file.
+        # SQLite creates the WAL and the shared memory with this file's mode.
         reserve(path)
         with self.explained():
             self._writer = self._connect()
@@ -107,8 +107,8 @@ class SqliteFile:
     # forks ------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Close every connection: SQLite keeps count of its locks by process, and a child would believe that it holds
-        those of its parent. What other threads read and write is waited for, but not for ever."""
+        """Closes every connection: SQLite counts its locks by process, so a child would believe that it holds its
+        parent's. Waits for other threads up to a limit."""
         self._resting = self._mutex.acquire(timeout=_FORK_SECONDS_MAX)
         waited = 0.0
         while self._lent and waited < _FORK_SECONDS_MAX:
@@ -134,7 +134,7 @@ class SqliteFile:
                 self._reopen()
 
     def _reopen(self) -> None:
-        """A writing connection once more, after a fork."""
+        """Reopens the writing connection after a fork."""
         if not self._closed:
             with self.explained():
                 self._writer = self._connect()
@@ -148,13 +148,13 @@ class SqliteFile:
         return self._writing
 
     def reading(self) -> Reading:
-        """A connection that sees what is committed and waits for no writer."""
+        """A connection that sees committed data and waits for no writer."""
         return Reading(self)
 
     @contextlib.contextmanager
     def transacting(self) -> Generator[sqlite3.Connection, None, None]:
-        """A transaction on a connection of its own, in which others execute what they like: they may take their time,
-        and leave nothing behind. Committed at the end, rolled back by any exception, which stays as it is."""
+        """A transaction on its own connection, for the caller's statements. Committed at the end, rolled back by any
+        exception, which passes unchanged."""
         with self.explained():
             self._refuse_closed()
             connection = self._connect()
@@ -167,18 +167,18 @@ class SqliteFile:
             with self.explained():
                 connection.execute("COMMIT")
         finally:
-            # What is not committed by now is rolled back.
+            # Roll back uncommitted work.
             self._transacting.discard(connection)
             connection.close()
 
     def look(self) -> Looking:
-        """An eye on what other connections commit, in this process or another."""
+        """Returns a detector for commits by other connections, in any process."""
         with self.explained():
             self._refuse_closed()
             return Looking(self._connect)
 
     def close(self) -> None:
-        """Close every connection; the last process out folds the WAL back into the file."""
+        """Closes every connection. The last process checkpoints the WAL into the file."""
         with self._mutex:
             self._closed = True
             while self._readers:
@@ -190,7 +190,7 @@ class SqliteFile:
     def write(
         self, first: str, inner: Sequence[tuple[object, ...]], sql: str, rows: Sequence[tuple[object, ...]]
     ) -> None:
-        """Two statements for all rows, as one transaction. What they refuse is an IntegrityError, and all of it."""
+        """Runs two statements over all rows as one transaction. An IntegrityError refuses all of it."""
         if inner or len(rows) != 1:
             with self._writing as cursor:
                 if inner:
@@ -207,7 +207,7 @@ class SqliteFile:
                 raise self.explain(error) from error
 
     def begin(self) -> sqlite3.Cursor:
-        """Wait for the write lock, in this process and among all, and begin."""
+        """Waits for the write lock, in this process and across processes, and begins."""
         self._mutex.acquire()
         try:
             self._insist("BEGIN IMMEDIATE")
@@ -217,7 +217,7 @@ class SqliteFile:
         return self._cursor
 
     def end(self, error: BaseException | None) -> None:
-        """Commit, or roll back because of an error; either way the lock is free again."""
+        """Commits, or rolls back after an error, and frees the lock."""
         try:
             if error is None:
                 self._cursor.execute("COMMIT")
@@ -232,7 +232,7 @@ class SqliteFile:
             self._mutex.release()
 
     def borrow(self) -> sqlite3.Connection:
-        """A connection to read with, for one reader at a time."""
+        """Returns a reading connection for one reader at a time."""
         try:
             reader = self._readers.pop()
         except IndexError:
@@ -240,7 +240,7 @@ class SqliteFile:
             with self.explained():
                 reader = self._connect()
                 reader.execute("PRAGMA query_only = ON")
-            # Damaged text must be read to be found.
+            # Damaged text must be readable to be reported.
             reader.text_factory = _readable
         self._lent.add(reader)
         return reader
@@ -253,7 +253,7 @@ class SqliteFile:
             self._readers.append(reader)
 
     def dismiss(self, reader: sqlite3.Connection) -> None:
-        """Close a connection that failed."""
+        """Closes a failed connection."""
         self._lent.discard(reader)
         reader.close()
 
@@ -263,7 +263,7 @@ class SqliteFile:
         if self._inherited:
             told = "it was in use when this process was forked; fork when no run is active, or start processes by spawn"
             raise StoreUnavailable(self.place, told)
-        # autocommit, so that transactions are exactly those written here; waiting is our own.
+        # Autocommit, so that transactions are explicit; retries on the lock are our own.
         return sqlite3.connect(
             self.path,
             isolation_level=None,
@@ -277,11 +277,11 @@ class SqliteFile:
             raise StoreClosed(self.place)
 
     def _insist(self, sql: str, columns: tuple[object, ...] = ()) -> None:
-        """Execute what needs the write lock. SQLite's own waiting sleeps far longer than a commit takes."""
+        """Executes a statement that needs the write lock. SQLite's own busy handler would sleep far too long."""
         self._patiently(partial(self._cursor.execute, sql, columns))
 
     def _patiently(self, do: Callable[[], object]) -> None:
-        """Do something again and again while others hold the lock that it needs."""
+        """Retries an operation while other connections hold its lock."""
         waited, nap = 0.0, _FIRST_NAP_SECONDS
         while True:
             try:
@@ -313,12 +313,12 @@ class SqliteFile:
             self._migrate()
 
     def _tune(self, writer: sqlite3.Connection) -> None:
-        """What a connection needs that writes: durability, and waiting that is our own."""
+        """Configures a writing connection: durability, and no busy handler."""
         writer.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
         writer.execute("PRAGMA fullfsync = ON")
         writer.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
         writer.execute("PRAGMA busy_timeout = 0")
-        # What is erased must be gone from the file, not only from view.
+        # Erased data must be overwritten in the file.
         writer.execute("PRAGMA secure_delete = ON")
 
     def _format(self) -> tuple[int, int]:
@@ -349,14 +349,14 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """Turns SQLite's errors into ours; `database is locked` never reaches a caller."""
+        """Translates SQLite's errors; `database is locked` never reaches a caller."""
         try:
             yield
         except (sqlite3.Error, UnicodeError) as error:
             raise self.explain(error) from error
 
     def explain(self, error: BaseException) -> BaseException:
-        """What an error means in our words; one that is not SQLite's stays as it is."""
+        """Translates an error; one that is not SQLite's is returned unchanged."""
         if isinstance(error, UnicodeEncodeError):
             return ValueRefused(printable(error.object), LONE_SURROGATE)
         if isinstance(error, UnicodeDecodeError):
@@ -383,7 +383,7 @@ class SqliteFile:
 
 
 class Writing:
-    """A transaction as a `with` block. One serves all, for only one can be open."""
+    """A write transaction as a `with` block. One instance is enough, because only one can be open."""
 
     __slots__ = ("_file",)
 
@@ -402,7 +402,7 @@ class Writing:
 
 
 class Reading:
-    """A connection to read with, as a `with` block; one that failed is not used again."""
+    """A reading connection as a `with` block. A failed one is not reused."""
 
     __slots__ = ("_file", "_reader")
 
@@ -424,7 +424,7 @@ class Reading:
 
 
 class Looking:
-    """A connection that only asks whether others committed anything."""
+    """A connection that only detects commits by others."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
@@ -455,7 +455,7 @@ class Looking:
                 self._db.close()
 
     def _ask(self) -> int | None:
-        """What SQLite counts the commits of others by. A new connection counts from elsewhere, which looks like one."""
+        """Reads SQLite's data version. On a new connection it starts elsewhere, which counts as a change."""
         try:
             with self._mutex:
                 self._db = self._db or self._connect()
@@ -470,7 +470,7 @@ def _readable(text: bytes) -> str:
 
 
 def _execute_script(connection: sqlite3.Cursor, script: str) -> None:
-    """Run a script inside the open transaction; `executescript` would commit it first."""
+    """Runs a script inside the open transaction; `executescript` would commit it first."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

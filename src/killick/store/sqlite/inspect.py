@@ -1,4 +1,4 @@
-"""Re-reads a SQLite store row by row and says what is not as it was written. Changes nothing."""
+"""Re-reads a SQLite store row by row and reports damage. Changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DERIVED: Final = ("piece_uses", "runs", "tags", "snapshots", "quarantine", "fee
 
 
 def inspect(db: sqlite3.Cursor, *, heal: bool) -> Iterator[Problem]:
-    """Every row that does not fit its checksum, that belongs to nobody, or that is gone."""
+    """Returns every row that fails its checksum, has no owner, or is missing."""
     for (line,) in db.execute("PRAGMA integrity_check(20)"):
         if line != "ok":
             yield Problem(where="file", what=str(line))
@@ -51,7 +51,7 @@ def _checksums(db: sqlite3.Cursor, names: dict[int, str]) -> Iterator[Problem]:
 
 
 def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:
-    """The hashes of pieces that are not what was written: those that logs use, and those that only snapshots do."""
+    """Returns the hashes of damaged chunks: those that logs use, and those that only snapshots use."""
     used = {piece for (piece,) in db.execute(Q.log_pieces)}
     truth: list[bytes] = []
     derived: list[bytes] = []
@@ -62,7 +62,7 @@ def damaged_pieces(db: sqlite3.Cursor) -> tuple[list[bytes], list[bytes]]:
 
 
 def short(hash_: object) -> str:
-    """A hash as it is named in a line; a damaged one may be no bytes at all."""
+    """Shortens a hash for a message; a damaged one may not be bytes."""
     return hash_.hex()[:12] if isinstance(hash_, bytes) else repr(hash_)[:12]
 
 

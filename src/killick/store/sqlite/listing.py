@@ -1,6 +1,6 @@
-"""Which runs of a SQLite store a query wants, how many they are, and whose. Only reads.
+"""Run listings and counts of a SQLite store. Read-only.
 
-Whatever is asked for, an index leads to it in the order in which it is listed, so that a page costs what it shows.
+Every query is answered in order from an index, so that a page costs only its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from killick.store.protocol import OWN_AGENTS, Holder, RunQuery, RunRow, RunStan
 from killick.store.sqlite.rows import SEQ_MAX, Q, head_of, run_row_of
 
 _AFTER_OWN: Final = OWN_AGENTS[:-1] + chr(ord(OWN_AGENTS[-1]) + 1)
-"""What comes behind all of Killick's own agents, by name."""
+"""Sorts after all system agents."""
 
 _SINCE: Final = "changed_at_us >= ?"
 _UNTIL: Final = "changed_at_us < ?"
@@ -24,7 +24,7 @@ _LITERALLY: Final = str.maketrans({sign: f"\\{sign}" for sign in "\\%_"})
 
 
 def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) -> list[RunRow]:
-    """Runs that match, newest first. Of several statuses each is read by itself, and the newest of all are taken."""
+    """Returns matching runs, newest first. Each status is read separately and merged."""
     apart = len(query.status) > 1 and query.tag is None and query.contains is None and not query.holders
     queries = [replace(query, status=(status,)) for status in dict.fromkeys(query.status)] if apart else [query]
     found = list[RunRow]()
@@ -38,7 +38,7 @@ def listed(db: sqlite3.Cursor, query: RunQuery, before: int | None, limit: int) 
 
 
 def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
-    """How many runs there are of each status, of those that match in all else."""
+    """Counts runs by status, of those that match in all else."""
     if query.tag is not None or query.contains is not None or query.holders:
         source, conditions, values = _wanted(replace(query, status=()))
         return dict(db.execute(Q.counts.format(source=source, conditions=conditions), values).fetchall())
@@ -52,7 +52,7 @@ def counted(db: sqlite3.Cursor, query: RunQuery) -> dict[str, int]:
 
 
 def standings(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStanding]:
-    """How some runs stand, all at one time."""
+    """Returns the status of some runs in one consistent read."""
     db.execute("BEGIN")
     found = [row for run in runs for row in db.execute(Q.standing, (run,)).fetchall()]
     db.execute("COMMIT")
@@ -60,13 +60,13 @@ def standings(db: sqlite3.Cursor, runs: Collection[str]) -> dict[str, RunStandin
 
 
 def agents(db: sqlite3.Cursor) -> list[str]:
-    """The agents that have runs, one step in the index each."""
+    """Returns the agents that have runs, with one index seek each."""
     first = list(_steps(db, Q.next_agent, until=OWN_AGENTS))
     return first + list(_steps(db, Q.next_agent, start=_AFTER_OWN))
 
 
 def holders(db: sqlite3.Cursor, clock_us: int, lives: Callable[[str], bool]) -> list[Holder]:
-    """Who names itself on heads."""
+    """Returns the lease holders."""
     return [
         Holder(holder=holder, runs=runs, until_us=until, lives=bool(in_time) and lives(holder))
         for holder, runs, until, in_time in db.execute(Q.holdings, (clock_us,)).fetchall()
@@ -74,7 +74,7 @@ def holders(db: sqlite3.Cursor, clock_us: int, lives: Callable[[str], bool]) -> 
 
 
 def _steps(db: sqlite3.Cursor, sql: str, *given: str, start: str = "", until: str | None = None) -> Iterator[str]:
-    """Values of an index, each found behind the one before."""
+    """Returns the distinct values of an index by repeated seeks."""
     last: str | None = db.execute(sql, (*given, start)).fetchone()[0]
     while last is not None and (until is None or last < until):
         yield last
@@ -82,7 +82,7 @@ def _steps(db: sqlite3.Cursor, sql: str, *given: str, start: str = "", until: st
 
 
 def _wanted(query: RunQuery) -> tuple[str, str, list[str | int]]:
-    """Where a query looks, what it demands, and the values that it compares with."""
+    """Returns a query's table, conditions and parameters."""
     part = None if query.contains is None else f"%{query.contains.translate(_LITERALLY)}%"
     conditions, values = _demanded(
         (query.agent, "agent = ?"),
@@ -105,6 +105,6 @@ def _wanted(query: RunQuery) -> tuple[str, str, list[str | int]]:
 
 
 def _demanded(*demands: tuple[str | int | None, str]) -> tuple[str, list[str | int]]:
-    """Conditions, and what they compare with, where there is something."""
+    """Returns the conditions of the given values, and their parameters."""
     given = [(value, condition) for value, condition in demands if value is not None]
     return "".join(f" AND {condition}" for _, condition in given), [value for value, _ in given]

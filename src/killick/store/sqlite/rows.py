@@ -1,4 +1,4 @@
-"""What SQLite's rows mean: from rows to records, and the small reads and writes that every transaction is made of."""
+"""Decodes SQLite rows into records, with the small reads and writes that transactions share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEQ_BITS: Final = 32
 SEQ_MAX: Final = (1 << SEQ_BITS) - 1
 _TAGS: Final = msgspec.json.Decoder(tuple[str, ...])
 LOG, SNAPSHOT = 0, 1
-"""By what a run keeps a piece alive: its log and inbox, or its snapshots."""
+"""Whether a run's log and inbox, or its snapshots, keep a chunk alive."""
 
 HeadRow = tuple[int, str, int, bytes, int, int, str | None, str | None, int | None, int]
 """number, run, seq, hash, epoch, base, parent, holder, lease_until_us, removed"""
@@ -39,16 +39,16 @@ def head_of(found: HeadRow) -> Head:
 
 
 def is_there(item: Append, found: HeadRow) -> bool:
-    """Whether this very append was committed before, and its acknowledgement lost.
+    """Returns whether this append was already committed and its acknowledgement lost.
 
-    Two creators may write the same first event in the same instant; only the one that holds the run made it.
+    Two creators may write the same first event at once; only the current holder is the creator.
     """
     made = item.birth is None or (item.birth.holder is not None and item.birth.holder == found[7])
     return made and (found[2], found[3]) == item.last
 
 
 def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[object, ...]]:
-    """The head after these events, and what the statement needs: the head as seen, the last event, the checksum."""
+    """Returns the head after these events, and the statement's parameters: known head, last event, checksum."""
     number, run, after, before, epoch, base, parent, holder, until, removed = head
     row = rows[-1]
     seq, hash_ = row.seq, row.hash
@@ -58,19 +58,19 @@ def lengthened(head: HeadRow, rows: Sequence[Row]) -> tuple[HeadRow, tuple[objec
 
 
 def inner_rows(head: HeadRow, rows: Sequence[Row]) -> list[tuple[object, ...]]:
-    """The events before the last one, which moves the head past all of them."""
+    """Returns the events before the last one, which moves the head past all of them."""
     first = head[0] << SEQ_BITS
     return [(first + row.seq, row.body, row.data, row.hash) for row in rows[:-1]]
 
 
 def leased(head: HeadRow, holder: str | None, until_us: int | None, *, epoch: int | None = None) -> HeadRow:
-    """A head as somebody else's, or nobody's."""
+    """Returns a head with another holder, or none."""
     number, run, seq, hash_, before, base, parent, _, _, removed = head
     return (number, run, seq, hash_, before if epoch is None else epoch, base, parent, holder, until_us, removed)
 
 
 def hold(db: sqlite3.Cursor, row: HeadRow) -> None:
-    """Write who holds a run; where its log ends stays as it is."""
+    """Writes a run's holder; its log is unchanged."""
     number, _, _, _, epoch, _, _, holder, until, removed = row
     db.execute(Q.hold_head, (epoch, holder, until, removed, row_check(*row), number))
 
@@ -92,7 +92,7 @@ def number_known(db: sqlite3.Cursor, run: str) -> int:
 
 
 def hash_at(db: sqlite3.Cursor, head: HeadRow, seq: int) -> bytes | None:
-    """The chain's hash at a seq, looked for through the lineage of forks."""
+    """Returns the chain hash at a seq, from the run or its ancestors."""
     if seq > head[2]:
         return None
     while seq <= head[5] and head[6] is not None:
@@ -108,7 +108,7 @@ def put_pieces(db: sqlite3.Cursor, number: int, kind: int, pieces: Sequence[Blob
 
 
 def erase(db: sqlite3.Cursor, id_: int) -> None:
-    """Empty an event's data, also where a repair set the event aside."""
+    """Erases an event's data, also in rows moved aside by a repair."""
     db.execute(Q.erase_event, (id_,))
     for _, body, _, hash_ in db.execute(Q.asides, (id_ - 1, id_)).fetchall():
         columns = (id_, body, None, hash_)

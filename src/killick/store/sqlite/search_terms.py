@@ -1,6 +1,6 @@
-"""Marks in SQLite: which runs are behind, writing theirs, and finding events by several terms at once.
+"""The search-term index in SQLite: runs to index, writes, and queries for several terms at once.
 
-Knows terms as numbers only. Marks are derived: a damaged one costs its run all of its marks, and they are made again.
+Terms are opaque numbers. The index is derived: if one row is damaged, all of its run's rows are rebuilt.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LAST: Final = (1 << 63) - 1
 """Later than any time, and more than any number."""
 
 _TOGETHER: Final = 500
-"""Runs whose marks one statement drops."""
+"""The number of runs whose terms one statement drops."""
 
 _Row = tuple[int, int, int, int]
 Key = tuple[int, int, int]
-"""at_us, number, seq: the order of time, and the same for every term of an event."""
+"""at_us, number, seq: time order, equal for all terms of an event."""
 
 
 def unmarked(db: sqlite3.Cursor, after: int, limit: int) -> list[Behind]:
@@ -31,7 +31,7 @@ def unmarked(db: sqlite3.Cursor, after: int, limit: int) -> list[Behind]:
 
 
 def mark(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
-    """Write the marks of some runs, but of none where somebody else was first."""
+    """Writes the terms of some runs, except where another process was first."""
     fresh: set[_Row] = set()
     for item in items:
         found = db.execute(Q.marked_to, (item.run,)).fetchone()
@@ -47,10 +47,10 @@ def mark(db: sqlite3.Cursor, items: Sequence[TermBatch]) -> None:
         if seq == base:
             fresh |= rows
         else:
-            # A mark may be there already; it counts once.
+            # A term may exist already; it counts once.
             rows = {row for row in rows if db.execute(Q.put_mark, row).rowcount}
         _put_marked(db, number, item.up_to, total + sum(row_check(*row) for row in rows))
-    # In their own order, for then those that lie side by side are written together.
+    # In index order, so that neighbouring entries are written together.
     db.executemany(Q.put_mark, sorted(fresh))
 
 
@@ -59,7 +59,7 @@ def _put_marked(db: sqlite3.Cursor, number: int, seq: int, total: int) -> None:
 
 
 def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
-    """Drop all marks of some runs, which reads every mark there is: only removal, erasure and repair need it."""
+    """Drops all terms of some runs by a full scan: only removal, erasure and repair need it."""
     for first in range(0, len(numbers), _TOGETHER):
         some = numbers[first : first + _TOGETHER]
         places = ", ".join("?" * len(some))
@@ -68,7 +68,7 @@ def forget(db: sqlite3.Cursor, numbers: Sequence[int]) -> None:
 
 
 def sweep(db: sqlite3.Cursor) -> None:
-    """Drop what removed runs left."""
+    """Drops the terms of removed runs."""
     forget(db, [number for (number,) in db.execute(Q.dead_marked).fetchall()])
 
 
@@ -76,10 +76,9 @@ def sweep(db: sqlite3.Cursor) -> None:
 
 
 def marked(db: sqlite3.Cursor, all_of: Sequence[Collection[int]], since_us: int, start: Key) -> Iterator[TermPosition]:
-    """The newest event at or before `start` that bears a term of every group, then the one before it, and so on.
+    """Yields events at or before `start` with a term of every group, newest first.
 
-    Each group names its newest candidate in turn and the others jump to it, so what is passed over costs no more
-    than the rarest group has marks.
+    Each group in turn names its newest candidate and the others skip to it, so the cost is bounded by the rarest group.
     """
     runs: dict[int, str | None] = {}
     key, agreed = start, 0
@@ -107,7 +106,7 @@ def _newest(db: sqlite3.Cursor, terms: Collection[int], key: Key) -> Key | None:
 
 
 def start_of(until_us: int | None, before: TermPosition | None) -> Key:
-    """Where a question begins: before a time and below a cursor."""
+    """Returns where a query starts: before a time and below a cursor."""
     first = (_LAST, _LAST, SEQ_MAX) if until_us is None else (until_us, 0, -1)
     return first if before is None else min(first, (before.at_us, before.number, before.seq - 1))
 
@@ -116,7 +115,7 @@ def start_of(until_us: int | None, before: TermPosition | None) -> Key:
 
 
 def damaged(db: sqlite3.Cursor, names: Mapping[int, str]) -> dict[int, str]:
-    """Runs, by number, whose marks are not as they were written, and how one says so."""
+    """Returns the runs, by number, whose search terms are damaged, with the message."""
     totals: Counter[int] = Counter()
     for number, term, at_us, seq in db.execute(Q.all_marks):
         totals[number] += row_check(term, at_us, number, seq)

@@ -1,6 +1,6 @@
 """The embedded default: one SQLite file in WAL mode, shared by threads and processes.
 
-Owns the transactions: what is read and written in each. Knows no event types.
+Owns the reads and writes of each transaction. Knows no event types.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class SqliteStore:
 
     def opening(self, run: str, *, fold: int) -> Opening | None:
         with self._file.reading() as db:
-            # Both statements see the same moment.
+            # Both statements read the same database snapshot.
             db.execute("BEGIN")
             found = db.execute(Q.opening, (fold, run)).fetchone()
             rows = list[Row]()
@@ -300,7 +300,7 @@ class SqliteStore:
                         taken.append(Claimed(head=head, row=one.row, left=left[0], left_until_us=left[1]))
                     if agent in room:
                         room[agent] -= 1
-                # Where an agent's room was not enough, others may be due behind its runs.
+                # If an agent's room was exhausted, runs of other agents may be due behind its own.
                 wanted = self._wanted(now_us, agents, room)
         return taken
 

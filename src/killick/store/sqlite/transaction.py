@@ -1,6 +1,6 @@
-"""Transactions on a SQLite store in which others write as well: on a connection of ours, or on their own.
+"""SQLite transactions shared with an application: on our connection, or on the application's.
 
-Owns who may end one, and which connection may be joined. What is written of the store is in `sqlite_writes`.
+Decides who may end one, and which connection may be joined. `writes` contains the store's statements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SqliteTransaction:
 
     @property
     def path(self) -> str:
-        """The file that the connection is to; empty for none."""
+        """The connection's file; empty for none."""
         with self._cursor() as db:
             return next(str(path) for _, name, path in db.execute("PRAGMA database_list") if name == "main")
 
@@ -55,7 +55,7 @@ class SqliteTransaction:
 
     @contextlib.contextmanager
     def _cursor(self) -> Generator[sqlite3.Cursor, None, None]:
-        """Rows and texts as we read them, however the connection's owner reads theirs."""
+        """Returns a cursor with our row and text formats, independent of the connection's."""
         texts, self.connection.text_factory = self.connection.text_factory, str
         try:
             with self._file.explained():
@@ -66,7 +66,7 @@ class SqliteTransaction:
             self.connection.text_factory = texts
 
     def authorize(self, action: int, *_: str | None) -> int:
-        """Asked by SQLite before each statement: what would end the transaction is refused."""
+        """SQLite's authorizer: refuses statements that would end the transaction."""
         if action != sqlite3.SQLITE_TRANSACTION:
             return sqlite3.SQLITE_OK
         self.was_denied = True
@@ -77,7 +77,7 @@ class SqliteTransaction:
 def transaction(
     file: SqliteFile, writes: Writes, ring: Callable[[Rung], None]
 ) -> Generator[SqliteTransaction, None, None]:
-    """A transaction on a connection of our own, which only the end of the block ends."""
+    """A transaction on our own connection, which only the end of the block ends."""
     with file.transacting() as connection:
         opened = SqliteTransaction(connection, file, writes)
         connection.set_authorizer(opened.authorize)
@@ -94,7 +94,7 @@ def transaction(
 
 
 def joining(connection: Any, file: SqliteFile, writes: Writes) -> SqliteTransaction:
-    """Take part in a transaction on somebody's own connection, if it is one to the very same file."""
+    """Joins a transaction on the caller's connection, if that is to the same file."""
     if not isinstance(connection, sqlite3.Connection):
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise StoreError(f"{file.place}: tx= takes a sqlite3.Connection to this file, not a {kind}")

@@ -1,6 +1,6 @@
-"""What a transaction writes into a SQLite store: appends and messages, on whatever cursor it is open.
+"""The writes of a SQLite transaction: appends and messages, on any open cursor.
 
-Checks before it writes. Begins and commits nothing; tells its caller for which runs to ring once that is done.
+Checks before it writes. Neither begins nor commits; returns the runs to notify for after the commit.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from killick.store.sqlite.rows import (
 SEEN_MAX: Final = 10_000
 
 Rung = list[str]
-"""Runs to ring for after the commit; "" where something was told."""
+"""Runs to notify for after the commit; "" for the outbox."""
 
 
 class Writes:
-    """The appends and deliveries of a store. `seen` are heads as they were last seen: a guess, checked by the file."""
+    """A store's appends and deliveries. `seen` caches heads; the file validates them."""
 
     def __init__(self, place: str, *, holders: Holders, clock: Clock) -> None:
         self.seen: dict[str, HeadRow] = {}
@@ -77,13 +77,13 @@ class Writes:
         self.seen[head[1]] = head
 
     def until_us(self, seconds: float) -> int | None:
-        """When a lease that is taken now ends."""
+        """Returns when a lease taken now ends."""
         return None if math.isinf(seconds) else lease_clock_us(self._clock) + round(seconds * 1_000_000)
 
     # appends ----------------------------------------------------------------------------------
 
     def append(self, db: sqlite3.Cursor, item: Append, rung: Rung) -> Head | LogError:
-        """Check everything, then write everything: a refused item has written nothing."""
+        """Checks everything, then writes everything: a refused item has written nothing."""
         group = item.group
         for one in group:
             _check_numbers(one)
@@ -158,7 +158,7 @@ class Writes:
             raise StoreBroken(self._place, reason) from error
 
     def _give_birth(self, db: sqlite3.Cursor, item: Append) -> HeadRow:
-        """A head that stands before the first event."""
+        """Returns the head before a new run's first event."""
         birth = item.birth
         assert birth is not None
         if birth.holder is not None:
@@ -172,7 +172,7 @@ class Writes:
         return row
 
     def _write(self, db: sqlite3.Cursor, head: HeadRow, item: Append, rung: Rung) -> Head:
-        """Everything that an accepted append brings; most bring rows alone."""
+        """Writes an accepted append; most have rows alone."""
         number = head[0]
         if item.rows:
             db.executemany(Q.put_event, inner_rows(head, item.rows))
@@ -195,13 +195,13 @@ class Writes:
             shot = item.snapshot
             put_pieces(db, number, SNAPSHOT, shot.pieces)
             db.execute(Q.put_snapshot, (number, shot.fold, shot.seq, shot.hash, shot.root))
-        # A birth may be rolled back, and a head without events of its own does not tell a fork from its twin.
+        # A creation may be rolled back, and a head without own events does not distinguish a fork from its copy.
         if item.rows or item.birth is None:
             self.see(head)
         return head_of(head)
 
     def _write_rights(self, db: sqlite3.Cursor, number: int, item: Append) -> None:
-        """Giving back comes before taking, so that one append can do both."""
+        """Returns rights before taking, so that one append can do both."""
         seq = item.last[0]
         for claim in item.releases:
             db.execute(Q.drop_claim, (claim.space, claim.key, number))
@@ -217,7 +217,7 @@ class Writes:
             db.execute(Q.erase_piece, (piece,))
 
     def put_index(self, db: sqlite3.Cursor, number: int, index: RunIndex, *, delivered: int | None) -> bool:
-        """Write how a run is found. Returns whether it is to wake, and sooner than it was."""
+        """Writes a run's index. Returns whether the run now wakes earlier."""
         before = run_row(db, number)
         if delivered is None:
             last: int = before.delivered if before else db.execute(Q.last_message, (number,)).fetchone()[0]
@@ -269,9 +269,9 @@ def _check_numbers(item: Append) -> None:
 
 
 def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
-    """Events of some runs, after heads as they were last seen, ready to be written without looking at each.
+    """Prepares plain events of several runs from cached heads, to write them without reading.
 
-    None: something else hangs on one of them, or its head was not seen there.
+    None: an append has other parts, or its head is not cached.
     """
     moves: dict[str, HeadRow] = {}
     inner: list[tuple[object, ...]] = []
@@ -289,7 +289,7 @@ def bare(seen: dict[str, HeadRow], items: Sequence[Append]) -> Bare | None:
 
 
 class Bare(NamedTuple):
-    """What bare appends write, and the heads they lead to."""
+    """The rows of plain appends, and the resulting heads."""
 
     moves: dict[str, HeadRow]
     inner: list[tuple[object, ...]]

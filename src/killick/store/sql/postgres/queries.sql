@@ -1,11 +1,11 @@
--- `killick.` stands for the schema that a store is opened in, and `:bell` for the channel that it rings on.
+-- `killick.` is replaced by the schema of the store, and `:bell` by its notification channel.
 
 -- name: set_up_session
 SET default_transaction_isolation = 'read committed'; SET bytea_output = 'hex'; SET jit = off;
 SET lock_timeout = {lock_ms};
 SELECT set_config('synchronous_commit', {synchronous_commit}, false)
 
--- What a commit survives must not depend on the server's default; a promise beyond ours is kept.
+-- A commit's durability must not depend on the server's default; a stronger setting is kept.
 -- name: durable
 CASE WHEN current_setting('synchronous_commit') = 'remote_apply' THEN 'remote_apply' ELSE 'on' END
 
@@ -36,7 +36,7 @@ LISTEN {bell}
 
 -- the log -----------------------------------------------------------------------------------------
 
--- Moves the head from where its writer saw it and puts the events behind it, or does nothing.
+-- Moves the head from the position that its writer saw and adds the events, or does nothing.
 -- name: append_one
 WITH moved AS (
     UPDATE killick.heads SET seq = $5, hash = $6,
@@ -79,7 +79,7 @@ SELECT number FROM killick.heads WHERE run = $1 AND NOT removed
 SELECT events.seq, body, data, events.hash FROM killick.heads JOIN killick.events USING (number)
 WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
 
--- Data that is stored apart from its row is never touched when only bodies are asked for.
+-- TOASTed data is never read when only bodies are requested.
 -- name: bodies
 SELECT events.seq, body, NULL::bytea, events.hash FROM killick.heads JOIN killick.events USING (number)
 WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
@@ -88,7 +88,7 @@ WHERE run = $1 AND NOT removed AND events.seq > $2 ORDER BY events.seq LIMIT $3
 SELECT events.seq, body, data, events.hash FROM killick.heads JOIN killick.events USING (number)
 WHERE run = $1 AND NOT removed AND events.seq = $2
 
--- One statement sees one state: the first row is the head with its snapshot, the others are events.
+-- One statement reads one database snapshot: the first row is the head with its fold snapshot, the others are events.
 -- name: opening
 WITH head AS MATERIALIZED (SELECT * FROM killick.heads WHERE run = $1 AND NOT removed), shot AS MATERIALIZED (
     SELECT snapshots.* FROM head JOIN killick.snapshots USING (number)
@@ -123,12 +123,12 @@ DELETE FROM killick.piece_uses WHERE number = $1 AND kind = 0
 -- name: drop_snapshot_uses
 DELETE FROM killick.piece_uses WHERE number = $1 AND kind = 1
 
--- What somebody is about to refer to is locked by them and passed over.
+-- Chunks that a writer is about to reference are locked by it and skipped.
 -- name: unused
 SELECT piece FROM killick.pieces WHERE NOT EXISTS (SELECT FROM killick.piece_uses WHERE piece_uses.piece = pieces.piece)
 LIMIT $1 FOR UPDATE SKIP LOCKED
 
--- Looks once more, for a reference may have come between the first look and the lock.
+-- Checks again, because a reference may have been added between the first check and the lock.
 -- name: sweep
 WITH gone AS (
     DELETE FROM killick.pieces WHERE piece = ANY ($1) AND NOT EXISTS (
@@ -165,7 +165,7 @@ SELECT (head).number, (head).run, (head).seq, (head).hash, (head).epoch, (head).
     left_by, left_until_us
 FROM killick.claim_runs($1, $2, $3, $4, $5, $6, $7, $8)
 
--- By an array, for a join may be planned as if a holder had hardly anything.
+-- As an array, because the planner may underestimate a join on holders.
 -- name: keep
 UPDATE killick.heads SET lease_until_us = killick.until_us($2, $3) WHERE number = ANY (ARRAY(
     SELECT number FROM killick.heads
@@ -229,7 +229,7 @@ INSERT INTO killick.tags (tag, number) SELECT tag, $1 FROM unnest($2::text[]) AS
 -- name: write_index
 SELECT killick.write_head(killick.with_index(heads, $2), tags, wake_at_us) FROM killick.heads WHERE number = $1
 
--- The conditions that a listing does not use fall away, and what is left picks the index.
+-- Unused conditions of a listing are removed, and the rest determines the index.
 -- name: runs
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered,
     delivered_checksum = killick.count_check(number, delivered)
@@ -245,11 +245,11 @@ FROM killick.heads WHERE run = ANY ($1::text[]) AND NOT removed
 -- name: counts
 SELECT status, count(*) FROM killick.heads WHERE agent IS NOT NULL {conditions} GROUP BY status
 
--- Only letters of ASCII have cases here, whatever the database's language is.
+-- Only ASCII letters are case-insensitive, independent of the database's locale.
 -- name: containing
 strpos(lower(run), lower({value}::text COLLATE "C")) > 0
 
--- Each agent is found behind the one before, one step in the index each.
+-- A loose index scan: one index seek for each agent.
 -- name: agents
 WITH RECURSIVE names (agent) AS (
     SELECT min(agent) FROM killick.heads WHERE agent IS NOT NULL
@@ -376,7 +376,7 @@ SELECT number FROM killick.marked JOIN killick.heads USING (number) WHERE remove
 -- name: names
 SELECT number, run FROM killick.heads
 
--- Rows that do not fit their checksum.
+-- Rows that fail their checksum.
 -- name: wrong_rows
 SELECT 'meta', NULL::bigint, key FROM killick.meta WHERE checksum <> killick.meta_check(key, value)
 UNION ALL SELECT 'heads', number, concat(number, ', ', run) FROM killick.heads
@@ -388,12 +388,12 @@ UNION ALL SELECT 'claims', number, space FROM killick.claims
 UNION ALL SELECT 'aside', number, concat(number, ', ', seq) FROM killick.aside
     WHERE checksum <> killick.aside_check(number, seq, body, hash, data)
 
--- The values that are not what was written, and whether a log uses them. It reads every value there is.
+-- Damaged values, and whether a log uses them. A full scan of all values.
 -- name: wrong_pieces
 SELECT hash, EXISTS (SELECT FROM killick.piece_uses WHERE kind = 0 AND piece_uses.piece = pieces.piece) FROM killick.pieces
 WHERE body IS NOT NULL AND sha256('\x02'::bytea || convert_to(codec, 'UTF8') || '\x00'::bytea || body) <> hash
 
--- Rows that belong to no run: their head is gone, or they were slipped in.
+-- Rows without an owning run: their head is gone, or they were inserted by another program.
 -- name: strays
 SELECT 'events', number, count(*) FROM killick.events
     WHERE number NOT IN (SELECT number FROM killick.heads WHERE NOT removed) GROUP BY number

@@ -34,7 +34,7 @@ INSERT INTO events (id, body, data, hash) VALUES (?, ?, ?, ?)
 -- name: events
 SELECT id & 4294967295, body, data, hash FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?
 
--- Overflow pages of data are never touched when only bodies are asked for.
+-- Overflow pages of data are never read when only bodies are requested.
 -- name: bodies
 SELECT id & 4294967295, body, NULL, hash FROM events WHERE id > ? AND id <= ? ORDER BY id LIMIT ?
 
@@ -47,7 +47,7 @@ UPDATE events SET data = NULL WHERE id = ?
 -- name: drop_events
 DELETE FROM events WHERE id > ? AND id <= ?
 
--- A piece that was erased and is given again gets its bytes back.
+-- Storing an erased chunk again restores its bytes.
 -- name: put_piece
 INSERT INTO pieces (hash, codec, body) VALUES (?, ?, ?)
 ON CONFLICT (hash) DO UPDATE SET body = excluded.body WHERE pieces.body IS NULL
@@ -73,7 +73,7 @@ DELETE FROM piece_uses WHERE number = ? AND kind = 0
 -- name: drop_snapshot_uses
 DELETE FROM piece_uses WHERE number = ? AND kind = 1
 
--- Runs inside the one write transaction, so no append can come between the looking and the deleting.
+-- Runs inside the one write transaction, so that no append can intervene.
 -- name: sweep
 DELETE FROM pieces WHERE piece IN (
     SELECT piece FROM pieces WHERE piece NOT IN (SELECT piece FROM piece_uses) LIMIT ?
@@ -159,7 +159,7 @@ DELETE FROM tags WHERE number = ?
 -- name: tags_of
 SELECT tag FROM tags WHERE number = ?
 
--- The conditions that a listing does not use fall away, and what is left picks the index.
+-- Unused conditions of a listing are removed, and the rest determines the index.
 -- name: runs
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum
 FROM {source} WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
@@ -167,11 +167,11 @@ FROM {source} WHERE number < ? {conditions} ORDER BY number DESC LIMIT ?
 -- name: from_runs
 runs JOIN heads USING (number)
 
--- A tag leads to its runs in the order of their numbers, however many have it.
+-- A tag's runs are indexed by number, for any number of runs.
 -- name: from_tags
 tags AS tagged CROSS JOIN runs USING (number) CROSS JOIN heads USING (number)
 
--- Ids are looked through in the order of their numbers, and only runs whose ids fit are looked at.
+-- Ids are scanned in number order, and only matching runs are read.
 -- name: from_heads
 heads NOT INDEXED CROSS JOIN runs USING (number)
 
@@ -190,7 +190,7 @@ SELECT min(status) FROM runs WHERE agent = ? AND status > ?
 -- name: count_standing
 SELECT count(*) FROM runs INDEXED BY runs_by_standing WHERE agent = ? AND status = ? {conditions}
 
--- Every agent and priority that runs which are to wake have, and when the first of them is to: one step in the index each.
+-- Each agent and priority with waiting runs, and its earliest wake time: one index seek each.
 -- name: lines
 WITH RECURSIVE lines (number) AS (
     SELECT number FROM (
@@ -223,7 +223,7 @@ SELECT DISTINCT holder FROM heads WHERE holder IS NOT NULL
 SELECT holder, count(*), min(lease_until_us), max(lease_until_us IS NULL OR lease_until_us > ?) FROM heads
 WHERE holder IS NOT NULL GROUP BY holder
 
--- Without a time, all that a holder has. A paused one waits for its time to wake.
+-- Without a time, all runs of a holder. A paused run waits for its wake time.
 -- name: left
 SELECT number, run, agent, status, priority, wake_at_us, started_at_us, changed_at_us, tags, delivered, delivered_checksum, seq, hash, epoch, base, parent, holder, lease_until_us, removed,
     CASE status WHEN 'paused' THEN wake_at_us ELSE changed_at_us END AS since
@@ -241,7 +241,7 @@ INSERT INTO feed (number, seq, kind) VALUES (?, ?, ?)
 -- name: feed
 SELECT position, run, feed.seq, kind FROM feed JOIN heads USING (number) WHERE position > ? {kinds} ORDER BY position LIMIT ?
 
--- The file remembers the last position that it gave, also when nothing is left.
+-- The file remembers the last assigned position, also when the outbox is empty.
 -- name: feed_end
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'feed'), 0)
 
@@ -251,7 +251,7 @@ DELETE FROM feed WHERE position <= ?
 -- name: drop_told
 DELETE FROM feed WHERE number = ?
 
--- Everything that is needed to go on with a run but its events.
+-- Everything for resuming a run except its events.
 -- name: opening
 SELECT heads.number, run, heads.seq, heads.hash, epoch, base, parent, holder, lease_until_us, removed,
     reason, snapshots.seq, snapshots.fold, snapshots.hash, snapshots.root
@@ -303,7 +303,7 @@ SELECT DISTINCT piece FROM piece_uses WHERE kind = 0
 -- name: drop_piece
 DELETE FROM pieces WHERE hash = ?
 
--- Rows that belong to no run: their head is gone, or they were slipped in.
+-- Rows without an owning run: their head is gone, or they were inserted by another program.
 -- name: strays
 SELECT 'events', number, count(*) FROM events WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
 UNION ALL SELECT 'inbox', number, count(*) FROM inbox WHERE number NOT IN (SELECT number FROM heads WHERE NOT removed) GROUP BY number
@@ -361,7 +361,7 @@ INSERT OR REPLACE INTO marked (number, seq, total, checksum) VALUES (?, ?, ?, ?)
 SELECT at_us, number, seq FROM marks WHERE term = ? AND (at_us, number, seq) <= (?, ?, ?)
 ORDER BY at_us DESC, number DESC, seq DESC LIMIT 1
 
--- Marks of a run that is gone wait for the sweep; a run whose marks were dropped has none.
+-- The terms of a removed run wait for the sweep; a run whose terms were dropped has none.
 -- name: marked_run
 SELECT run FROM heads JOIN marked USING (number) WHERE number = ? AND NOT removed
 

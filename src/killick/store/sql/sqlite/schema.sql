@@ -1,5 +1,5 @@
--- Format 4. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses,
--- snapshots, runs, tags, quarantine, marks, marked. A queue: feed. A checksum column stands wherever the hash chain does not reach.
+-- Format 4. Truth: meta, heads, events, pieces, inbox, claims. Derived and rebuilt when wrong: piece_uses, snapshots,
+-- runs, tags, quarantine, marks, marked. A queue: feed. Rows outside the hash chain have a checksum.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -7,7 +7,7 @@ CREATE TABLE meta (
     checksum INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- One row a run: how long its log is, and who may lengthen it. A removed run keeps its row as a tombstone.
+-- One row a run: its log's length and its lease. A removed run keeps its row as a tombstone.
 CREATE TABLE heads (
     number INTEGER PRIMARY KEY,
     run TEXT NOT NULL UNIQUE,
@@ -22,11 +22,11 @@ CREATE TABLE heads (
     checksum INTEGER NOT NULL
 ) STRICT;
 
--- What each holder has, and until when.
+-- Each holder's runs, and the ends of their leases.
 CREATE INDEX heads_by_holder ON heads (holder, lease_until_us) WHERE holder IS NOT NULL;
 
--- The id is the run's number and the seq in one integer, so that a run's events lie together in the
--- order they are read, and no second index is needed.
+-- The id combines the run's number and the seq, so that a run's events are stored in reading order without a second
+-- index.
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     body BLOB NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE events (
     seq INTEGER GENERATED ALWAYS AS (id & 4294967295) VIRTUAL
 ) STRICT;
 
--- The one way for an event into a log: it moves the head from where its writer saw it, or nothing happens.
+-- The only way to append an event: it moves the head from the position that its writer saw, or fails.
 CREATE VIEW appends AS
 SELECT number, seq AS after, hash AS before, epoch, holder, lease_until_us,
     seq, NULL AS body, NULL AS data, hash, checksum FROM heads;
@@ -50,7 +50,7 @@ BEGIN
     INSERT INTO events (id, body, data, hash) VALUES ((new.number << 32) + new.seq, new.body, new.data, new.hash);
 END;
 
--- Values stored once under their hash; a null body was erased.
+-- Content-addressed values; a null body was erased.
 CREATE TABLE pieces (
     piece INTEGER PRIMARY KEY,
     hash BLOB NOT NULL UNIQUE,
@@ -58,7 +58,7 @@ CREATE TABLE pieces (
     body BLOB
 ) STRICT;
 
--- Which run keeps which piece alive: by its log and inbox (kind 0) or its snapshots (kind 1).
+-- The chunks that a run keeps alive: by its log and inbox (kind 0) or its snapshots (kind 1).
 CREATE TABLE piece_uses (
     number INTEGER NOT NULL,
     kind INTEGER NOT NULL,
@@ -104,12 +104,12 @@ CREATE TABLE runs (
     delivered_checksum INTEGER NOT NULL -- an inbox that lost its last message is known by this count alone
 ) STRICT;
 
--- What is to wake, by agent and priority: a long line of one agent keeps nobody from the lines of others.
+-- Waiting runs by agent and priority, so that one agent's backlog does not slow down others.
 CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
 CREATE INDEX runs_by_status ON runs (status, number);
 CREATE INDEX runs_by_agent ON runs (agent, number);
 
--- How many runs an agent has of each status is counted here alone.
+-- Used only to count an agent's runs by status.
 CREATE INDEX runs_by_standing ON runs (agent, status, number, changed_at_us);
 
 CREATE TABLE tags (
@@ -127,13 +127,13 @@ CREATE TABLE snapshots (
     PRIMARY KEY (number, fold, seq)
 ) STRICT, WITHOUT ROWID;
 
--- What verification found broken; it would find it again.
+-- Runs that verification found broken; it would find them again.
 CREATE TABLE quarantine (
     number INTEGER PRIMARY KEY,
     reason TEXT NOT NULL
 ) STRICT;
 
--- What repairs took out of a log, kept as it was found.
+-- Rows that repairs removed from a log, kept unchanged.
 CREATE TABLE aside (
     id INTEGER PRIMARY KEY,
     body BLOB NOT NULL,
@@ -142,8 +142,7 @@ CREATE TABLE aside (
     checksum INTEGER NOT NULL
 ) STRICT;
 
--- What questions across runs are answered from: a term, as a number, stands at an event. In the order that
--- questions read them, newest first.
+-- The search index: a term, as a number, at an event. Ordered as queries read it, newest first.
 CREATE TABLE marks (
     term INTEGER NOT NULL,
     at_us INTEGER NOT NULL,
@@ -152,7 +151,7 @@ CREATE TABLE marks (
     PRIMARY KEY (term, at_us, number, seq)
 ) STRICT, WITHOUT ROWID;
 
--- How far each run is marked, and the sum of its marks' checksums, by which a lost or changed mark is known.
+-- Each run's index position, and the sum of its terms' checksums, which detects lost or changed rows.
 CREATE TABLE marked (
     number INTEGER PRIMARY KEY,
     seq INTEGER NOT NULL,
@@ -160,7 +159,7 @@ CREATE TABLE marked (
     checksum INTEGER NOT NULL
 ) STRICT;
 
--- Events that hooks may want to hear of, in the order of their commits, until all have heard them.
+-- The outbox: events for hooks in commit order, until every hook received them.
 CREATE TABLE feed (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
     number INTEGER NOT NULL,

@@ -1,7 +1,6 @@
--- Marks: an index for questions across runs. It is filled when somebody asks.
+-- The search index, filled on the first query.
 
--- What questions across runs are answered from: a term, as a number, stands at an event. In the order that
--- questions read them, newest first.
+-- The search index: a term, as a number, at an event. Ordered as queries read it, newest first.
 CREATE TABLE marks (
     term INTEGER NOT NULL,
     at_us INTEGER NOT NULL,
@@ -10,7 +9,7 @@ CREATE TABLE marks (
     PRIMARY KEY (term, at_us, number, seq)
 ) STRICT, WITHOUT ROWID;
 
--- How far each run is marked, and the sum of its marks' checksums, by which a lost or changed mark is known.
+-- Each run's index position, and the sum of its terms' checksums, which detects lost or changed rows.
 CREATE TABLE marked (
     number INTEGER PRIMARY KEY,
     seq INTEGER NOT NULL,

@@ -1,9 +1,9 @@
--- Leases that say who is at work on what, an index of what is to wake, and the feed.
+-- Leases that name their holder, an index of waiting runs, and the outbox.
 
--- What each holder has, and until when.
+-- Each holder's runs, and the ends of their leases.
 CREATE INDEX heads_by_holder ON heads (holder, lease_until_us) WHERE holder IS NOT NULL;
 
--- A run that is over has no holder. A head that is not as it was written is left to be found.
+-- An ended run has no holder. A damaged head is left for verification.
 UPDATE heads SET holder = NULL, lease_until_us = NULL,
     checksum = row_check(number, run, seq, hash, epoch, base, parent, NULL, NULL, removed)
 WHERE holder IS NOT NULL AND number IN (SELECT number FROM runs WHERE status IN ('completed', 'failed', 'cancelled'))
@@ -11,10 +11,10 @@ WHERE holder IS NOT NULL AND number IN (SELECT number FROM runs WHERE status IN 
 
 DROP INDEX runs_by_wake;
 
--- What is to wake, by agent and priority: a long line of one agent keeps nobody from the lines of others.
+-- Waiting runs by agent and priority, so that one agent's backlog does not slow down others.
 CREATE INDEX runs_by_due ON runs (agent, priority, wake_at_us, number) WHERE wake_at_us IS NOT NULL;
 
--- Events that hooks may want to hear of, in the order of their commits, until all have heard them.
+-- The outbox: events for hooks in commit order, until every hook received them.
 CREATE TABLE feed (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
     number INTEGER NOT NULL,

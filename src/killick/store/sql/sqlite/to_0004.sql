@@ -1,11 +1,10 @@
--- From format 3: how many runs an agent has of each status is counted in an index of its own, and what waits for a
--- person is found by a tag.
+-- From format 3: an index counts an agent's runs by status, and a tag finds runs that wait for a person.
 
--- How many runs an agent has of each status is counted here alone.
+-- Used only to count an agent's runs by status.
 CREATE INDEX runs_by_standing ON runs (agent, status, number, changed_at_us);
 
--- Every run that may have asked somebody gets the tag: whoever finds it looks at the run itself, and what the run
--- writes next, or its verification, says how it is.
+-- Every run that may wait for a person gets the tag. Readers check the run itself, and its next write or verification
+-- corrects the tag.
 INSERT OR IGNORE INTO tags (tag, number)
 SELECT 'killick:asks', number FROM runs WHERE status IN ('waiting', 'running', 'paused') AND agent NOT GLOB 'killick.*';
 

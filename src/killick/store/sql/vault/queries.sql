@@ -16,7 +16,7 @@ SELECT id, pack, offset, stored, size FROM objects
 -- name: count
 SELECT coalesce(sum(objects), 0) FROM packs
 
--- What another process published first stays as it is; ours is then nothing but room lost in a pack.
+-- An object that another process published first stays; our copy is garbage in a pack.
 -- name: put_object
 INSERT OR IGNORE INTO objects (id, pack, offset, stored, size) VALUES (?, ?, ?, ?, ?)
 
@@ -29,7 +29,7 @@ UPDATE objects SET pack = ?, offset = ?, stored = ? WHERE id = ? AND pack = ?
 -- name: packs
 SELECT number, end FROM packs ORDER BY number
 
--- The fullest first, so that few packs are left unfilled.
+-- The fullest first, so that few packs stay partly filled.
 -- name: open_packs
 SELECT number FROM packs WHERE end < ? AND members IS NULL ORDER BY end DESC LIMIT ?
 
@@ -72,11 +72,11 @@ SELECT 1 FROM roots WHERE root = ? LIMIT 1
 -- name: drop_roots
 DELETE FROM roots WHERE owner = ?
 
--- Compared by length and text, for a prefix may hold any sign.
+-- Compared by length and text, because a prefix may contain any character.
 -- name: owners
 SELECT DISTINCT owner FROM roots WHERE substr(owner, 1, length(?1)) = ?1
 
--- What a restore that has not ended still needs.
+-- Needed by an unfinished restore.
 -- name: needed
 SELECT target FROM restores UNION SELECT before FROM restores WHERE before IS NOT NULL
 

@@ -1,6 +1,7 @@
--- Format 1 of a vault's index. Every row is truth: an object without one is not there, whatever the packs hold.
+-- Format 1 of a vault's index. Every row is truth: an object without a row does not exist, even if a pack holds its
+-- bytes.
 
--- Where each object is. What is stored as it is has stored = size; all else is one zstd frame.
+-- The location of each object. Uncompressed objects have stored = size; all others are one zstd frame.
 CREATE TABLE objects (
     id BLOB PRIMARY KEY,
     pack INTEGER NOT NULL,
@@ -9,9 +10,8 @@ CREATE TABLE objects (
     size INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- How far each pack is published; what lies behind that in its file was never finished, and is cut off by who appends
--- next. A loose pack was filled in a hurry: members are the ids of what is in it, one behind the other, all as they are
--- and to be compressed when there is time.
+-- How far each pack is published. Bytes beyond that were never committed, and the next writer truncates them. A loose
+-- pack was filled uncompressed: members are the ids of its objects in order, to be compressed later.
 CREATE TABLE packs (
     number INTEGER PRIMARY KEY,
     end INTEGER NOT NULL,
@@ -19,7 +19,7 @@ CREATE TABLE packs (
     members BLOB
 ) STRICT;
 
--- The snapshots that are wanted, and by whom.
+-- The referenced snapshots, and their owners.
 CREATE TABLE roots (
     owner TEXT NOT NULL,
     root BLOB NOT NULL,
@@ -27,7 +27,7 @@ CREATE TABLE roots (
     PRIMARY KEY (owner, root)
 ) STRICT, WITHOUT ROWID;
 
--- Restores that have begun and not ended.
+-- Unfinished restores.
 CREATE TABLE restores (
     workspace TEXT PRIMARY KEY,
     target BLOB NOT NULL,
@@ -36,8 +36,8 @@ CREATE TABLE restores (
     at_us INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- sweeps: goes up when one deletes anything. commits: moved where a commit is wanted for its own sake. packs: the highest
--- number that was taken away, for no number is used twice.
+-- sweeps: incremented by each sweep that deletes anything. commits: changed to force a commit. packs: the highest
+-- number of a deleted pack, because numbers are never reused.
 CREATE TABLE counters (
     name TEXT PRIMARY KEY,
     value INTEGER NOT NULL
