@@ -1,7 +1,7 @@
-"""Places in a run's time, as people write them: `6:before`, `6:after`, `@17`, `start`, `now`. Changes nothing.
+"""Positions in a run's time, as users write them: `6:before`, `6:after`, `@17`, `start`, `now`. Read-only.
 
-A step is meant in the current timeline; `4~1:before` means the timeline of generation 1, as it was when it was left.
-Boundaries are numbered as well, from the start to now, so that one of a long run is found without listing the others.
+A step is one of the current timeline; `4~1:before` refers to generation 1 of the timeline, just before it was rewound.
+Boundaries are also numbered from the start to now, so that one in a long run is found without listing the others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NAMED_MAX: Final = 12
 
 
 class RunMoment(msgspec.Struct, frozen=True):
-    """An event of a log, and how people call it. The state there is the state after that event, and after those of
-    `keep`, which are later: where a rewind kept part of what it left, a timeline is put together of parts."""
+    """An event of a log, and its user-facing name. Its state includes that event and the later ones in `keep`, which a
+    rewind kept."""
 
     seq: int
     label: str
@@ -32,9 +32,9 @@ class RunMoment(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the current timeline: the events before and after it, when it was, and what came of it.
+    """One step of the current timeline: the events before and after it, its times, and its outcome.
 
-    `after` and `ended_at` are None while the step has not ended.
+    `after` and `ended_at` are None while the step is open.
     """
 
     step: e.StepId
@@ -48,12 +48,12 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_place(text: str) -> bool:
-    """Whether a text is written as places are, whatever run it is meant for."""
+    """Returns whether a text has the syntax of a position, for any run."""
     return text in ("start", "now", "head") or text[:1] == "@" or _PLACE.fullmatch(text) is not None
 
 
 def at(log: Log, run: str, text: str) -> RunMoment:
-    """The place that a text names in a run. BoundaryUnknown, with the steps that there are, when it names none."""
+    """Resolves a text to a position in a run. Raises BoundaryUnknown, with the nearest steps."""
     text = text.strip()
     head = log.head(run)
     if text in ("now", "head"):
@@ -89,7 +89,7 @@ def at(log: Log, run: str, text: str) -> RunMoment:
 
 
 def before(fold: Fold, seq: int, label: str) -> RunMoment:
-    """Just before an event of a timeline."""
+    """Returns the position just before an event of a timeline."""
     for kept in fold.facts.kept:
         if seq in kept.keep:
             return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq)])
@@ -97,7 +97,7 @@ def before(fold: Fold, seq: int, label: str) -> RunMoment:
 
 
 def after(fold: Fold, seq: int, label: str) -> RunMoment:
-    """Just after an event of a timeline."""
+    """Returns the position just after an event of a timeline."""
     for kept in fold.facts.kept:
         if seq in kept.keep:
             return RunMoment(kept.cut, label, kept.keep[: kept.keep.index(seq) + 1])
@@ -105,7 +105,7 @@ def after(fold: Fold, seq: int, label: str) -> RunMoment:
 
 
 def history(log: Log, run: str) -> list[Boundary]:
-    """Every step of the current timeline, with the events before and after it."""
+    """Returns every step of the current timeline, with the events before and after it."""
     fold = log.state(run).fold
     return [
         Boundary(
@@ -128,9 +128,9 @@ Side = Literal["start", "before", "after", "now", "event"]
 
 
 class Numbered(msgspec.Struct, frozen=True):
-    """A boundary by its number: which side of which step it is. The first is the start, and the last is now.
+    """A boundary by its number: a side of a step. The first is the start, and the last is now.
 
-    An `event` is no boundary: a place that comes after boundary `n`.
+    An `event` is no boundary: a position after boundary `n`.
     """
 
     n: int
@@ -140,12 +140,12 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 def count(fold: Fold) -> int:
-    """How many boundaries a timeline has: before and after each step, less those that are yet to come, and its ends."""
+    """Counts a timeline's boundaries: before and after each step, without future ones, plus both ends."""
     return 2 * len(fold.steps) - len(fold.facts.pending) + 2
 
 
 def nth(fold: Fold, n: int) -> Numbered:
-    """Boundary `n` of a timeline, in the order of time. Reads the steps around it alone."""
+    """Returns boundary `n` of a timeline in time order. Reads only the steps around it."""
     if n <= 0:
         return Numbered(0, "start", RunMoment(1, "start" if fold.facts.forked_from is None else "@1"))
     if n >= count(fold) - 1:
@@ -160,7 +160,7 @@ def nth(fold: Fold, n: int) -> Numbered:
 
 
 def number(fold: Fold, step: e.StepId, side: Literal["before", "after"]) -> int | None:
-    """The number of a boundary; None where the timeline has none such."""
+    """Returns the number of a boundary; None if the timeline has no such boundary."""
     index = fold.find(step)
     if index is None:
         return None
@@ -171,13 +171,13 @@ def number(fold: Fold, step: e.StepId, side: Literal["before", "after"]) -> int 
 
 
 def _first(fold: Fold, top: int) -> int:
-    """How many boundaries stand before those of a top step and what is inside it; -1 is what comes before them all."""
+    """Counts the boundaries before a top-level step and its nested ones; -1 precedes them all."""
     index = fold.tops[top] if top >= 0 else 0
     return 2 * index - sum(pending < index for pending in fold.facts.pending.values())
 
 
 def _sides(fold: Fold, top: int) -> list[tuple[int, Step, bool]]:
-    """Both sides of a step and of those inside it, as they followed upon each other: when, which, and whether after."""
+    """Returns both sides of a step and of its nested ones in time order: seq, step, and whether after."""
     start = fold.tops[top] if top >= 0 else 0
     end = fold.tops[top + 1] if top + 1 < len(fold.tops) else len(fold.steps)
     steps = fold.steps[start:end]
@@ -187,7 +187,7 @@ def _sides(fold: Fold, top: int) -> list[tuple[int, Step, bool]]:
 
 
 class _Narrowed(Fold):
-    """A fold that knows some of its steps."""
+    """A fold with only some of its steps."""
 
     __slots__ = ("places",)
 
@@ -200,7 +200,7 @@ class _Narrowed(Fold):
 
 
 def narrowed(fold: Fold, indexes: Iterable[int], failures: Iterable[int] = ()) -> Fold:
-    """A fold of these steps alone, and of the failures at these seqs: whatever reads a fold reads it at that cost."""
+    """Returns a fold of these steps alone, and of the failures at these seqs, for cheap reads."""
     small = _Narrowed(fold)
     for index in sorted(indexes):
         step = fold.steps[index]
@@ -221,7 +221,7 @@ def narrowed(fold: Fold, indexes: Iterable[int], failures: Iterable[int] = ()) -
 
 
 def _last_of(log: Log, run: str, generation: int, text: str) -> int:
-    """The last event before a generation was left by a rewind or a fork; the head, for the current one."""
+    """Returns the last event before a rewind or a fork left a generation; the head, for the current one."""
     current, known = 0, {0}
     for row in log.rows(run):
         if not row.body.startswith((b'{"kind":"run.rewound"', b'{"kind":"run.forked"')):
@@ -240,7 +240,7 @@ def _last_of(log: Log, run: str, generation: int, text: str) -> int:
 
 
 def _steps_of(fold: Fold, asked: str) -> str:
-    """The steps that somebody may have meant: those beside the one that was asked for."""
+    """Returns the steps nearest to the requested one, for the error message."""
     if not fold.tops:
         return "it has none yet"
     top = asked.partition(".")[0]

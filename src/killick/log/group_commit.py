@@ -1,8 +1,8 @@
-"""Groups the appends of all runs of a process into commits. Owns no data and reads no events.
+"""Group commit: batches the appends of all runs of a process. Owns no data and reads no events.
 
-A commit is made by whoever waits for it, in line, when one run is active and the disk is quick; for many
-at once when several wait; in a thread when commits are slow, so that an event loop is not held up. What
-was measured decides, at run time. Appends of one run commit in the order they were submitted.
+With one active run and a fast disk, the waiting caller commits inline. When several wait, one of them commits for all.
+When commits are slow, a thread commits, so that no event loop blocks. Measured latency decides at run time. Appends of
+one run commit in submission order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from killick.fork_safety import hears_of_forks
 from killick.store.protocol import Append, Head, Store
 
 GROUP_MAX: Final = 512
-"""Appends in one commit, at the most."""
+"""The maximum number of appends in one commit."""
 
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Uncommitted bytes that may wait; beyond that a submitter commits before it goes on."""
+"""The limit of uncommitted bytes; beyond it a submitter must commit first."""
 
 BEHIND_SECONDS_MAX: Final = 0.001
-"""How long an append that nobody waits for may look for company."""
+"""How long a write-behind append may wait for others to join its commit."""
 
 HURRIED_SECONDS: Final = 0.0002
-"""How long a thread may compute while another has something to write behind."""
+"""The thread switch interval while a write-behind append is pending."""
 
 SLOW_COMMIT_SECONDS: Final = 0.001
 _IDLE_ROUNDS: Final = 40
@@ -40,7 +40,7 @@ _MEASURED: Final = 16
 
 
 class Ticket:
-    """One append on its way. The committer fills it in; `done`, then `result()` or `error`, is for everybody."""
+    """One pending append. The committer fills it in; readers check `done`, then `result()` or `error`."""
 
     __slots__ = ("done", "due", "error", "future", "gate", "head", "item", "promoted", "size_bytes")
 
@@ -56,7 +56,7 @@ class Ticket:
         self.due = 0.0
 
     def result(self) -> Head:
-        """The head it led to, or what became of it instead; only when done."""
+        """Returns the new head, or raises the refusal; only when done."""
         if self.error is not None:
             raise self.error
         assert self.head is not None
@@ -64,7 +64,7 @@ class Ticket:
 
 
 class Committer:
-    """The one way from a process into its store."""
+    """The only path from a process into its store."""
 
     def __init__(
         self, store: Store, clock: Clock, *, queue_bytes_max: int = QUEUE_BYTES_MAX, behind: bool = True
@@ -96,7 +96,7 @@ class Committer:
         self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        """What waits is the parent's to commit, and so is whatever the parent's runs would still write."""
+        """Pending appends belong to the parent, which commits them."""
         self._mutex, self._closed, self._thread = threading.Lock(), True, None
         self._queue.clear()
         _unhurried()
@@ -104,7 +104,7 @@ class Committer:
     # three ways in ----------------------------------------------------------------------------
 
     def commit(self, item: Append) -> Head:
-        """Commit now and return the new head. Threads that come meanwhile share the next commit."""
+        """Commits now and returns the new head. Threads that arrive meanwhile share the next commit."""
         behind = self._lead_alone(item.run)
         if behind is not None:
             return self._commit_alone(item, behind)
@@ -113,9 +113,10 @@ class Committer:
         return ticket.result()
 
     def begin(self, item: Append) -> Ticket:
-        """Commit together with what other tasks bring in this turn of the loop; a slow disk never blocks it.
+        """Commits together with the appends of other tasks in this turn of the loop; never blocks the loop on a slow
+        disk.
 
-        The ticket is done already, or has a future to be waited for.
+        The ticket is done already, or has a future to await.
         """
         ticket = Ticket(item)
         slow = self._is_slow
@@ -130,7 +131,7 @@ class Committer:
         return ticket
 
     def submit(self, item: Append) -> Ticket:
-        """Commit behind the caller's back: with the next commit of anybody, or by itself within two milliseconds."""
+        """Write-behind: commits with the next commit of any run, or by itself within two milliseconds."""
         ticket = Ticket(item)
         ticket.size_bytes = item.size_bytes
         ticket.due = SystemClock.monotonic() + BEHIND_SECONDS_MAX
@@ -143,7 +144,7 @@ class Committer:
         return ticket
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take back what was submitted last, if nobody is at it yet: whoever wrote it goes on to write more with it."""
+        """Withdraws the last submission, if no commit has started, so that its writer can merge it into the next."""
         with self._mutex:
             if self._closed or not self._queue or self._queue[-1] is not ticket:
                 return False  # closing waits for the last one, and refuses what it would be joined to
@@ -154,12 +155,13 @@ class Committer:
             return True
 
     def hold_off(self, change: int) -> None:
-        """A transaction of a step begins, or has ended. It may keep all other writers waiting: no loop commits then."""
+        """Marks the start or the end of a step's transaction, which may block all writers: no loop commits
+        meanwhile."""
         with self._mutex:
             self._open += change
 
     def submit_all(self, tickets: Sequence[Ticket]) -> None:
-        """Commit what was held back, in order."""
+        """Commits held-back appends, in order."""
         with self._mutex:
             for ticket in tickets:
                 ticket.size_bytes = ticket.item.size_bytes
@@ -169,7 +171,7 @@ class Committer:
             self._stir(urgent=True)
 
     def finish(self, tickets: Sequence[Ticket], results: Sequence[Head | BaseException]) -> None:
-        """Tell each ticket its own fate, and wake whoever waits for it."""
+        """Resolves each ticket and wakes its waiters."""
         with self._mutex:
             for ticket, result in zip(tickets, results, strict=True):
                 if isinstance(result, BaseException):
@@ -186,14 +188,14 @@ class Committer:
                 if loop is here:
                     _resolve(ticket)
                 else:
-                    # A loop that is closed has taken whoever waited with it.
+                    # A closed loop has no waiters.
                     with contextlib.suppress(RuntimeError):
                         loop.call_soon_threadsafe(_resolve, ticket)
 
     # waiting ----------------------------------------------------------------------------------
 
     def wait(self, ticket: Ticket, *, lead: bool = False) -> None:
-        """Until the ticket is done; commits it here if nobody else is at it."""
+        """Waits until the ticket is done; commits it here if no other thread does."""
         while not ticket.done:
             if not lead:
                 with self._mutex:
@@ -212,7 +214,7 @@ class Committer:
                 ticket.promoted = False
 
     async def wait_soon(self, ticket: Ticket) -> None:
-        """As `wait`, from a loop. Several tasks may wait for one ticket; who is cancelled takes nobody along."""
+        """As `wait`, from a loop. Several tasks may wait for one ticket; cancelling one does not affect the others."""
         loop = asyncio.get_running_loop()
         while True:
             with self._mutex:
@@ -226,7 +228,7 @@ class Committer:
             await asyncio.wait({future})
 
     def close(self) -> None:
-        """Commit what waits, then stop."""
+        """Commits pending appends, then stops."""
         with self._mutex:
             self._closed = True
             last = self._queue[-1] if self._queue else None
@@ -239,7 +241,7 @@ class Committer:
     # inside -----------------------------------------------------------------------------------
 
     def _enqueue(self, ticket: Ticket, *, waits: bool, lead: bool = True) -> bool:
-        """Queue a ticket. True: the caller leads now and must drain."""
+        """Queues a ticket. True: the caller is the leader and must drain the queue."""
         with self._mutex:
             if self._closed:
                 raise LogError(f"{ticket.item.run}: the log is closed; open it again")
@@ -253,9 +255,9 @@ class Committer:
             return False
 
     def _lead_alone(self, run: str) -> list[Ticket] | None:
-        """Lead at once if nobody is at it and nothing waits but what this run wrote behind: the quick way.
+        """The fast path: leads at once if no commit is running and only this run's write-behind appends are queued.
 
-        Returns those tickets, which are to be committed first; None: others are concerned.
+        Returns those tickets, to be committed first; None: other runs are queued.
         """
         with self._mutex:
             if self._leading or self._closed:
@@ -285,7 +287,7 @@ class Committer:
         return ticket.result()
 
     def _append(self, items: Sequence[Append]) -> list[Head | LogError]:
-        """Into the store, noting now and then how long it made us wait: that, and not the work, tells a slow disk."""
+        """Appends to the store, and samples its wait time: waiting, not CPU work, indicates a slow disk."""
         self._commits += 1
         if self._commits % _MEASURED:
             return self._store.append(items)
@@ -322,7 +324,7 @@ class Committer:
             self._lead_if_free()
 
     def _lead_if_free(self) -> None:
-        """Commit what waits, unless somebody is at it: a leader takes what comes meanwhile, or hands it on."""
+        """Commits the queue, unless a leader is active, which takes new tickets or hands them on."""
         with self._mutex:
             if self._leading or not self._queue:
                 return
@@ -331,7 +333,7 @@ class Committer:
         self._drain(last)
 
     def _drain(self, ticket: Ticket) -> None:
-        """Lead until one's own ticket is done, then hand on what came meanwhile."""
+        """Leads until its own ticket is done, then hands the queue on."""
         while True:
             with self._mutex:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
@@ -344,7 +346,7 @@ class Committer:
                     return
 
     def _hand_on(self) -> None:
-        """Called under the mutex by a leader that leaves."""
+        """Called under the mutex by a resigning leader."""
         self._leading = False
         if not self._queue:
             return
@@ -377,7 +379,7 @@ class Committer:
         self.finish(batch, results)
 
     def _fail(self, batch: list[Ticket], error: BaseException) -> Sequence[Head | BaseException]:
-        """Nothing was written. Those it does not concern are committed one by one."""
+        """Nothing was written. Tickets that the error does not concern are committed one by one."""
         if len(batch) == 1 or not isinstance(error, Exception):
             return [error] * len(batch)
         results: list[Head | BaseException] = []
@@ -433,7 +435,7 @@ _hurry_mutex = threading.Lock()
 
 
 def _hurry(change: int) -> None:
-    """While something is written behind, threads hand over sooner, so that no computing holds up the record."""
+    """Shortens the thread switch interval while a write-behind append is pending."""
     global _hurrying, _usual_seconds
     with _hurry_mutex:
         if not _hurrying:
@@ -443,7 +445,7 @@ def _hurry(change: int) -> None:
 
 
 def _unhurried() -> None:
-    """In a child, which has no such thread."""
+    """Resets the interval in a forked child, which has no committer thread."""
     global _hurrying, _hurry_mutex
     _hurry_mutex = threading.Lock()
     if _hurrying:
@@ -452,7 +454,7 @@ def _unhurried() -> None:
 
 
 def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
-    """Tickets that can be one append: of one run, one after the other, with nothing that could be refused by itself."""
+    """Groups tickets into single appends: consecutive ones of one run that cannot be refused separately."""
     groups: list[list[Ticket]] = []
     last: dict[str, list[Ticket]] = {}
     for ticket in batch:
@@ -467,7 +469,7 @@ def _grouped(batch: Sequence[Ticket]) -> list[list[Ticket]]:
 
 
 def _told(groups: Sequence[Sequence[Ticket]], done: Sequence[Head | LogError]) -> list[Head | BaseException]:
-    """What became of each ticket: after a refusal, whatever else a run brought was refused for the same reason."""
+    """Returns each ticket's result. After a refusal, the run's later appends are refused for the same reason."""
     refused: dict[str, LogError] = {}
     results: list[Head | BaseException] = []
     for group, result in zip(groups, done, strict=True):

@@ -1,4 +1,4 @@
-"""Runs as typed logs: create, open, fork, read, fold, erase. The surface of this layer."""
+"""Runs as typed logs: create, open, fork, read, fold, erase. The public surface of this layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROUND: Final = 2_000
 
 
 class Recorded(NamedTuple):
-    """An event at its place in a log."""
+    """An event and its seq."""
 
     seq: int
     event: Event
@@ -57,7 +57,7 @@ class Recorded(NamedTuple):
 
 
 class Log:
-    """All logs of one store. Safe to share between threads; each RunLog belongs to one at a time."""
+    """All logs of one store. Thread-safe; a RunLog belongs to one thread at a time."""
 
     def __init__(
         self, store: Store, *, clock: Clock | None = None, snapshot_every: int = SNAPSHOT_EVERY, behind: bool = True
@@ -68,11 +68,11 @@ class Log:
         self._folds: FoldCache | None = None
 
     def keep_folds(self, count: int) -> None:
-        """Keep what the runs that were looked at last add up to, for a process that is asked for them over and over."""
+        """Caches the folds of recently read runs, for a process that reads them repeatedly."""
         self._folds = self._folds or FoldCache(count)
 
     def close(self) -> None:
-        """Commit what waits; the store stays open."""
+        """Commits pending appends; the store stays open."""
         self.committer.close()
 
     # opening ----------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ class Log:
         holder: str | None = None,
         seconds: float = math.inf,
     ) -> RunLog:
-        """A new run, its first event committed. With a holder, its creator holds it."""
+        """Creates a run and commits its first event. With a holder, the creator holds the lease."""
         log = self.begin(started.run, holder=holder, seconds=seconds)
         log.append(Entry(started, values))
         return log
 
     def begin(self, run: str, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
-        """A new run of which nothing is written yet: the first append creates it."""
+        """Prepares a run; its first append creates it."""
         head = Head(run=run, seq=0, hash=hashing.genesis(self.store.id, run), epoch=0)
         return self._handle(head, Fold(), Ledger(), birth=CreateRun(holder=holder, lease_seconds=seconds))
 
@@ -103,13 +103,13 @@ class Log:
         holder: str | None = None,
         seconds: float = math.inf,
     ) -> RunLog:
-        """A new run that shares its parent's log up to its base; nothing is copied."""
+        """Creates a run that shares its parent's log up to its base; nothing is copied."""
         log = self.fork_begun(forked, holder=holder, seconds=seconds)
         log.append(Entry(forked, values))
         return log
 
     def fork_begun(self, forked: RunForked, *, holder: str | None = None, seconds: float = math.inf) -> RunLog:
-        """A fork of which nothing is written yet: the first append, of which `forked` is the first, creates it."""
+        """Prepares a fork; its first append, which starts with `forked`, creates it."""
         fold, ledger = self.folds(forked.parent, forked.base)
         if forked.keep:
             fold = self._rewound(forked.parent, forked)
@@ -118,7 +118,7 @@ class Log:
     def fork_at(
         self, forked: RunForked, fold: Fold, ledger: Ledger, *, holder: str | None = None, seconds: float = math.inf
     ) -> RunLog:
-        """The same, for whoever knows what its parent adds up to there."""
+        """The same, with the parent's folds given."""
         parent, base = forked.parent, forked.base
         head = Head(run=forked.run, seq=base, hash=self.hash_at(parent, base), epoch=0, base=base, parent=parent)
         birth = CreateRun(parent=parent, holder=holder, lease_seconds=seconds)
@@ -127,10 +127,10 @@ class Log:
     def open(
         self, run: str, *, holder: str | None = None, seconds: float = math.inf, head: Head | None = None
     ) -> RunLog:
-        """A run's log, to be appended to. With a holder its lease is taken first, which raises its epoch; with a head
-        the lease that it names was taken already.
+        """Opens a run's log for appending. With a holder it takes the lease first, which raises the epoch; with a head,
+        that lease was taken already.
 
-        A run that was set apart, or whose log does not reach its head, is not opened; others are not concerned.
+        Refuses a quarantined run, and one whose log does not reach its head.
         """
         if holder is not None:
             head = self.store.lease(run, holder, seconds=seconds)
@@ -139,7 +139,7 @@ class Log:
             if opening is None:
                 raise RunUnknown(run)
             if head is not None and opening.head.epoch != head.epoch:
-                # Somebody took it over since: whoever was frozen in between must not go on under their epoch.
+                # Another worker took it over; a process that was suspended must not continue under that epoch.
                 raise EpochStale(run, held=head.epoch, actual=opening.head.epoch)
             self._refuse_broken(opening)
             fold, ledger, rows = self._opened(opening)
@@ -154,7 +154,7 @@ class Log:
         return log
 
     def _opened(self, opening: Opening) -> tuple[Fold, Ledger, Sequence[Row] | None]:
-        """Both folds at the head from what was read at once; and the rows, where they are the whole log."""
+        """Returns both folds at the head from one read; and the rows, if they are the whole log."""
         head, snapshot, rows = opening.head, opening.snapshot, opening.rows
         folds = None
         if snapshot is not None:
@@ -192,7 +192,7 @@ class Log:
         if reason is None:
             last = next((row for row in reversed(rows) if row.seq <= head.seq), None)
             if last is None:
-                # The last snapshot stands at the head, or a fork has no event of its own yet.
+                # The last snapshot is at the head, or a fork has no own event yet.
                 last = self.store.row(self._owner(head.run, head.seq), head.seq)
             if last is None or last.seq != head.seq:
                 reason = "the log ends before its head"
@@ -206,21 +206,21 @@ class Log:
         raise RunBroken(head.run, seq=head.seq, reason=reason)
 
     def goes_on_after(self, head: Head) -> bool:
-        """Whether events stand after a head that did not move: nobody appended them."""
+        """Returns whether there are events after an unmoved head: no append wrote them."""
         beyond = self.store.read(head.run, after=head.seq, limit=1, data=False)
         return bool(beyond) and self.head(head.run).seq == head.seq
 
     # reading ----------------------------------------------------------------------------------
 
     def head(self, run: str) -> Head:
-        """Where a run's log ends."""
+        """Returns a run's head."""
         head = self.store.head(run)
         if head is None:
             raise RunUnknown(run)
         return head
 
     def read(self, run: str, *, after: int = 0, limit: int = READ_LIMIT) -> list[Recorded]:
-        """Committed events after a seq, through the lineage of a fork; with their rows."""
+        """Returns committed events after a seq with their rows, including a fork's ancestors."""
         found: list[Recorded] = []
         for owner, first, last in self._lineage(run, after):
             while len(found) < limit and first < last:
@@ -232,7 +232,7 @@ class Log:
         return found
 
     def rows(self, run: str, *, after: int = 0) -> list[Row]:
-        """Every committed row after a seq, through the lineage of a fork, undecoded."""
+        """Returns committed rows after a seq, undecoded, including a fork's ancestors."""
         found: list[Row] = []
         for owner, first, last in self._lineage(run, after):
             while first < last:
@@ -244,11 +244,11 @@ class Log:
         return found
 
     def event(self, run: str, seq: int) -> Event:
-        """One event."""
+        """Returns one event."""
         return _event(run, self._row(run, seq))
 
     def data(self, run: str, seq: int) -> dict[str, Any]:
-        """The values of one event, verbatim. ValueErased when they were erased."""
+        """Returns the values of one event, verbatim. Raises ValueErased if they were erased."""
         row = self._row(run, seq)
         if row.data is not None:
             return dict(unpack(row.data, self.store.pieces))
@@ -258,12 +258,12 @@ class Log:
         raise ValueErased(from_text(digest))
 
     def value(self, run: str, seq: int, name: str, type: Any = Any) -> Any:  # noqa: A002
-        """One value of an event, as the type it was declared to have."""
+        """Returns one value of an event, as its declared type."""
         value = self.data(run, seq)[name]
         return convert(value, type, at=name)
 
     def hash_at(self, run: str, seq: int) -> bytes:
-        """The chain's hash at an event, or the genesis at 0."""
+        """Returns the chain hash at an event, or the genesis at 0."""
         return self._row(run, seq).hash if seq else hashing.genesis(self.store.id, self._root(run))
 
     def _root(self, run: str) -> str:
@@ -281,14 +281,14 @@ class Log:
         return row
 
     def _owner(self, run: str, seq: int) -> str:
-        """The run of the lineage whose own log holds a seq."""
+        """Returns the ancestor whose own log holds a seq."""
         head = self.head(run)
         while head.parent is not None and seq <= head.base:
             head = self.head(head.parent)
         return head.run
 
     def _lineage(self, run: str, after: int) -> list[tuple[str, int, int]]:
-        """Which run's rows make up a log after a seq: (run, after, up to), eldest first."""
+        """Returns the runs whose rows make up a log after a seq: (run, after, up to), eldest first."""
         head = self.head(run)
         parts = [(head.run, max(after, head.base), head.seq)]
         cut = head.base
@@ -301,9 +301,9 @@ class Log:
     # folding ----------------------------------------------------------------------------------
 
     def state(self, run: str, at: int | None = None, *, keep: Sequence[int] = ()) -> State:
-        """The state at the head, or at any event before it; never folds more than lies between two snapshots.
+        """Returns the state at the head, or at an earlier event; folds at most the events between two snapshots.
 
-        `keep` are later events that count as well, where a timeline has been put together of parts.
+        `keep` are later events that a rewind kept.
         """
         head = self.head(run)
         if at is None and not keep and self._folds is not None:
@@ -315,8 +315,8 @@ class Log:
         return State(fold, _Reader(self, run))
 
     def settled(self, run: str) -> Fold | None:
-        """What the last snapshot knows, read as it is looked at; None where there is none to be believed. What is over
-        there is over, and stands: nothing was rewound since."""
+        """Returns the last snapshot's fold, read lazily; None if there is no valid one. Its ended steps are final: no
+        rewind followed it."""
         head = self.head(run)
         snapshot = self.store.snapshot(run, fold=FOLD, at=head.seq)
         row = None if snapshot is None else self.store.row(run, snapshot.seq)
@@ -326,14 +326,14 @@ class Log:
         return None if folds is None else folds[0]
 
     def ledger(self, run: str, at: int | None = None) -> Ledger:
-        """The ledger likewise: every event counts, also what was rewound."""
+        """Returns the ledger at a seq: rewound events count too."""
         head = self.head(run)
         if at is None and self._folds is not None:
             return self._folds.get(head, "ledger", lambda: self._ledger(head, head.seq))
         return self._ledger(head, _place(head, at))
 
     def folds(self, run: str, at: int) -> tuple[Fold, Ledger]:
-        """Both folds at an event. One pass over the log, unless it was rewound on the way."""
+        """Returns both folds at an event, in one pass unless a rewind intervenes."""
         head = self.head(run)
         fold, ledger, start = self._base(head, at)
         events = list(self._events(run, start, at))
@@ -346,7 +346,7 @@ class Log:
         return fold, ledger
 
     def refold(self, run: str, up_to: int) -> Iterator[tuple[bytes, int, Fold, Ledger]]:
-        """Both folds after every event up to a seq, from the events alone: no snapshot is trusted."""
+        """Yields both folds after every event up to a seq, from the events alone, without snapshots."""
         head = self.head(run)
         fold, ledger, start = self._base(head, head.base, trust=False)
         for row, event in self._rows(run, start, up_to):
@@ -357,7 +357,7 @@ class Log:
             yield row.hash, row.seq, fold, ledger
 
     def _fold(self, head: Head, at: int, *, trust: bool = True) -> Fold:
-        """From the last snapshot; where the log was rewound since, from the snapshot before the cut."""
+        """Folds from the last snapshot; after a later rewind, from the snapshot before the cut."""
         later: list[list[tuple[int, Event]]] = []
         while True:
             fold, _, start = self._base(head, at, trust=trust, wants="fold")
@@ -376,7 +376,7 @@ class Log:
         return fold
 
     def _rewound(self, run: str, event: RunRewound | RunForked, *, trust: bool = True) -> Fold:
-        """What a rewind, or a fork, goes back to, before it is itself applied."""
+        """Returns the timeline's fold that a rewind or a fork goes back to, before that event is applied."""
         fold = self._fold(self.head(run), event.cut, trust=trust)
         for seq, kept in self._kept(run, event):
             fold.apply(seq, kept)
@@ -394,7 +394,7 @@ class Log:
     def _base(
         self, head: Head, at: int, *, trust: bool = True, wants: Literal["fold", "ledger", "both"] = "both"
     ) -> tuple[Fold, Ledger, int]:
-        """The folds to start from, and the seq they stand at: a snapshot, the parent at the cut, or nothing."""
+        """Returns the folds to start from, and their seq: a snapshot, the parent at the cut, or empty ones."""
         snapshot = self.store.snapshot(head.run, fold=FOLD, at=at) if trust and at > head.base else None
         if snapshot is not None:
             row = self.store.row(head.run, snapshot.seq)
@@ -410,7 +410,7 @@ class Log:
         return fold, self._ledger(parent, cut) if wants == "ledger" else Ledger(), cut
 
     def _load(self, root: bytes) -> tuple[Fold, Ledger] | None:
-        """A snapshot's folds; None when it cannot be read, for then the log itself is folded."""
+        """Loads a snapshot's folds; None if unreadable, so that the log itself is folded."""
         fetch = self.store.pieces
         piece = fetch([root]).get(root)
         if piece is None or piece.body is None or hashing.value_hash(piece.codec, piece.body) != root:
@@ -425,7 +425,7 @@ class Log:
         return ((row.seq, event) for row, event in self._rows(run, after, up_to))
 
     def _rows(self, run: str, after: int, up_to: int) -> Iterator[tuple[Row, Event]]:
-        """A run's own events, bodies alone."""
+        """Returns a run's own events, bodies alone."""
         while after < up_to:
             rows = self.store.read(run, after=after, limit=min(_ROUND, up_to - after), data=False)
             if not rows:
@@ -446,9 +446,9 @@ class Log:
         pieces: Collection[bytes] = (),
         by: str | None = None,
     ) -> None:
-        """Take values out of the store for good: the data of these events, and these stored pieces.
+        """Erases values from the store: the data of these events, and these chunks.
 
-        Their hashes and the reason stay on record, so verification says erased, not broken.
+        Their hashes and the reason stay in the log, so that verification reports them as erased, not broken.
         """
         erased = ValueErasedOnPurpose(
             at=at, reason=reason, seqs=tuple(seqs), pieces=tuple(to_text(piece) for piece in pieces), by=by
@@ -456,12 +456,12 @@ class Log:
         run.append(Entry(erased), erases_rows=tuple(seqs), erases_pieces=tuple(pieces))
 
     def pieces_of(self, run: str, seq: int) -> dict[bytes, Blob]:
-        """Every stored piece that an event's values are made of."""
+        """Returns every chunk of an event's values."""
         row = self._row(run, seq)
         return {} if row.data is None else self.blobs(row.data)
 
     def blobs(self, packed: bytes) -> dict[bytes, Blob]:
-        """Every stored piece that packed values are made of."""
+        """Returns every chunk of packed values."""
         found: dict[bytes, Blob] = {}
         wanted = references(packed)
         while wanted:
@@ -475,7 +475,7 @@ class Log:
 
 
 class FoldCache:
-    """What runs add up to at their heads, for those that were asked for last. Whoever gets it only reads it."""
+    """An LRU cache of folds at their heads. Callers must not mutate them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -483,7 +483,7 @@ class FoldCache:
         self._mutex = threading.Lock()
 
     def get(self, head: Head, sort: str, make: Callable[[], T]) -> T:
-        """What is known at this very head; else it is made, with others free to ask meanwhile."""
+        """Returns the folds at this head, computing them if needed without blocking other callers."""
         place = (head.run, sort)
         with self._mutex:
             known = self._known.get(place)
@@ -500,7 +500,7 @@ class FoldCache:
 
 
 def _place(head: Head, at: int | None) -> int:
-    """A seq of a log, 0 for before its first event, or None for its head."""
+    """Checks a seq: 0 for before the first event, None for the head."""
     if at is None:
         return head.seq
     if not 0 <= at <= head.seq:
@@ -516,7 +516,7 @@ def _event(run: str, row: Row) -> Event:
 
 
 def _follows(snapshot: Snapshot, opening: Opening) -> bool:
-    """Whether a snapshot is of the very chain that goes on after it."""
+    """Returns whether a snapshot belongs to the chain that continues after it."""
     if not opening.rows:
         return snapshot.seq == opening.head.seq and snapshot.hash == opening.head.hash
     first = opening.rows[0]

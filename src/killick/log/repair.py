@@ -1,4 +1,4 @@
-"""Puts a broken run back in people's hands. What did not hold is set aside, never deleted or explained away."""
+"""Repairs a broken run: moves its damaged events aside, and lets it wait for a person. Deletes nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from killick.store.protocol import Head, Row
 
 
 def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -> e.RunRepaired:
-    """Keep what holds, set the rest aside and let the run wait for a person.
+    """Keeps the valid prefix, moves the rest aside and lets the run wait for a person.
 
-    The head only moves forward: the repair stands after the last event the log ever had, and goes on from
-    the head's own hash. What could be read of the part set aside enters the ledger as in doubt.
+    The head only moves forward: the repair follows the last event that the log ever had, and chains to the head's own
+    hash. Readable attempts of the removed part enter the ledger with an unknown outcome.
     """
     head = log.head(run)
     kept, kept_hash, what = last_good(log, head)
@@ -43,7 +43,7 @@ def repair(log: Log, run: str, *, at: int, reason: str, by: str | None = None) -
     data = pack({"because": reason, "found": what}).raw
     body = e.encode(event, hashing.data_hash(data))
     row = Row(last + 1, body, data, hashing.link(head.hash, body))
-    # The epoch rises, so that whoever still holds the run appends nothing more.
+    # The epoch rises, so that a current holder appends nothing more.
     moved = Head(run=run, seq=row.seq, hash=row.hash, epoch=head.epoch + 1, base=head.base, parent=head.parent)
     log.store.repair(moved, keep=kept, rows=[row])
     log.store.forget_snapshots(run)
@@ -61,7 +61,7 @@ def _all_rows(log: Log, run: str, after: int) -> list[Row]:
 
 
 def _doubts(rows: Sequence[Row]) -> list[e.Doubt]:
-    """Every attempt that can still be read, whatever the rest says of its outcome."""
+    """Returns every attempt that is still readable, with any recorded outcome."""
     tools: dict[str, str] = {}
     doubts: dict[str, e.Doubt] = {}
     for row in rows:

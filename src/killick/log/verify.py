@@ -1,7 +1,7 @@
-"""Re-reads whole logs and says what does not hold, and where first. Heals derived data, never the log.
+"""Re-reads whole logs and reports damage, with the first broken event. Heals derived data, never the log.
 
-The chain is computed anew, every value is hashed, every copy compared, both folds run again. A run that
-does not hold is quarantined, alone.
+It recomputes the chain, hashes every value, compares every copy, and folds again. A broken run is quarantined; other
+runs are unaffected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Progress = Callable[[str, int], None]
 
 
 class Report(msgspec.Struct):
-    """What a verification found. `explained` is what is not as it was sealed, and why that is no fault."""
+    """The result of a verification. `explained` lists legitimate differences from a seal."""
 
     runs: int = 0
     events: int = 0
@@ -43,19 +43,19 @@ class Report(msgspec.Struct):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing but derived data, rebuilt since, was wrong."""
+        """Whether only derived data, now rebuilt, was wrong."""
         return all(problem.healed for problem in self.problems)
 
     def first(self, run: str) -> Problem | None:
-        """The first break of a run's log."""
+        """Returns the first break of a run's log."""
         found = [problem for problem in self.problems if problem.run == run and not problem.healed]
         return min(found, key=lambda problem: (problem.seq is None, problem.seq or 0), default=None)
 
 
 def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Progress | None = None) -> Report:
-    """Verify one run, or the whole store. Broken runs are quarantined; wrong derived data is rebuilt if `heal`.
+    """Verifies one run or the whole store. Quarantines broken runs; rebuilds wrong derived data if `heal`.
 
-    Others may append meanwhile: a run is judged as of its head when it was looked at.
+    Concurrent appends are allowed: a run is verified up to its head at the time of reading.
     """
     report = Report()
     if run is not None:
@@ -68,11 +68,11 @@ def verify(log: Log, run: str | None = None, *, heal: bool = True, progress: Pro
 
 
 def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: Progress | None) -> None:
-    """Verify one run into a report, heal what is derived, and set the run apart if it does not hold."""
+    """Verifies one run, heals its derived data, and quarantines it if broken."""
     check = _RunCheck(log, head)
     tries = 0
     while not _examined(check, progress):
-        # The run went on meanwhile, so what looks wrong beside its log may only be new.
+        # The run advanced meanwhile, so differences outside its log may only be new.
         tries += 1
         if tries == _TRIES:
             check.problems, check.healings = [], []
@@ -95,7 +95,7 @@ def _verify_run(log: Log, head: Head, report: Report, *, heal: bool, progress: P
 
 
 def _examined(check: _RunCheck, progress: Progress | None) -> bool:
-    """Whether what was found is final: a break of the chain always is, the rest only if the run stood still."""
+    """Returns whether the findings are final: a chain break always is, the rest only if the run did not advance."""
     try:
         for events in check.walk():
             if progress is not None:
@@ -111,7 +111,7 @@ def _examined(check: _RunCheck, progress: Progress | None) -> bool:
 
 
 def last_good(log: Log, head: Head) -> tuple[int, bytes, str]:
-    """The last seq up to which a log holds, the hash there, and what is wrong after it ("" if nothing)."""
+    """Returns the last valid seq, its hash, and the first problem after it ("" if none)."""
     check = _RunCheck(log, head)
     for _ in check.walk():
         pass
@@ -146,7 +146,7 @@ class _RunCheck:
     # the log itself ---------------------------------------------------------------------------
 
     def walk(self) -> Iterator[int]:
-        """Every row, in order, up to the first that breaks the chain; then what must hold at the end."""
+        """Checks every row in order up to the first chain break, then the invariants at the end."""
         self._start()
         after = self.seq
         while not self.problems and after < self.head.seq:
@@ -203,7 +203,7 @@ class _RunCheck:
             self.events += 1
 
     def _first(self, seq: int, event: e.Event) -> None:
-        """The first own event says whose log it is; the head holds copies of that."""
+        """Checks the first own event against its copies in the head."""
         if seq != self.head.base + 1:
             return
         head = self.head
@@ -232,7 +232,7 @@ class _RunCheck:
         self._pieces(row.seq, references(row.data))
 
     def _pieces(self, seq: int, wanted: Collection[bytes]) -> None:
-        """Every piece below, each once: that it is there and is what its hash says."""
+        """Checks every chunk below, each once: present, and equal to its hash."""
         while wanted:
             self.used.update(wanted)
             fresh = [digest for digest in wanted if digest not in self.checked]
@@ -252,7 +252,7 @@ class _RunCheck:
             wanted = list(below)
 
     def _keep(self, wanted: Collection[bytes]) -> None:
-        """The pieces of what was set aside are kept as far as they are there."""
+        """Keeps the existing chunks of rows that were moved aside."""
         while wanted:
             found = self.store.pieces([digest for digest in wanted if digest not in self.used])
             self.used.update(found)
@@ -303,7 +303,7 @@ class _RunCheck:
                 self.say("pieces", f"value {digest.hex()[:12]} is empty, and no event says it was erased", seq)
 
     def _erased_elsewhere(self, digest: bytes) -> bool:
-        """A piece that several runs share is erased for all of them by an event of one."""
+        """Returns whether another run erased a shared chunk; that erases it for all runs."""
         text = e.to_text(digest)
         for head in _heads(self.log):
             for recorded in _own_events(self.log, head):
@@ -314,13 +314,13 @@ class _RunCheck:
     # what is derived from it ------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Messages, claims, snapshots, references and the index against what the log folds to, read afresh."""
+        """Compares messages, claims, snapshots, references and the index with the fold of the log."""
         run, store = self.head.run, self.store
         fold, ledger = self._snapshots()
         self._messages()
         self._claims(ledger)
         aside = store.aside(run)
-        # A repair that a later one set aside had set aside some itself.
+        # A repair that a later one moved aside had moved rows aside itself.
         again = (event.set_aside for _, event in _readable(aside) if isinstance(event, e.RunRepaired))
         set_aside = self.set_aside + sum(again)
         if len(aside) != set_aside:
@@ -331,7 +331,7 @@ class _RunCheck:
         self._index(fold)
 
     def _references(self) -> None:
-        """What keeps the log's values alive is exactly what the log uses; what was erased hides what it used."""
+        """Checks that the references are exactly the chunks that the log uses; erased chunks hide their children."""
         run, found = self.head.run, self.store.references(self.head.run).log
         hidden = bool(self.gone or self.without_data)
         if self.used - found or (found - self.used and not hidden):
@@ -341,7 +341,7 @@ class _RunCheck:
             self.healings.append(refer)
 
     def _snapshots(self) -> tuple[Fold, Ledger]:
-        """Fold the whole log beside its snapshots: same seq, same hash, same root, all pieces."""
+        """Folds the whole log and compares each snapshot: seq, hash, root and all chunks."""
         run, store = self.head.run, self.store
         stored = {shot.seq: shot for shot in store.snapshots(run)}
         count, used = len(stored), set[bytes]()
@@ -396,7 +396,7 @@ class _RunCheck:
                 self.say("claims", f"a claim on {claim} that the log does not know", held[claim])
 
     def _set_aside(self, seq: int | None) -> bool:
-        """Whether a seq lies where a repair took events out: what they took and claimed stays so."""
+        """Returns whether a repair removed the event at a seq: the messages and rights it consumed stay consumed."""
         return seq is not None and any(seq in gap for gap in self.gaps)
 
     def _index(self, fold: Fold) -> None:
@@ -408,7 +408,7 @@ class _RunCheck:
             and (row.started_at_us, row.changed_at_us) == (said.started_at_us, said.changed_at_us)
             and row.delivered == len(messages)
             and set(said.tags) == store.tags(run)
-            # A message makes the run due as of its delivery, earlier than its log says.
+            # A message makes the run due from its delivery on, earlier than its log says.
             and row.wake_at_us in {said.wake_at_us, *(message.at_us for message in messages)}
         )
         if not fits:
@@ -417,7 +417,7 @@ class _RunCheck:
 
 
 def _readable(rows: Collection[Row]) -> Iterator[tuple[int, e.Event]]:
-    """What can be read of what a repair set aside."""
+    """Returns the readable events among the removed ones."""
     for row in rows:
         with contextlib.suppress(EventBroken, EventUnknown):
             yield row.seq, e.decode(row.body)

@@ -1,4 +1,4 @@
-"""One run's log, open for appending: encodes, chains, folds and submits. Decides nothing about the run."""
+"""One run's log, open for appending: encodes, chains, folds and submits. Makes no decisions about the run."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from killick.store.protocol import (
 from killick.text import LONE_SURROGATE, printable
 
 SNAPSHOT_EVERY: Final = 1_024
-"""Events between two snapshots: what opening a state folds at the most."""
+"""The number of events between snapshots: the most that opening a state folds."""
 
 KNOWN_PIECES_MAX: Final = 100_000
 
 
 class Entry(NamedTuple):
-    """An event to append, and the values that go with it."""
+    """An event to append, and its values."""
 
     event: Event
     values: Mapping[str, Any] | None = None
 
 
 class AppendExtras(TypedDict, total=False):
-    """What an append may take, give back, erase, or do to other runs besides adding events, in the same commit."""
+    """What an append takes, returns, erases, or does to other runs in the same commit, besides adding events."""
 
     claims: tuple[UniqueRight, ...]
     releases: tuple[UniqueRight, ...]
@@ -71,18 +71,18 @@ class AppendExtras(TypedDict, total=False):
 
 
 class AppendListener(Protocol):
-    """Whoever is told what is appended."""
+    """Receives appended events."""
 
     def heard(self, entries: Sequence[Entry]) -> None:
-        """These are chained, and on their way to the store. May not raise, nor append."""
+        """Called once the events are chained and submitted. Must neither raise nor append."""
         ...
 
 
 class RunLog:
     """A run's log with its live folds.
 
-    They include what was submitted and is not yet committed. When a commit fails the handle is
-    closed: everything it holds may be ahead of the store, so it is opened again from there.
+    The folds include submitted but uncommitted events. A failed commit closes the handle, because its folds may be
+    ahead of the store; the caller opens the run again.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RunLog:
         """The last event that a fork shares with its parent; 0 in every other run."""
         self.seen = 0
         self.rows: Sequence[Row] | None = None
-        """The whole log as it was read to open it, for whoever needs it next; or None."""
+        """The whole log as read on opening, for replay; or None."""
         self.hearing: AppendListener | None = None
         self._fold = fold
         self._ledger = ledger
@@ -129,24 +129,24 @@ class RunLog:
 
     @property
     def fold(self) -> Fold:
-        """What the timeline adds up to so far. Folded when it is looked at, many events at a time."""
+        """The fold of the timeline so far, computed lazily in batches."""
         self._catch_up()
         return self._fold
 
     @property
     def ledger(self) -> Ledger:
-        """What the whole log adds up to so far."""
+        """The fold of the whole log so far."""
         self._catch_up()
         return self._ledger
 
     @property
     def seq(self) -> int:
-        """The seq of the last event submitted."""
+        """The seq of the last submitted event."""
         return self._seq
 
     @property
     def hash(self) -> bytes:
-        """The chain's hash there."""
+        """The chain hash there."""
         return self._hash
 
     @property
@@ -155,13 +155,13 @@ class RunLog:
         return self._epoch
 
     def go_on(self, head: Head) -> None:
-        """Go on under a lease taken anew; the head must be where this handle left it."""
+        """Continues under a new lease; the head must be unchanged."""
         self._epoch = head.epoch
 
     # appending --------------------------------------------------------------------------------
 
     def append(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
-        """Append durably: when this returns, the events are committed."""
+        """Appends durably: on return the events are committed."""
         item = self._after_what_is_behind(self._build(entries, rights))
         try:
             return self._committer.commit(item)
@@ -170,7 +170,7 @@ class RunLog:
             raise
 
     async def append_soon(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Head:
-        """As `append`, from a loop, in company with other tasks."""
+        """As `append`, from a loop, batched with other tasks."""
         ticket = self.append_begun(*entries, **rights)
         if ticket.future is None:
             return ticket.result()
@@ -181,7 +181,7 @@ class RunLog:
             raise
 
     def append_begun(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Ticket:
-        """As `append_soon`, for whoever must not be interrupted while waiting; `settled` waits for what is begun."""
+        """As `append_soon`, for a caller that must not be interrupted; `settled` waits for it."""
         held = self._held(entries, rights, waits=True) if self._hold is not None else None
         if held is not None:
             return held
@@ -194,7 +194,7 @@ class RunLog:
         return ticket
 
     async def settled(self, ticket: Ticket) -> bool:
-        """Wait for what was begun, whoever cancels meanwhile; True: somebody did."""
+        """Waits for begun appends despite cancellation; True: the caller was cancelled."""
         cancelled = False
         while not ticket.done:
             try:
@@ -213,7 +213,7 @@ class RunLog:
         return cancelled
 
     def _fail(self, error: BaseException) -> None:
-        """Close the handle. Where what was written behind was refused first, that is the reason."""
+        """Closes the handle. If a write-behind append was refused first, that is the reason."""
         first = self._last.error if self._last is not None and self._last.done else None
         self._failure = self._failure or first or error
 
@@ -223,11 +223,11 @@ class RunLog:
         return self._failure
 
     def built(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> Append:
-        """What would be appended, for whoever commits it with something else. The handle counts it as submitted."""
+        """Returns the append for a caller that commits it with others. The handle counts it as submitted."""
         return self._build(entries, rights)
 
     def append_behind(self, *entries: Entry, **rights: Unpack[AppendExtras]) -> int:
-        """Append without waiting: committed with the next append, or soon. `barrier` waits for it.
+        """Write-behind: appends without waiting. It commits with the next append, or soon; `barrier` waits for it.
 
         Returns the seq of the last event.
         """
@@ -236,7 +236,7 @@ class RunLog:
         return ticket.item.last[0]
 
     def barrier(self) -> None:
-        """Return when everything submitted so far is committed, also what others began and wait for."""
+        """Returns when everything submitted so far is committed, including the appends of others."""
         if (ticket := self._newest()) is not None:
             self._committer.wait(ticket)
             self._told(ticket)
@@ -252,15 +252,15 @@ class RunLog:
             self._check()
 
     def _newest(self) -> Ticket | None:
-        """The newest append that is not committed. A log commits as a prefix, so it stands for all that came before.
+        """Returns the newest uncommitted append. A log commits as a prefix, so it covers all earlier ones.
 
-        Waiting for an older one first would let another branch withdraw this one meanwhile, and nobody would end it.
+        Waiting for an older one first would let another branch withdraw this one meanwhile, and it would never finish.
         """
         pending = [ticket for ticket in (self._begun, self._last) if ticket is not None and not ticket.done]
         return max(pending, key=lambda ticket: ticket.item.last[0], default=None)
 
     def _told(self, ticket: Ticket) -> None:
-        """What was refused closes the handle."""
+        """Closes the handle after a refusal."""
         if ticket.error is not None:
             self._fail(ticket.error)
             self._check()
@@ -268,10 +268,10 @@ class RunLog:
     # holding back -----------------------------------------------------------------------------
 
     def hold(self) -> Hold:
-        """Hold back what is appended from now on, for a transaction in which a step of this run ends.
+        """Holds back later appends, for a transaction in which a step of this run ends.
 
-        It is chained as ever, and commits in the transaction, or goes the usual way when that is given up. Whoever
-        appends or folds at the very moment of the commit waits for it.
+        They are chained as usual, and commit in the transaction, or normally if that is abandoned. Appends and folds
+        during the commit wait for it.
         """
         assert self._hold is None, "one transaction of a run at a time"
         self._committer.hold_off(1)
@@ -279,17 +279,16 @@ class RunLog:
         return self._hold
 
     async def caught_up(self, hold: Hold) -> bool:
-        """Wait until all that was submitted before is committed; True: somebody cancelled meanwhile."""
+        """Waits until all earlier submissions are committed; True: the caller was cancelled."""
         if all(ticket is None or ticket.done for ticket in (self._last, self._begun)):
             return False
         return await self.settled(self._committer.begin(hold.fence))
 
     @contextmanager
     def ending(self, hold: Hold, entry: Entry, transaction: Transaction) -> Generator[Append]:
-        """For the thread of the transaction: write what was held back into it, and the event that ends the step.
+        """For the transaction's thread: writes the held-back appends into it, and the event that ends the step.
 
-        The block is left when it is committed, or with what kept it from that. Until then nothing is touched that
-        other threads may look at.
+        The block ends when it is committed, or raises. Until then it changes nothing that other threads read.
         """
         encoded = _encoded(entry, self._secret_key)
         with hold.mutex:
@@ -314,7 +313,7 @@ class RunLog:
     def _last_one(self, event: Event, encoded: Encoded) -> Append:
         index = None
         if not self._fold.are_quiet([(0, event)]):
-            # Where anything waits every append is folded at once, so that this event is all that is missing.
+            # While a step waits, every append is folded at once, so that only this event is missing.
             index = index_of(self._fold.with_one_returned(event.at), seen=self.seen)
         return Append(
             run=self.run,
@@ -327,7 +326,7 @@ class RunLog:
         )
 
     def give_up(self, hold: Hold) -> bool:
-        """From now on nothing is committed in the transaction; False: it was."""
+        """Detaches from the transaction; False: it was committed."""
         with hold.mutex:
             if self._hold is hold:
                 self._let_go()
@@ -339,7 +338,7 @@ class RunLog:
         self._committer.hold_off(-1)
 
     def _held(self, entries: Sequence[Entry], rights: AppendExtras, *, waits: bool) -> Ticket | None:
-        """Chain an append and hold it back; None: the transaction has just ended."""
+        """Chains an append and holds it back; None: the transaction has just ended."""
         hold = self._hold
         assert hold is not None
         with hold.mutex:
@@ -359,7 +358,7 @@ class RunLog:
             raise HandleClosed(self.run, self._failure) from self._failure
 
     def _after_what_is_behind(self, item: Append) -> Append:
-        """An append together with what was written behind before it, if that is not on its way yet."""
+        """Merges an append with pending write-behind ones, if their commit has not started."""
         last = self._last
         if last is None or not last.item.joins(item) or not self._committer.withdraw(last):
             return item
@@ -367,7 +366,7 @@ class RunLog:
         return last.item.joined(item)
 
     def _build(self, entries: Sequence[Entry], rights: AppendExtras | None = None) -> Append:
-        """Encode, chain, note for folding. A value may be refused: nothing changes before all are packed."""
+        """Encodes, chains and queues for folding. A refused value changes nothing, because all are packed first."""
         if self._failure is not None or self._last is not None:
             self._check()
         seq = after = self._seq
@@ -394,7 +393,7 @@ class RunLog:
     def _more(
         self, quiet: bool, pieces: Sequence[Blob], rights: AppendExtras | None, told: Sequence[tuple[int, Event]]
     ) -> dict[str, Any]:
-        """What an append carries besides its rows; most carry nothing."""
+        """Returns the parts of an append besides its rows; most have none."""
         more: dict[str, Any] = {**rights} if rights else {}
         birth, self._birth = self._birth, None
         if birth is not None:
@@ -410,7 +409,7 @@ class RunLog:
                 more["tells"] = tuple(tells)
         rewound = not quiet and any(isinstance(event, RunRewound) for _, event in told)
         if rewound or self._seq - self._snapshot_at >= self._snapshot_every:
-            # After a rewind there is always one, so that what the last one knows to be over is not rewound since.
+            # A rewind always writes one, so that the ended steps of the last snapshot are final.
             more["snapshot"] = self._snapshot()
         return more
 
@@ -425,14 +424,14 @@ class RunLog:
         unfolded, self._unfolded = self._unfolded, []
         for seq, event in unfolded:
             if isinstance(event, RunRewound):
-                # What is on its way to the store is not to be read from it yet.
+                # Pending chunks cannot be read from the store yet.
                 self.barrier()
                 self._fold = self._rewound(self.run, event)
             self._fold.apply(seq, event)
             self._ledger.apply(seq, event)
 
     def _unknown(self, pieces: Sequence[Blob]) -> tuple[Blob, ...]:
-        """The pieces that this handle has not stored before; storing one again would be harmless."""
+        """Returns the chunks that this handle has not stored before; storing one again is harmless."""
         if len(self._known) > KNOWN_PIECES_MAX:
             self._known.clear()
         fresh = {piece.hash: piece for piece in pieces if piece.hash not in self._known}
@@ -440,7 +439,7 @@ class RunLog:
         return tuple(fresh.values())
 
     def _index(self) -> RunIndex | None:
-        """What the run is found by, if that changed."""
+        """Returns the run's index entry, if changed."""
         index = index_of(self.fold, seen=self.seen)
         if index == self._indexed:
             return None
@@ -453,7 +452,7 @@ class RunLog:
 
 
 class Hold:
-    """What is held back of a run's log while a transaction is open in which one of its steps ends."""
+    """The held-back appends of a run while a transaction is open in which one of its steps ends."""
 
     __slots__ = ("fence", "mutex", "seq", "tickets")
 
@@ -462,18 +461,18 @@ class Hold:
         self.mutex = threading.RLock()
         self.tickets: list[Ticket] = []
         self.seq: int | None = None
-        """Where the step's end was committed; None until then."""
+        """The seq of the step's committed end; None until then."""
 
 
 class GivenUp(Exception):
-    """A transaction came to its end after it was given up."""
+    """A transaction ended after it was abandoned."""
 
     def __init__(self) -> None:
         super().__init__("its transaction was given up; nothing of it happened")
 
 
 class Encoded(NamedTuple):
-    """An event as bytes, with its values and those of them that are stored apart."""
+    """An encoded event, with its values and their chunks."""
 
     body: bytes
     data: bytes | None
@@ -501,12 +500,11 @@ def _encoded_whole(entry: Entry, secret_key: bytes) -> Encoded:
 
 
 _OURS: Final = frozenset({StepIntended, AttemptStarted, AttemptProgressed, AttemptEnded})
-"""Events that hold nothing but what the runtime itself made, and that are written all the time."""
+"""Frequent events with values that only the runtime creates."""
 
 
 def _refuse_unreadable(event: Event) -> None:
-    """What people give, such as a name or a priority, may be of another type than an event has: it would never be read
-    again."""
+    """Refuses values of a wrong type in an event, such as a name or a priority: they could not be decoded again."""
     try:
         check(event)
     except (TypeError, msgspec.ValidationError) as error:
@@ -517,7 +515,7 @@ _OF_PEOPLE: Final = ("answer", "settlement")
 
 
 def index_of(fold: Fold, *, seen: int = 0) -> RunIndex:
-    """What a run is found by."""
+    """Returns a run's index entry."""
     facts = fold.facts
     tags = facts.tags
     if not facts.ended and any(wait.waits_for in _OF_PEOPLE for wait in facts.waits.values()):
@@ -544,7 +542,7 @@ class SnapshotRoot(msgspec.Struct):
 
 
 def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
-    """A snapshot of both folds, with only the pieces that changed since the one before."""
+    """Returns a snapshot of both folds, with only the chunks that changed."""
     pieces: list[Blob] = []
     root = SnapshotRoot(msgspec.Raw(fold.save(pieces)), msgspec.Raw(ledger.save(pieces)))
     body = msgspec.json.encode(root)
@@ -554,7 +552,7 @@ def snapshot_of(fold: Fold, ledger: Ledger, seq: int, hash_: bytes) -> Snapshot:
 
 
 def _place(event: Event) -> str:
-    """How errors name an event's values: by step where there is one."""
+    """Names an event's values in errors: by step, if any."""
     step = getattr(event, "step", None)
     kind = event.__struct_config__.tag
     return f"step {step} ({kind})" if step else str(kind)
