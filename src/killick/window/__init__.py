@@ -1,4 +1,4 @@
-"""Context as virtual memory: what a model is sent is a cache of the history. For any agent loop."""
+"""Virtual memory for model context: each request is a cache over the full history. Works with any agent loop."""
 
 from killick.window.messages import Shape
 from killick.window.pages import Page, PageKind, Reads, Tokens, estimate

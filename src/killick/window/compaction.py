@@ -1,6 +1,6 @@
-"""What leaves when the budget cannot be held otherwise: old turns as a whole, and then what else can be spared.
+"""Chooses evictions under budget pressure: whole old turns first, then other expendable pages.
 
-Never the system's words, the last turn, what people pinned, or what a note in the last turns points at.
+Never evicts the system prompt, the last turn, pages that people pinned, or pages that notes in the last turns refer to.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from killick.window.renderer import Rendering
 from killick.window.state import Decided
 
 NOTE_TOKENS: Final = 80
-"""About what the note takes that stands for a stretch of turns, and no less."""
+"""The approximate minimum size of the note that replaces a range of turns."""
 
 ENOUGH: Final = 0.6
-"""Where pages alone bring what is sent down to this part of the budget, turns stay."""
+"""If pages alone reduce the request to this fraction of the budget, turns stay."""
 
 LOW: Final = 0.5
-"""Down to this part of the budget turns leave, so that it need not go on with every turn."""
+"""Turns are evicted down to this fraction of the budget, so that eviction does not recur every turn."""
 
 
 class Stretch(NamedTuple):
-    """Whole turns that leave together."""
+    """Whole turns that are evicted together."""
 
     first: int
     last: int
@@ -51,7 +51,8 @@ def squeezed(
     stays: Callable[[Page], bool],
     is_kept: Callable[[Page], bool],
 ) -> tuple[list[Page], list[Stretch]]:
-    """Pages and stretches of turns that free what is needed, as far as there is something. `gone` leaves already."""
+    """Returns pages and turn ranges that free the needed tokens, as far as possible. `gone` is already being
+    evicted."""
     stretches = _folded(history, decided, rendering, _foldable(history, decided, is_kept, recent), gone, need=low)
     need -= sum(stretch.freed for stretch in stretches)
     covered = {at for stretch in stretches for at in range(stretch.first, stretch.last + 1)}
@@ -59,7 +60,7 @@ def squeezed(
     chosen: list[Page] = []
 
     def rank(page: Page) -> tuple[int, int]:
-        """Results before words, and of those the task last; errors and what was wanted back after the others."""
+        """Ranks results before messages, the task last; errors and previously faulted pages after the others."""
         if is_kept(page):
             return 4, page.index
         if page.error:
@@ -78,15 +79,15 @@ def squeezed(
 
 
 def _is_words(said: Message) -> bool:
-    """Whether a message is a person's, and answers no call."""
+    """Returns whether a message is from a person and answers no call."""
     return said.role == "user" and not any(part.is_result for part in said.parts)
 
 
 def _foldable(
     history: History, decided: Decided, is_kept: Callable[[Page], bool], recent: int
 ) -> list[tuple[int, int]]:
-    """What can leave of turns as a whole, oldest first: a reply and its results, with nothing in them that stays. What
-    a person said after them stays."""
+    """Returns the turns that can be evicted whole, oldest first: a reply and its results, with no protected page. Later
+    user messages stay."""
     found: list[tuple[int, int]] = []
     for number, turn in enumerate(history.turns):
         if turn.start >= recent:
@@ -100,7 +101,7 @@ def _foldable(
         if any(history.read[at].role not in ("assistant", "result") for at in said):
             continue
         pages = [page for at in said for page in history.at[at]]
-        # An answer that came later than with its turn would be left behind without its call.
+        # An answer outside its turn would remain without its call.
         called = {call.id for at in said for call in history.read[at].calls}
         answered = {part.call for at in said for part in history.read[at].parts if part.is_result}
         if called != answered:
@@ -132,11 +133,11 @@ def _folded(
             runs[-1][1] = last
             runs[-1][2] += size
         else:
-            # What left before goes on here, and has its note.
+            # An earlier eviction continues here, and has its note.
             size -= 0 if first in before else NOTE_TOKENS
             runs.append([before.get(first, first), last, size])
         total += size
-    # A short run is no larger than the note that would stand for it.
+    # A short range is no larger than its note.
     return [
         Stretch(first, last, *history.summary(first, last), freed, history.mark("-", (first, last)))
         for first, last, freed in runs

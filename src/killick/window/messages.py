@@ -1,7 +1,7 @@
-"""Messages of the three providers read alike, and written back with other content in the same skeleton.
+"""Reads the messages of three providers in one form, and writes them back with replaced content.
 
-Knows what belongs together (a call and its result) and what may be replaced; decides nothing. Objects of the official
-clients are read as the plain messages that they stand for, and nothing that was given is ever changed.
+Knows which call belongs to which result, and which content may be replaced; makes no decisions. Objects of the official
+clients are read as the plain messages that they represent. Inputs are never mutated.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeGuard, cast
 import msgspec
 
 Shape: TypeAlias = Literal["openai", "openai-responses", "anthropic"]
-"""Whose form messages and tools have: chat completions, the Responses API, or Anthropic's messages."""
+"""The wire format of messages and tools: chat completions, the Responses API, or Anthropic's messages."""
 
 Role: TypeAlias = Literal["system", "user", "assistant", "result", "other"]
 
 
 class Call(NamedTuple):
-    """A tool that the model called."""
+    """A tool call of the model."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A piece of a message whose content can be replaced: the whole content, or the block at `at`."""
+    """A part of a message with replaceable content: the whole content, or the block at `at`."""
 
     at: int | None
     is_result: bool
@@ -36,11 +36,11 @@ class Part(NamedTuple):
     call: str = ""
     error: bool = False
     media: bool = False
-    """Whether there is more to it than text: an image, a document."""
+    """Whether it contains more than text: an image, a document."""
 
 
 class Message(NamedTuple):
-    """What one message says, whoever's form it has."""
+    """One message, independent of the wire format."""
 
     role: Role
     parts: tuple[Part, ...] = ()
@@ -56,12 +56,12 @@ def is_list(thing: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def of(thing: Any, name: str) -> Any:
-    """A field of a dict or of an object; None where there is none."""
+    """Returns a field of a dict or of an object, or None."""
     return thing.get(name) if is_map(thing) else getattr(thing, name, None)
 
 
 def plain(thing: Any) -> Any:
-    """An object of an official client as the dict that it was sent as; anything else as it is."""
+    """Returns an official client's object as the dict that it sends; anything else unchanged."""
     dump = getattr(thing, "model_dump", None)
     return dump(mode="json", by_alias=True, exclude_unset=True) if callable(dump) else thing
 
@@ -75,7 +75,7 @@ def _lowered(thing: Any) -> Any:
 
 
 def as_json(thing: Any) -> str:
-    """What is sent of a message or a tool, as text."""
+    """Returns the sent JSON of a message or a tool."""
     try:
         return _encode(thing).decode()
     except (TypeError, ValueError):  # Text that no encoding can carry, or a key that is no text.
@@ -83,7 +83,7 @@ def as_json(thing: Any) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Content as text: of blocks their texts one after the other, and what is no text as JSON."""
+    """Returns content as text: the texts of blocks concatenated, other blocks as JSON."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -103,7 +103,7 @@ _BLOCKS: Final = frozenset({"tool_use", "tool_result", "thinking", "redacted_thi
 
 
 def shape_of(messages: Iterable[Any], tools: Iterable[Any] = ()) -> Shape | None:
-    """Whose form they have; None where nothing tells yet."""
+    """Detects the wire format; None while undetermined."""
     for tool in tools:
         if of(tool, "input_schema") is not None:
             return "anthropic"
@@ -127,7 +127,7 @@ def shape_of(messages: Iterable[Any], tools: Iterable[Any] = ()) -> Shape | None
 
 
 def read(message: Any, shape: Shape) -> Message:
-    """What a message says."""
+    """Parses a message."""
     return _READERS[shape](message)
 
 
@@ -156,7 +156,7 @@ def _anthropic(message: Any) -> Message:
             case "tool_use":
                 calls.append(Call(str(of(block, "id")), str(of(block, "name")), arguments_of(of(block, "input"))))
             case "text":
-                # A text means the same whether or not it was made a block, to mark it for the cache.
+                # A text means the same whether or not a client wrapped it in a block for a cache marker.
                 parts.append(Part(None if len(content) == 1 else at, False, str(of(block, "text") or "")))
             case "image" | "document" | "search_result" if role == "user":
                 parts.append(Part(at, False, text_of([block]), media=True))
@@ -179,7 +179,7 @@ def _responses(item: Any) -> Message:
             role = _role(of(item, "role"))
             return Message(role, _texts(of(item, "content")))
         case kind if kind == "reasoning" or str(kind).endswith("_call"):
-            # What the provider itself runs for a model is part of its reply.
+            # Tools that the provider itself runs are part of its reply.
             return Message("assistant")
         case _:
             return Message("other")
@@ -222,7 +222,7 @@ def _texts(content: Any) -> tuple[Part, ...]:
 
 
 def arguments_of(given: Any) -> Mapping[str, Any] | str:
-    """The arguments of a call as a dict; the text that they are where they are no JSON object."""
+    """Returns a call's arguments as a dict, or as text if they are not a JSON object."""
     if isinstance(given, str):
         try:
             read: Any = json.loads(given.strip() or "{}")
@@ -237,7 +237,7 @@ _ERRORS: Final = ("error", "traceback (most recent call last)", '{"error"')
 
 
 def says_error(text: str) -> bool:
-    """Whether a result says of itself that it is an error."""
+    """Returns whether a result is marked as an error."""
     return text[:64].lstrip().lower().startswith(_ERRORS)
 
 
@@ -245,7 +245,7 @@ def says_error(text: str) -> bool:
 
 
 def replaced(message: Any, texts: Mapping[int | None, str]) -> Any:
-    """The message with other content: the whole of it, or that of the blocks at these places."""
+    """Returns the message with its whole content, or some blocks, replaced."""
     message = dict(plain(message) if not is_map(message) else message)
     whole = texts.get(None)
     if whole is not None:
@@ -263,7 +263,7 @@ def replaced(message: Any, texts: Mapping[int | None, str]) -> Any:
 
 
 def _block(block: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A block that says something else and is marked for the cache as it was."""
+    """Returns a block with other content and the same cache marker."""
     kind = block.get("type")
     if kind == "tool_result":
         return {**block, "content": text}
@@ -273,8 +273,8 @@ def _block(block: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def noted(messages: Sequence[Any], text: str, shape: Shape) -> list[Any]:
-    """Messages that end before a reply of the model, with a note after them: a message of its own, or, where users and
-    models must take turns, one more block of the last message."""
+    """Appends a note to messages that end before a model reply: as its own message, or, where roles must alternate, as
+    a block of the last message."""
     if shape != "anthropic" or not messages or not is_user(messages[-1]):
         return [*messages, {"role": "user", "content": text}]
     return [*messages[:-1], joined(messages[-1], {"role": "user", "content": text})]
@@ -285,7 +285,7 @@ def is_user(message: Any) -> bool:
 
 
 def joined(first: Any, second: Any) -> dict[str, Any]:
-    """Two messages of the same role as one."""
+    """Merges two messages of the same role."""
     message = dict(first if is_map(first) else plain(first))
     message["content"] = [*_blocks(message["content"]), *_blocks(of(second, "content"))]
     return message
@@ -296,18 +296,18 @@ def _blocks(content: Any) -> list[Any]:
 
 
 MEDIA_TOKENS: Final = 1_500
-"""About what an image takes, however many bytes it has."""
+"""The approximate size of an image, independent of its bytes."""
 
 _MEDIA: Final = re.compile(r'"(?:data|url|image_url|file_data)":"(?:data:[^",]{0,99},)?[A-Za-z0-9+/=_-]{1000,}"')
 
 
 def size_of(thing: Any, tokens: Callable[[str], int]) -> int:
-    """How many tokens a message takes, wherever a cache ends. What is encoded in it counts as an image does."""
+    """Returns a message's tokens, without cache markers. Encoded media counts as an image."""
     return sized(as_json(unmarked(thing)), tokens)
 
 
 def sized(text: str, tokens: Callable[[str], int]) -> int:
-    """The same of what was encoded as text already."""
+    """The same for already encoded text."""
     if len(text) < 1000 or not _MEDIA.search(text):
         return tokens(text)
     rest, count = _MEDIA.subn('""', text)
@@ -318,8 +318,8 @@ _MARKS: Final = ("cache_control",)
 
 
 def same(old: Any, new: Any) -> bool:
-    """Whether two messages say the same; where a cache is to end is no part of it. The system may say something else
-    every time: clients like to tell the time there."""
+    """Returns whether two messages are equal apart from cache markers. System messages always are: clients put the time
+    there."""
     return old is new or old == new or (is_system(old) and is_system(new)) or unmarked(old) == unmarked(new)
 
 
@@ -334,16 +334,16 @@ def _bare(block: Any) -> Any:
 
 
 def unmarked(message: Any) -> Any:
-    """A message as it is whether or not a cache ends there."""
+    """Returns a message without cache markers."""
     message = plain(message)
     if not is_map(message):
         return message
     content = message.get("content")
-    # Clients write down what is not there in more than one way.
+    # Clients represent absent fields in several ways.
     kept = {name: part for name, part in _bare(message).items() if part != []}
     if is_list(content):
         kept["content"] = [_bare(block) for block in map(plain, content)]
         if len(content) == 1 and is_map(kept["content"][0]) and set(kept["content"][0]) == {"type", "text"}:
-            # To mark a text for the cache, clients make it a block.
+            # To set a cache marker, clients wrap a text in a block.
             kept["content"] = kept["content"][0]["text"]
     return kept

@@ -1,7 +1,7 @@
-"""The pages of a history: what each is, how large, when it was last used, and what has made it stale.
+"""The pages of a history: kind, size, last use and staleness.
 
-Reads messages once and remembers what they added up to; decides nothing. A page is known by its place, so its handle
-holds as long as the history only grows.
+Reads messages incrementally; makes no decisions. A page is identified by its position, so its handle is valid as long
+as the history only grows.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ Tokens: TypeAlias = Callable[[str], int]
 Reads: TypeAlias = Callable[[str, Mapping[str, Any]], bool]
 
 WORDS_CHARS_MAX: Final = 32_768
-"""How much of a page is read for the words by which it is known again."""
+"""How much of a page is searched for the identifiers by which it is recognized."""
 
 OUTLINED_TOKENS_MAX: Final = 100
-"""What is longer stands in an outline by its handle."""
+"""Longer pages appear in an outline by their handle."""
 
 MARK_CHARS: Final = 10
-"""How much of a hash tells what a place holds from what it may hold after an edit."""
+"""The length of a hash prefix that distinguishes a page's content from that after an edit."""
 
 SUMMARY_CHARS_MAX: Final = 160
-"""How much is said of turns that left together."""
+"""The maximum summary length of evicted turns."""
 
 ALIKE: Final = 16
-"""How many places with the same content are told of each other, from the last one back."""
+"""How many positions with equal content are linked, from the last one back."""
 
 COMMON: Final = 5
-"""A word that stands in this many pages tells none of them from the others."""
+"""A word in this many pages identifies none of them."""
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./@:-]{3,}[A-Za-z0-9_]")
 _PATHS: Final = ("path", "file_path", "filepath", "file", "filename", "target_file", "notebook_path", "uri", "url")
@@ -67,13 +67,13 @@ _FETCHES: Final = frozenset({
 
 
 def estimate(text: str) -> int:
-    """About how many tokens a text is: four characters each, and letters beyond ASCII more. For exact figures give
-    the window your model's own counter."""
+    """Estimates a text's tokens: four characters each, more for non-ASCII letters. For exact counts, pass the model's
+    own counter to the window."""
     return (len(text) if text.isascii() else len(text.encode("utf-8", "replace"))) // 4 + 1
 
 
 def reads_by_name(name: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a tool only reads, as far as its name says."""
+    """Returns whether a tool only reads, judged by its name."""
     return not _WRITES.intersection(_name_words(name))
 
 
@@ -82,7 +82,7 @@ def _name_words(name: str) -> list[str]:
 
 
 class Page:
-    """A piece of the window that can leave and come back."""
+    """A part of the window that can be evicted and recalled."""
 
     __slots__ = (
         "born", "error", "handle", "hash", "identity", "index", "kind", "media", "offset", "part", "path", "place",
@@ -103,7 +103,7 @@ class Page:
         self.error = part.error
         self.media = part.media
         self.result = part.is_result
-        """Whether a tool gave it, and not somebody's words."""
+        """Whether it is a tool result rather than a message."""
         self.stale: Stale | None = None
         self.path: str | None = None
         self.read = True
@@ -115,7 +115,7 @@ class Page:
         return f"<page {self.handle} {self.kind} {self.source} {self.tokens}>"
 
     def weigh(self, stub_tokens: int) -> None:
-        """How large its tombstone is, and so what each call saves while the page is out."""
+        """Computes its tombstone's size, and so the saving of a call while the page is out."""
         self.stub_tokens = stub_tokens
         self.saves = max(0, self.tokens - stub_tokens)
 
@@ -125,7 +125,7 @@ def fingerprint(text: str) -> str:
 
 
 class Turn(msgspec.Struct):
-    """One reply of the model and what answers it: the messages from `start` up to the next one's."""
+    """One model reply and its answers: the messages from `start` up to the next turn."""
 
     start: int
     replied: int
@@ -133,7 +133,7 @@ class Turn(msgspec.Struct):
 
 
 class History:
-    """What was said so far, read once."""
+    """The history so far, parsed once."""
 
     def __init__(self, shape: Shape, tokens: Tokens, reads: Reads | None, *, smallest: int, own: Iterable[str]) -> None:
         self._shape: Shape = shape
@@ -146,9 +146,9 @@ class History:
         self.read: list[Message] = []
         self.sizes: list[int] = []
         self._bare: list[int] = [0]
-        """What was said before each message, in tokens."""
+        """The tokens before each message."""
         self.said_tokens = 0
-        """All of it, without what the window's own tools answered."""
+        """The total, without the results of the window's own tools."""
         self.pages: dict[str, Page] = {}
         self.at: list[tuple[Page, ...]] = []
         self.turns: list[Turn] = []
@@ -162,14 +162,14 @@ class History:
 
     @property
     def turn(self) -> int:
-        """How many replies there were."""
+        """The number of replies."""
         return len(self.turns)
 
     def common(self, messages: Sequence[Any]) -> tuple[int, list[int]]:
-        """How many messages from the start say what was seen, and which of them are marked otherwise now."""
+        """Returns how many leading messages are unchanged, and which of them have other cache markers."""
         count, seen = min(len(self.messages), len(messages)), self.messages
         remarked: list[int] = []
-        # Messages that are the same objects, or equal ones, are told apart from others without a loop of our own.
+        # Identical or equal messages are compared without a Python loop.
         if len(seen) == count and messages[:count] == seen:
             return count, remarked
         for at in range(count):
@@ -189,19 +189,19 @@ class History:
             self._take(message)
 
     def alike(self, page: Page) -> list[Page]:
-        """The places with the same content, itself included, in order."""
+        """Returns the positions with the same content, itself included, in order."""
         return self._by_hash.get(page.hash, [])
 
     def versions(self, identity: str) -> list[Page]:
-        """The pages of what is asked for so, in order."""
+        """Returns the pages for the same request, in order."""
         return self._versions.get(identity, [])
 
     def text(self, page: Page) -> str:
-        """A page's content, verbatim."""
+        """Returns a page's content, verbatim."""
         return next(part.text for part in self.read[page.index].parts if part.at == page.part)
 
     def mark(self, handle: str, covered: tuple[int, int]) -> str:
-        """What a page, or a stretch of messages, is known by."""
+        """Returns the hash prefix of a page or of a range of messages."""
         if "-" not in handle:
             page = self.pages.get(handle)
             return page.hash[:MARK_CHARS] if page is not None else ""
@@ -209,13 +209,13 @@ class History:
         return fingerprint("\n".join(said))[:MARK_CHARS]
 
     def answers_own(self, page: Page) -> bool:
-        """Whether it is the answer to one of the window's own tools."""
+        """Returns whether it answers a call of the window's own tools."""
         part = next(part for part in self.read[page.index].parts if part.at == page.part)
         call = self._calls.get(part.call)
         return call is not None and call.name in self.own
 
     def summary(self, first: int, last: int) -> tuple[str, int]:
-        """A stretch of messages in a line, and its size."""
+        """Returns a range of messages in one line, and its size."""
         shown: dict[str, None] = {}
         chars = 0
         for page in (page for pages in self.at[first : last + 1] for page in pages):
@@ -231,7 +231,7 @@ class History:
         return f"your words “{tombstones.shortened(words, 60)}”", size
 
     def outline(self, first: int, last: int) -> str:
-        """A stretch of messages: what was said, and the handles of what was long."""
+        """Returns an outline of a range of messages: the short texts, and the handles of long ones."""
         lines: list[str] = []
         for at in range(first, min(last + 1, len(self.messages))):
             said = self.read[at]
@@ -274,16 +274,16 @@ class History:
             self._settle(page, self._words(said, page))
 
     def _is_own(self, said: Message) -> bool:
-        """Whether a message is nothing but the window's own tools, called or answered."""
+        """Returns whether a message contains only calls or results of the window's own tools."""
         calls = said.calls or [self._calls.get(part.call) for part in said.parts if part.is_result]
         words = any(part.text for part in said.parts if not part.is_result)
         return bool(calls) and not words and all(call is not None and call.name in self.own for call in calls)
 
     def _is_pageable(self, said: Message, part: Part) -> bool:
-        # What a model said leaves only with its whole turn: it would learn to say what stands there instead.
+        # Model replies are evicted only with their whole turn: a model would imitate their tombstones.
         if said.role in ("system", "assistant"):
             return False
-        # Sizes are guessed before they are counted: most parts are small, and counters may be slow.
+        # Sizes are estimated before they are counted: most parts are small, and counters may be slow.
         return part.is_result or part.media or len(part.text) > self._smallest
 
     def _page(self, index: int, said: Message, part: Part) -> Page:
@@ -309,7 +309,7 @@ class History:
         return about(call, f"m{index}.{part.at}", self._reads)
 
     def _recalled(self, call: Call, part: Part) -> Page | None:
-        """What a recall brought back is the page that it was."""
+        """Maps a recall's result to its original page."""
         if call.name not in self.own:
             return None
         named = tombstones.named(as_json(call.arguments))
@@ -317,7 +317,7 @@ class History:
         return page if page is not None and page.hash == fingerprint(part.text) else None
 
     def _settle(self, page: Page, words: frozenset[str]) -> None:
-        """A new page among the others."""
+        """Adds a page and links it to the others."""
         self.pages[page.handle] = page
         versions = self._versions.setdefault(page.identity, [])
         alike = self._by_hash.setdefault(page.hash, [])
@@ -341,7 +341,7 @@ class History:
                 known.append(page)
 
     def _supersede(self, versions: list[Page], alike: list[Page], identity: str) -> None:
-        """What was read before is out of date; but what it was before that, it may be again."""
+        """Marks earlier reads as outdated; content that returns to an earlier version becomes current again."""
         for before in reversed(versions):
             if before.stale == "superseded":
                 break
@@ -360,7 +360,7 @@ class History:
         return frozenset(words)
 
     def _uses(self, said: Message) -> None:
-        """Pages that the model, the user or an error speaks of are in use."""
+        """Marks pages as used that the model, the user or an error mentions."""
         if said.role in ("assistant", "user"):
             spoken = [part.text for part in said.parts if not part.is_result and not part.media]
             spoken += [f"{call.name} {as_json(call.arguments)}" for call in said.calls]
@@ -382,8 +382,8 @@ class History:
 def about(
     call: Call, place: str, reads_only: Reads = reads_by_name
 ) -> tuple[PageKind, str, str, bool, str | None]:  # fmt: skip
-    """What the result of a call is: its kind, a line for people and models, its identity, whether it was only read, and
-    the path that was read or written. What was not only read is like nothing else: it is known by its place."""
+    """Returns a call result's kind, a line that describes it, its identity, whether it was only read, and the path read
+    or written. A result that was not only read is unique: its position identifies it."""
     arguments: Mapping[str, Any] = call.arguments if not isinstance(call.arguments, str) else {}
     reads = reads_only(call.name, arguments)
     path = next((value for name in _PATHS if isinstance(value := arguments.get(name), str)), None)
@@ -395,12 +395,12 @@ def about(
 
 
 def _telling(text: str) -> Iterable[str]:
-    """The words that are names of something: those that no plain sentence has."""
+    """Returns the identifier-like words: those that no plain sentence contains."""
     return (word for word in _WORD.findall(text) if not word.isalpha() or not word[1:].islower())
 
 
 def identify(name: str, arguments: Mapping[str, Any] | str) -> str:
-    """A call as what it asks for: the tool and its arguments, in whatever order they were written."""
+    """Returns the identity of a call: the tool and its arguments, in any order."""
     if isinstance(arguments, str):
         return f"{name} {arguments}"
     try:

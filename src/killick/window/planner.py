@@ -1,8 +1,8 @@
-"""What to decide before a call: schemas that nobody uses, what was read again, what is there already, what leaves.
+"""Plans decisions before a model call: unused schemas, repeated reads, duplicates, evictions.
 
-Pure: the same history and the same decisions so far give the same plan, and a plan that was applied is not made again.
-What must stay is settled here, before any policy is asked: the last turns, what people said, errors that nothing has
-superseded, what is pinned, and what the latest turn speaks of.
+Pure: the same history and decisions give the same plan, and an applied plan is not repeated. It fixes the protected
+pages before it asks a policy: the last turns, people's messages, current errors, pinned pages, and pages that the
+latest turn mentions.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ RECENT_TURNS: Final = 3
 """The last turns are sent whole."""
 
 SAVES_MIN: Final = 40
-"""What a page must save to be worth a tombstone, in tokens."""
+"""The minimum saving of a tombstone, in tokens."""
 
 WORTHWHILE: Final = 0.05
-"""What must leave at once, as a part of the budget, where it cannot be held anyway."""
+"""The minimum eviction, as a fraction of the budget, if the budget cannot be met anyway."""
 
 PIN_TURNS: Final = 12
 PIN_TURNS_MAX: Final = 192
-"""For how long a fault pins a page; each further one doubles it."""
+"""How long a fault pins a page; each further fault doubles it."""
 
 
 class Decision(NamedTuple):
-    """What the window decided, as an event without time and place, and the values that go with it."""
+    """A decision of the window: an event without time and seq, and its values."""
 
     event: PageEvent
     told: dict[str, Any]
 
 
 class View(msgspec.Struct, frozen=True):
-    """All that a plan is made of."""
+    """The inputs of a plan."""
 
     history: History
     decided: Decided
@@ -57,36 +57,36 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> int:
-        """What stands before the messages."""
+        """The tokens before the messages."""
         return self.system_tokens + self.schemas.tokens_sent
 
     @property
     def recent(self) -> int:
-        """Where the last turns begin."""
+        """The start of the last turns."""
         turns = self.history.turns
         return turns[-RECENT_TURNS].start if len(turns) >= RECENT_TURNS else 0
 
     def new(self) -> list[Page]:
-        """The pages that came since the model last replied: none of them was sent yet."""
+        """The pages since the last reply, which were not sent yet."""
         start = self.history.turns[-1].replied if self.history.turns else 0
         return [page for pages in self.history.at[start:] for page in pages]
 
     def holds(self, page: Page, before: bool = False) -> bool:
-        """Whether what a page says stands in the window, or stands there before it."""
+        """Returns whether a page's content is in the window, at or before its position."""
         return any(
             (not before or other.place < page.place) and not self.decided.is_out(other)
             for other in self.history.alike(page)
         )
 
     def saves(self, page: Page) -> bool:
-        """Whether a page is larger than its tombstone, so that it is worth one."""
+        """Returns whether a page is sufficiently larger than its tombstone."""
         if not page.stub_tokens:
             page.weigh(self.tokens(tombstones.left(page.source, page.tokens, page.handle)))
         return page.saves >= SAVES_MIN
 
 
 def planned(view: View) -> list[Decision]:
-    """What to decide before the next call."""
+    """Returns the decisions before the next call."""
     again = _again(view)
     decisions = [*_unused(view), *_reread(view)]
     decisions += [left(again, (), "duplicate", view.history.turn)] if again else []
@@ -94,7 +94,7 @@ def planned(view: View) -> list[Decision]:
 
 
 def faulted(page: Page, how: FaultedHow, view: View) -> list[Decision]:
-    """A page was wanted back: that is said, and it stays for a while."""
+    """Records a fault and pins the page for a while."""
     turn, times = view.history.turn, view.decided.faults_of(page.handle)
     until = turn + min(PIN_TURNS << min(times, 8), PIN_TURNS_MAX)
     told = {"source": page.source}
@@ -105,7 +105,7 @@ def faulted(page: Page, how: FaultedHow, view: View) -> list[Decision]:
 
 
 def left(pages: Sequence[Page], stretches: Sequence[Stretch], because: EvictedBecause, turn: int) -> Decision:
-    """Pages, and stretches of whole turns, leave together."""
+    """Evicts pages and ranges of whole turns together."""
     told = [_told(page.handle, page.kind, page.source, page.tokens, page.stale or because) for page in pages]
     told += [_told(each.handle, "turns", each.source, each.tokens, because) for each in stretches]
     saved = sum(page.saves for page in pages) + sum(each.freed for each in stretches)
@@ -121,7 +121,7 @@ def _told(handle: str, kind: str, source: str, tokens: int, why: str) -> dict[st
 
 
 def _unused(view: View) -> list[Decision]:
-    """Schemas that are sent as stubs, once."""
+    """Chooses the schemas to send as stubs, once."""
     schemas, new = view.schemas, sorted(view.schemas.stubs - view.decided.stubs)
     if not new:
         return []
@@ -133,7 +133,7 @@ def _unused(view: View) -> list[Decision]:
 
 
 def _reread(view: View) -> list[Decision]:
-    """What had left, was read again, and is the same."""
+    """Finds evicted pages that were read again and are unchanged."""
     history, decisions = view.history, list[Decision]()
     for page in view.new():
         before = next((old for old in reversed(history.versions(page.identity)) if old.place < page.place), None)
@@ -141,14 +141,14 @@ def _reread(view: View) -> list[Decision]:
             continue
         if not view.decided.was_out(before, history.turn) or not view.saves(before):
             continue
-        # What the window itself answered is on record; it was decided in the turn before.
+        # The window's own answers are already recorded, in the previous turn.
         if not history.answers_own(page) and not view.decided.has_faulted(before.handle, history.turn - 1):
             decisions += faulted(before, "reread", view)
     return decisions
 
 
 def _again(view: View) -> list[Page]:
-    """New places of what the window holds already: they are never sent whole, so nothing is written anew."""
+    """Finds new copies of content that the window already holds: they are never sent whole."""
     return [
         page
         for page in view.new()
@@ -168,7 +168,7 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
     pointed_at = _pointed_at(view, again)
 
     def is_kept(page: Page) -> bool:
-        # A copy is nothing that anybody could have pinned.
+        # Nobody can have pinned a copy.
         is_copy = view.decided.out.get(page.handle) == "duplicate"
         return page.handle in pointed_at or (page.hash in pinned and not is_copy)
 
@@ -181,7 +181,7 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
     chosen = [page for page in view.policy.choose(offered, now) or () if id(page) in may_leave]
     stretches: list[Stretch] = []
     rest = total - sum(page.saves for page in chosen)
-    # Where the budget forces it and the policy has no more to give, far enough that it does not go on every turn.
+    # If the budget forces it and the policy offers no more, evict enough that it does not recur every turn.
     if total > view.budget and rest > view.budget * ENOUGH:
         gone = {page.handle for page in [*chosen, *again]}
         spare = [page for page in rendering.resident() if page.handle not in gone and view.saves(page)]
@@ -193,14 +193,14 @@ def _evicted(view: View, again: Sequence[Page]) -> list[Decision]:
         )  # fmt: skip
         chosen += pages
     freed = sum(page.saves for page in chosen) + sum(stretch.freed for stretch in stretches)
-    # Where what must stay exceeds the budget, there is no use in a little less with every turn.
+    # If the protected pages alone exceed the budget, small evictions every turn do not help.
     if not freed or (total - freed > view.budget and freed < view.budget * WORTHWHILE):
         return []
     return [left(chosen, stretches, "budget" if total > view.budget else "pays", turn)]
 
 
 def _pointed_at(view: View, again: Sequence[Page]) -> set[str]:
-    """The places that notes in the last turns point at."""
+    """Returns the positions that notes in the last turns refer to."""
     out = view.decided.out
     recent = [page for pages in view.history.at[view.recent :] for page in pages]
     noted = [page for page in recent if out.get(page.handle) == "duplicate"]
@@ -208,7 +208,7 @@ def _pointed_at(view: View, again: Sequence[Page]) -> set[str]:
 
 
 def _offered(view: View, is_kept: Callable[[Page], bool], offsets: Sequence[int]) -> Iterable[Page]:
-    """The pages of which a policy may choose."""
+    """Returns the pages that a policy may choose from."""
     turn, recent, fixed = view.history.turn, view.recent, view.fixed
     for page in view.rendering.resident():
         if page.index >= recent:

@@ -1,6 +1,6 @@
-"""The messages as they are sent: each as it was said, or with tombstones in it, or gone with its turn.
+"""Renders the messages to send: unchanged, with tombstones, or omitted with their turn.
 
-Keeps what it rendered: between two decisions a call costs what was said since.
+Caches its output: between two decisions a call costs only the new messages.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from killick.window.pages import History, Page, Tokens
 from killick.window.state import Decided
 
 UNSETTLED: Final = 8
-"""So many of the last messages are rendered anew for every call: clients change where a cache ends in place."""
+"""The number of last messages that are always rendered again: clients move cache markers in place."""
 
 
 class Rendering:
-    """What is sent of a history by what was decided."""
+    """A history's rendering under the decisions so far."""
 
     def __init__(self, history: History, decided: Decided, tokens: Tokens, shape: Shape, recall: str) -> None:
         self._history = history
@@ -39,24 +39,24 @@ class Rendering:
         return self._offsets[-1]
 
     def offsets(self) -> list[int]:
-        """How many tokens stand before each message, and after the last."""
+        """The tokens before each message, and after the last."""
         self._extend()
         return self._offsets
 
     def size(self, index: int) -> int:
-        """What is sent of a message, in tokens."""
+        """Returns a message's sent tokens."""
         return self._offsets[index + 1] - self._offsets[index]
 
     def resident(self) -> list[Page]:
-        """The pages that are in, in order."""
+        """Returns the resident pages, in order."""
         for pages in self._history.at[self._paged :]:
             self._resident += [page for page in pages if not self._decided.is_out(page)]
         self._paged = len(self._history.at)
         return self._resident
 
     def forget(self, index: int = 0) -> None:
-        """Something else was decided of messages from there on."""
-        # A fold's note stands in the message before it.
+        """Invalidates the rendering from a message on."""
+        # A fold's note is part of the previous message.
         index = min(max(0, index - 1), len(self._starts))
         while index and (self._decided.is_folded(index) or self._decided.is_folded(index - 1)):
             index -= 1
@@ -88,7 +88,7 @@ class Rendering:
             message, size = self._message(index)
             self._starts.append(len(self._flat))
             if self._shape == "anthropic" and index and self._decided.is_folded(index - 1) and is_user(message):
-                # What stood between two messages of the user has left: they are one now.
+                # Everything between two user messages was evicted, so they are merged.
                 before = self._flat[-1]
                 self._flat[-1] = joined(before, message)
                 size = self._count(self._flat[-1]) - self._count(before)
@@ -98,7 +98,7 @@ class Rendering:
             index += 1
 
     def _fold(self, first: int, last: int) -> None:
-        """One note in place of whole turns; where it joins the message before, that one is counted anew."""
+        """Replaces whole turns by one note. If it joins the previous message, recounts that one."""
         text = tombstones.left(*self._history.summary(first, last), f"m{first}-m{last}", self._recall)
         before = self._flat[-1:]
         after = noted(before, text, self._shape)
@@ -132,7 +132,7 @@ class Rendering:
                 yield page.part, tombstones.left(page.source, page.tokens, page.handle, self._recall)
 
     def original(self, page: Page) -> str:
-        """The last place before it at which the content was sent whole."""
+        """Returns the last earlier position at which the content was sent whole."""
         return next(
             (
                 other.handle

@@ -1,7 +1,7 @@
-"""Tool schemas on demand: which tools are described to a model in full, which by a stub, and how one asks for the rest.
+"""Tool schemas on demand: full schemas, stubs, and the search for the rest.
 
-Settled once for a session, because the tools stand before everything else in what providers cache. Runs no tool, and
-leaves alone what a provider runs itself or loads on demand itself.
+Fixed for a session, because tools come first in what providers cache. Runs no tool. Ignores tools that a provider runs
+or loads on demand itself.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, Final, NamedTuple
 from killick.window.messages import Shape, as_json, is_list, is_map, plain, size_of
 
 LINE_CHARS_MAX: Final = 80
-"""How much of its description a stub keeps."""
+"""The maximum description length in a stub."""
 
 WHOLE_TOKENS_MIN: Final = 120
 SAVES_MIN: Final = 3
-"""A schema of fewer tokens is sent whole, and so is one that is not this many times as large as its stub."""
+"""A smaller schema, or one that is not this many times its stub's size, is sent whole."""
 
 _ANYTHING: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": True}
 _KEPT: Final = ("type", "cache_control", "eager_input_streaming", "async")
 
 
 class Schemas:
-    """What of a tools array is sent: stubs for the large ones not in use, for a whole session the same.
+    """The sent form of a tools array: stubs for large unused tools, stable for a session.
 
     whole   names that are never stubs
-    spare   as long as all tools together are no more tokens, they are sent whole
-    stubs   names that are stubs because they were before; without it this is decided here
+    spare   up to this total of tokens, all tools are sent whole
+    stubs   names that were stubs before; default: decided here
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class Schemas:
         self._index: _Index | None = None
 
     def same(self, tools: Sequence[Any]) -> bool:
-        """Whether these are the tools that this was made of."""
+        """Returns whether these are the tools that it was built from."""
         return len(tools) == len(self._given) and all(
             one is other or one == other for one, other in zip(tools, self._given, strict=True)
         )
 
     def whole_tokens(self, name: str) -> int:
-        """What the tool costs in every call when it is sent whole."""
+        """Returns the tool's cost a call when sent whole."""
         return self._tools[name].tokens
 
     def stub_tokens(self, name: str) -> int:
-        """What it costs, or would cost, as a stub."""
+        """Returns its cost as a stub."""
         return self._tools[name].stub_tokens
 
     def find(self, query: str, limit: int = 5) -> list[str]:
-        """Names of tools, the best first. Those that the query names come first, whatever the limit; "" is all."""
+        """Returns tool names, the best first. Names in the query come first, beyond the limit; "" matches all."""
         if not query.strip():
             return list(self._tools)
         known = {name.lower(): name for name in self._tools}
@@ -100,21 +100,22 @@ class Schemas:
         return [*asked, *ranked[: max(0, limit - len(asked))]]
 
     def text(self, name: str) -> str:
-        """The full schema as a model reads it. Keeps the author's order: models write arguments in the order read."""
+        """Returns the full schema as text, in the author's order: models write arguments in the order that they
+        read."""
         about = self._tools[name].about
         lines = [name, str(about.get("description") or "").strip(), f"parameters: {as_json(_parameters(about))}"]
         lines += [f"{more}: {as_json(about[more])}" for more in ("input_examples", "output_schema") if about.get(more)]
         return "\n".join(line for line in lines if line)
 
     def found_text(self, names: Iterable[str]) -> str:
-        """What find_tools answers."""
+        """Returns find_tools' answer."""
         found = [self.text(name) for name in names]
         if found:
             return "\n\n".join(found)
         return f"No tool was found. Name one, or say otherwise what you want done. There are: {', '.join(self._tools)}"
 
     def called_text(self, name: str) -> str:
-        """What the first call of a stub is answered with."""
+        """Returns the answer to a stub's first call."""
         return (
             f"Nothing was run: {name} was listed as a stub. Call it again with these parameters.\n\n{self.text(name)}"
         )
@@ -135,7 +136,7 @@ class _Tool(NamedTuple):
 
 
 def _plain(tool: Any) -> Any:
-    """A tool as it goes over the wire: clients also take objects that describe themselves."""
+    """Returns a tool's wire form: clients also accept objects that describe themselves."""
     describe = None if is_map(tool) else getattr(tool, "to_dict", None)
     return describe() if callable(describe) else plain(tool)
 
@@ -147,7 +148,7 @@ def _name(tool: Any) -> Any:
 
 
 def _function(tool: Any, shape: Shape) -> Mapping[str, Any] | None:
-    """The part that says name, description and parameters; None for what the provider defines or runs itself."""
+    """Returns the part with name, description and parameters; None for tools that the provider defines or runs."""
     if not is_map(tool):
         return None
     if shape == "anthropic":
@@ -160,8 +161,7 @@ def _function(tool: Any, shape: Shape) -> Mapping[str, Any] | None:
 
 
 def _elsewhere(about: Mapping[str, Any]) -> bool:
-    """Whether the provider loads it on demand itself, or holds a model to its schema, or code calls it that cannot read
-    an answer and call again."""
+    """Returns whether the provider loads it on demand or enforces its schema, or code calls it that cannot retry."""
     return bool(about.get("defer_loading") or about.get("strict")) or any(
         who != "direct" for who in about.get("allowed_callers") or ()
     )
@@ -183,12 +183,12 @@ def _shaped(name: str, description: str, parameters: Mapping[str, Any], shape: S
         return told | {"input_schema": parameters}
     if shape == "openai":
         return {"type": "function", "function": told | {"parameters": parameters}}
-    # Said outright: Responses takes a schema that says nothing for a strict one.
+    # Explicit: the Responses API defaults to strict schemas.
     return {"type": "function"} | told | {"parameters": parameters, "strict": False}
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence of the first paragraph, cut between words where it is long."""
+    """Returns the first sentence of the first paragraph, cut between words."""
     paragraph = " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split())
     end = re.search(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.!?](?=\s|$)", paragraph)
     sentence = paragraph[: end.end()] if end else paragraph
@@ -225,7 +225,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 _NAME_WEIGHT: Final = 4.0
 _LINE_WEIGHT: Final = 2.0
 _ALIKE: Final = 0.5
-"""What a word counts that only begins like the one asked for, beside the very word."""
+"""The weight of a shared word stem relative to an exact match."""
 
 _ALIKE_CHARS_MIN: Final = 3
 _SATURATION: Final = 1.2
@@ -238,7 +238,7 @@ _DULL: Final = set(re.findall(r"\w+", """
 
 
 class _Index:
-    """Ranks tools by the words of their name, description and parameters (BM25 with weighted fields)."""
+    """Ranks tools by the words of name, description and parameters (BM25 with weighted fields)."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self._words = {name: _weighed(about) for name, about in tools.items()}
@@ -246,7 +246,7 @@ class _Index:
         self._usual = (sum(self._lengths.values()) / len(self._lengths) if self._lengths else 0) or 1.0
 
     def ranked(self, query: str) -> list[str]:
-        """Those that fit at all. What fits equally well keeps its order."""
+        """Returns the matches; ties keep their order."""
         asked = set(_words(query))
         scores: defaultdict[str, float] = defaultdict(float)
         for word in sorted(asked - _DULL or asked):
@@ -259,7 +259,7 @@ class _Index:
 
 
 def _weighed(about: Mapping[str, Any]) -> dict[str, float]:
-    """The words of one tool, and what each weighs."""
+    """Returns a tool's words and their weights."""
     description = str(about.get("description") or "")
     words: defaultdict[str, float] = defaultdict(float)
     fields = [(about["name"], _NAME_WEIGHT), (_first_sentence(description), _LINE_WEIGHT), (description, 1.0)]
@@ -270,7 +270,7 @@ def _weighed(about: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _told(schema: Any) -> Iterator[str]:
-    """The names and descriptions of parameters, however deep they stand."""
+    """Returns the names and descriptions of parameters at any depth."""
     if is_map(schema):
         for key, value in schema.items():
             if key == "description" and isinstance(value, str):
@@ -288,7 +288,7 @@ def _told(schema: Any) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Lower-case words, split at punctuation and camelCase, in the singular."""
+    """Returns lower-case words, split at punctuation and camelCase, in the singular."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", text)
     for word in re.findall(r"[^\W_]+", parted.lower()):
         if len(word) > 3 and word.endswith("ies"):
@@ -300,7 +300,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _hit(asked: str, words: Mapping[str, float]) -> float:
-    """How much of a tool's text is about the word asked for."""
+    """Returns the weight of a query word in a tool's text."""
     weight = words.get(asked, 0.0)
     if len(asked) < _ALIKE_CHARS_MIN:
         return weight
@@ -309,7 +309,7 @@ def _hit(asked: str, words: Mapping[str, float]) -> float:
 
 
 def _begin_alike(one: str, other: str) -> bool:
-    """Whether one word begins with the other, or with all of it but its last letter: write, writing."""
+    """Returns whether one word starts with the other, or with all but its last letter: write, writing."""
     short, long = sorted((one, other), key=len)
     stem = short[:-1] if len(short) > _ALIKE_CHARS_MIN + 1 else short
     return len(short) >= _ALIKE_CHARS_MIN and long.startswith(stem)

@@ -1,6 +1,6 @@
-"""What was decided so far, folded from events: what is out, what is pinned, and how often something was wanted back.
+"""Folds window decisions: evicted pages, pins and fault counts.
 
-Knows handles only; the history says what they stand for. The same events in the same order give the same state.
+Knows handles only; the history resolves them. The same events in the same order give the same state.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _PLACE: Final = re.compile(r"m(\d+)(?:\.\d+)?(?:-m(\d+))?")
 _WANTED: Final = frozenset({"recalled", "repeated", "reread"})
 
 GUARD_TURNS: Final = 40
-"""How far back faults count for the thrash guard."""
+"""The number of recent turns whose faults count for the thrash guard."""
 
 GUARD_RATE: Final = 0.05
-"""Faults for each eviction that are borne without holding more."""
+"""The rate of faults to evictions that is tolerated without a larger working set."""
 
 GUARD_MAX: Final = 4.0
 
 
 def places(handle: str) -> tuple[int, int] | None:
-    """The first and the last message that a handle covers; None for a schema's."""
+    """Returns the first and the last message of a handle; None for a schema's."""
     found = _PLACE.fullmatch(handle)
     if found is None:
         return None
@@ -36,17 +36,17 @@ class Decided:
 
     def __init__(self) -> None:
         self.out: dict[str, str] = {}
-        """Handles of pages that left, and why."""
+        """Handles of evicted pages, with the reason."""
         self.folds: list[tuple[int, int]] = []
-        """Stretches of messages that left together, in order."""
+        """Ranges of messages that were evicted together, in order."""
         self.stubs: frozenset[str] = frozenset()
         self.shown: dict[str, int] = {}
-        """Tools whose schemas came after all, and the turn in which they did."""
+        """Tools whose schemas were faulted in, with the turn."""
         self._folded: set[int] = set()
         self._left_at: dict[str | int, int] = {}
-        """In which turn pages, by their handles, and messages of whole turns, by their places, left."""
+        """The turns in which pages, by handle, and messages of whole turns, by position, were evicted."""
         self._unseen: dict[str, str] = {}
-        """What was decided of places that were not looked at since, and what they held then."""
+        """Decisions about positions not checked since, and their content then."""
         self._pins: dict[str, tuple[int, str]] = {}
         self._faults: list[tuple[int, str]] = []
         self._left: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ class Decided:
         self._folded.update(range(first, last + 1))
 
     def look(self, history: History) -> int | None:
-        """Drops what was decided of places that hold something else now; the first of them, if there is one."""
+        """Drops decisions about positions whose content changed; returns the first of them, if any."""
         first: int | None = None
         for handle, mark in list(self._unseen.items()):
             covered = places(handle)
@@ -96,7 +96,7 @@ class Decided:
         return first
 
     def _bring_back(self, handle: str) -> None:
-        """A page to its place; turns that it left with come back too."""
+        """Restores a page to its position, with the turns evicted with it."""
         self.out.pop(handle, None)
         covered = places(handle)
         if covered is not None and covered[0] in self._folded:
@@ -107,8 +107,8 @@ class Decided:
         self._folded = {at for first, last in folds for at in range(first, last + 1)}
 
     def drop_from(self, common: int, recent: int, turn: int) -> None:
-        """Forgets what was decided of messages that are others now, and after that turn; and what left of those that
-        are the last ones now."""
+        """Drops decisions about messages that changed and about later turns, and evictions of messages that are now the
+        last."""
 
         def is_before(handle: str, index: int) -> bool:
             covered = places(handle)
@@ -129,7 +129,7 @@ class Decided:
         return page.handle in self.out or page.index in self._folded
 
     def was_out(self, page: Page, turn: int) -> bool:
-        """Whether a page had left before a turn."""
+        """Returns whether a page was out before a turn."""
         left = self._left_at.get(page.handle if page.handle in self.out else page.index, turn)
         return self.is_out(page) and left < turn
 
@@ -137,8 +137,8 @@ class Decided:
         return index in self._folded
 
     def pinned(self, history: History) -> dict[str, str]:
-        """The hashes of what is pinned now, and why: what is pinned is the content, wherever it stands."""
-        # Of two pins on the same content the one that was asked for counts.
+        """Returns the hashes of pinned contents, with reasons: a pin follows the content, at any position."""
+        # Of two pins on the same content, the requested one counts.
         pins = sorted(self._pins.items(), key=lambda pin: pin[1][1] == "asked")
         return {
             history.pages[handle].hash: because
@@ -153,11 +153,11 @@ class Decided:
         return any(turn >= since and page == handle for turn, page in reversed(self._faults))
 
     def counts(self) -> tuple[int, int]:
-        """Faults, and pages that left."""
+        """Returns the numbers of faults and evictions."""
         return len(self._faults), sum(count for _, count in self._left)
 
     def widened(self, turn: int) -> float:
-        """The thrash guard: how much more is held because what left was wanted back."""
+        """The thrash guard: how much larger the working set is because of faults."""
         faults = sum(at > turn - GUARD_TURNS for at, _ in self._faults)
         left = sum(count for at, count in self._left if at > turn - GUARD_TURNS)
         return 1.0 + min(GUARD_MAX, faults / max(left, 20) / GUARD_RATE) if faults else 1.0

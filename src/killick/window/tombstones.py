@@ -1,4 +1,4 @@
-"""What stands where a page was: a short text that names what left, its size and its handle."""
+"""Tombstones: a short text in place of a page, with its description, size and handle."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SOURCE_CHARS_MAX: Final = 80
 
 
 def left(source: str, tokens: int, handle: str, recall: str = "recall") -> str:
-    """In place of a page that left."""
+    """The tombstone of an evicted page."""
     return f'[left the window: {source}, {tokens:,} tokens; {recall}("{handle}") brings it back]'
 
 
 def unchanged(handle: str, recall: str = "recall") -> str:
-    """In place of content that stands elsewhere already."""
+    """The tombstone of content that occurs elsewhere."""
     return f'[unchanged: the same as {handle} above; {recall}("{handle}") if it is not]'
 
 
 def handle_in(text: str) -> str | None:
-    """The handle that a tombstone names; None where the text is none."""
+    """Returns a tombstone's handle; None for other texts."""
     if not text.startswith("["):
         return None
     found = _TOMBSTONE.match(text)
@@ -31,16 +31,16 @@ def handle_in(text: str) -> str | None:
 
 
 def named(text: str) -> list[str]:
-    """The handles in what a model wrote where it should write one, each once."""
+    """Returns the handles in a model's argument, each once."""
     found = (handle if handle.lower().startswith("tool:") else handle.lower() for handle in _NAMED.findall(text))
     return list(dict.fromkeys(found))
 
 
 def shortened(text: str, chars_max: int = SOURCE_CHARS_MAX) -> str:
-    """One line of it."""
+    """Shortens a text to one line."""
     line = " ".join(text.split())
     if len(line) <= chars_max:
         return line
-    # Between words, where there are some: half of a name would be taken for another, and is not known as a secret.
+    # Cut between words if possible: half a name could be mistaken for another, and would escape secret redaction.
     kept = line[: chars_max - 1]
     return (kept[: kept.rfind(" ")] if " " in kept[chars_max // 2 :] else kept) + "…"

@@ -1,7 +1,7 @@
-"""What fills a request to a model, by kind, and the waste in it: what is stale, and what is sent twice.
+"""Breaks a model request down by kind, and finds waste: stale and duplicate content.
 
-Pure, and of no use to the window itself: it reads what went out, with a window or without one, in all three forms.
-Requests of one conversation begin alike, so what is as it was in the request before is not looked at again.
+Pure, and independent of the window: it reads sent requests, windowed or not, in all three wire formats. Requests of one
+conversation share a prefix, so an unchanged prefix is not analysed again.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from killick.window.messages import (
 from killick.window.pages import about, estimate, fingerprint
 
 Kind: TypeAlias = Literal["system", "schemas", "files", "results", "documents", "user", "assistant", "left"]
-"""What a token of a request is: `left` is what stands where a page was."""
+"""The kind of a request's tokens: `left` is a tombstone."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 LONG_TOKENS: Final = 512
-"""A message of a user that is longer counts as a document."""
+"""A longer user message counts as a document."""
 
 WASTE_TOKENS_MIN: Final = 32
-"""What is smaller is no waste worth a word."""
+"""Smaller waste is not reported."""
 
 OWN_TOOLS: Final = frozenset({"recall", "find_tools", "killick_recall", "killick_find_tools"})
-"""What the window adds itself: never waste."""
+"""The window's own tools, which are never waste."""
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A page that left a window, as its event tells."""
+    """An evicted page, from its event."""
 
     page: str
     kind: str
@@ -53,7 +53,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Piece(NamedTuple):
-    """One piece of a request. `saves`: what stands elsewhere, less what stands here for it."""
+    """One part of a request. `saves`: the size elsewhere, minus that of its tombstone."""
 
     kind: Kind
     tokens: int
@@ -68,8 +68,8 @@ class Piece(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A piece in its place: its message, whose that is, the turn that it came in, the last that spoke of it; its text,
-    and the tools that were called with it."""
+    """A part in its position: its message, role, first and last mentioned turn, its text, and the related tool
+    calls."""
 
     at: int
     role: str
@@ -81,8 +81,8 @@ class Seen(NamedTuple):
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """One request: tokens by kind, and how many of them are stale or were there before. `without` is what it would
-    have been if nothing had left."""
+    """One request: tokens by kind, and how many of them are stale or duplicate. `without` is its size without
+    evictions."""
 
     messages: int
     tokens: int
@@ -94,7 +94,7 @@ class Filled(msgspec.Struct, frozen=True):
 
 
 class Schema(NamedTuple):
-    """A tool as it was described in a request; `saves` is what its stub does, or the window's own costs."""
+    """A tool in a request; `saves` is its stub's saving, or the window's own cost."""
 
     name: str
     tokens: int
@@ -102,8 +102,8 @@ class Schema(NamedTuple):
 
 
 class _Effect(NamedTuple):
-    """What a piece did to the sums, to be taken back when it goes: whether it stood there before, how much it outdated,
-    and of which reads it is the latest word."""
+    """A part's effect on the sums, to be reverted when it is gone: whether it is a duplicate, how much it outdated, and
+    the reads of which it is the latest version."""
 
     repeats: bool
     outdates: int
@@ -119,12 +119,12 @@ class _Entry(NamedTuple):
 
 
 class Filling:
-    """Follows the requests of one conversation; `left` are the pages that left it so far, by their handles."""
+    """Follows the requests of one conversation; `left` are its evicted pages, by handle."""
 
     def __init__(self, tokens: Callable[[str], int] = estimate) -> None:
         self.left: dict[str, Left] = {}
         self.called: set[str] = set()
-        """The tools that the model called, as far as its later requests tell."""
+        """The tools that the model called, as far as later requests show."""
         self._tokens = tokens
         self._messages: list[Any] = []
         self._entries: list[_Entry] = []
@@ -141,14 +141,14 @@ class Filling:
         self._shape: Shape | None = None
         self._offset = 0
         self._own: dict[int, int] = {}
-        """Where the window's own answers stand, and how large they are."""
+        """The positions and sizes of the window's own answers."""
         self._turns: dict[int, int] = {}
-        """In which turn each place of the history came: after turns are folded they cannot be counted any more."""
+        """The turn of each position: after turns are folded they cannot be counted."""
 
     def fill(self, messages: Sequence[Any], tools: Sequence[Any] = (), system: Any = None) -> Filled:
-        """What fills the next request."""
+        """Analyses the next request."""
         given = list(messages)
-        # Until something tells whose form they have, messages are plain enough for any.
+        # Until the wire format is known, messages are simple enough for any.
         self._shape = self._shape or shape_of(given, tools)
         kept = _common(self._messages, given)
         if not kept:
@@ -176,7 +176,7 @@ class Filling:
         )  # fmt: skip
 
     def schemas(self, tools: Sequence[Any]) -> tuple[Schema, ...]:
-        """The tools of a request, each with its size; for a stub, what it saves."""
+        """Returns the tools of a request with their sizes; for a stub, its saving."""
         if self._schemas[0] != tools:
             self._schemas = (tools, tuple(map(self._schema, tools)))
         return self._schemas[1]
@@ -192,7 +192,7 @@ class Filling:
     # the pieces as they stand -------------------------------------------------------------------
 
     def pieces(self) -> Iterator[Seen]:
-        """Every piece of the last request, in order."""
+        """Returns every part of the last request, in order."""
         used: dict[str, int] = {}
         for entry in self._entries:
             for call in entry.said.calls:
@@ -224,7 +224,7 @@ class Filling:
         effects = tuple(self._added(piece) for piece in pieces)
         for piece in pieces:
             if piece.left and "-m" in piece.left:
-                # A stretch of messages is one here: those after it stand where they stood.
+                # A folded range is one message here, so that later positions are unchanged.
                 place = int(piece.left.rpartition("-m")[2])
         self._entries.append(_Entry(said, pieces, effects, turn, place))
 
@@ -262,8 +262,8 @@ class Filling:
         return _Effect(repeats, outdates, of)
 
     def _outdated_by(self, piece: Piece) -> tuple[str, ...]:
-        """The reads of which a piece is the latest word: its own, where it says something new; and after a write,
-        those of the path, which nobody has read since."""
+        """Returns the reads that a part makes current: its own, if it is new; after a write, those of the path without
+        a later read."""
         if piece.writes:
             return tuple(sorted(self._of_path.get(piece.path or "", ())))
         if not piece.identity or not piece.digest:
@@ -275,7 +275,7 @@ class Filling:
         return () if is_known else (piece.identity,)
 
     def _read(self, message: Any, said: Message, place: int) -> Iterator[Piece]:
-        """The pieces of a message; what holds them together counts as the last of them, or as its role's."""
+        """Returns a message's parts; its overhead counts as the last part, or as its role's."""
         whole, known = size_of(message, self._tokens), 0
         found: list[Piece] = []
         for part in said.parts:
@@ -293,7 +293,7 @@ class Filling:
         handle = f"m{place + self._offset}" + ("" if part.at is None else f".{part.at}")
         tokens, named = sized(part.text, self._tokens), tombstones.handle_in(part.text)
         call = self._calls.get(part.call) if part.is_result else None
-        # What the window itself answered would not be there without it.
+        # The window's own answers would not exist without it.
         is_own = bool(self.left) and call is not None and call.name in OWN_TOOLS
         if named is not None:
             piece = self._tombstone(part.text, named, handle, place, tokens)
@@ -319,7 +319,7 @@ class Filling:
     def _tombstone(self, text: str, named: str, handle: str, place: int, tokens: int) -> Piece:
         is_copy = text.startswith("[unchanged")
         if not is_copy and (index := named[1:].partition(".")[0]).isdecimal():
-            # Whether a system message counts is for whoever keeps the history to say: what left tells it.
+            # Whether a system message counts depends on the history's owner; evicted pages show it.
             self._offset = int(index) - place
         here = (self.left.get(handle) or self.left.get(named)) if is_copy else self.left.get(named)
         saves = max(here.tokens - tokens, 0) if here else 0
@@ -338,19 +338,19 @@ def _of_role(role: str) -> Kind:
 
 
 def _takes(function: Any) -> set[str]:
-    """The parameters of a tool."""
+    """Returns a tool's parameters."""
     schema = of(function, "input_schema") or of(function, "parameters")
     properties = of(schema, "properties")
     return set(properties) if is_map(properties) else set()
 
 
 def _handles(call: Call) -> list[str]:
-    """The handles that a call of recall names."""
+    """Returns the handles in a call of recall."""
     return tombstones.named(as_json(call.arguments)) if call.name in OWN_TOOLS else []
 
 
 def _common(old: list[Any], new: list[Any]) -> int:
-    """How many messages from the start are the same; most often all of the old ones."""
+    """Returns the number of equal leading messages; usually all old ones."""
     least, most = 0, min(len(old), len(new))
     if old[:most] == new[:most]:
         return most
@@ -364,7 +364,7 @@ def _common(old: list[Any], new: list[Any]) -> int:
 
 
 def request_of(arguments: Any) -> tuple[Sequence[Any], Sequence[Any], Any] | None:
-    """The messages, the tools and the instructions that a model call was given; None where it has no messages."""
+    """Returns the messages, tools and instructions of a model call; None if it has no messages."""
     if not is_map(arguments):
         return None
     for name in ("messages", "input"):

@@ -1,8 +1,7 @@
-"""The window: from a whole history the messages that a model is sent, with what left it named and one call away.
+"""The window: selects the messages to send from a full history. Evicted content keeps a name and is one call away.
 
-What is sent follows from the history and the decisions applied so far, and from nothing else: the same decisions on
-the same history give the same bytes. Planning changes nothing; a decision counts when it is applied, so that whoever
-keeps a record can write it down first.
+The output depends only on the history and the applied decisions: equal inputs give equal bytes. Planning changes
+nothing; a decision counts when applied, so that a caller can record it first.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from killick.window.schemas import Schemas
 from killick.window.state import Decided, places
 
 PAGE_CHARS_MIN: Final = 400
-"""What is shorter is no page: its tombstone would be as long."""
+"""A shorter part is no page: its tombstone would be as long."""
 
 _FOR_GOOD: Final = 1 << 40
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What to send to the model."""
+    """The request to send."""
 
     messages: list[Any]
     tools: list[Any]
     tokens: int
     without: int
-    """What sending everything would take."""
+    """The size of the full history."""
     over: int
-    """By how much it exceeds the budget, because nothing more may leave."""
+    """The excess over the budget, because nothing more may be evicted."""
     turn: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the window itself answers to a call of the model."""
+    """The window's own answer to a model's call."""
 
     text: str
     failed: bool = False
@@ -51,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Window:
-    """Holds what a model is sent within a budget of tokens."""
+    """Keeps a model's requests within a token budget."""
 
     def __init__(
         self,
@@ -65,15 +64,16 @@ class Window:
         reads: Reads | None = None,
         record: Callable[[Decision], None] | None = None,
     ) -> None:
-        """
-        budget   how many tokens a call may take, tools and system included
-        tokens   counts the tokens of a text; without one they are estimated
-        policy   chooses what leaves
-        rates    what cached and written tokens cost, relative to each other
-        shape    whose form the messages have, where they do not tell
+        """Options.
+
+        budget   the maximum tokens of a call, tools and system included
+        tokens   counts the tokens of a text; default: an estimate
+        policy   chooses evictions
+        rates    the relative prices of cached and written tokens
+        shape    the wire format, if the messages do not show it
         whole    tools whose schemas are always sent whole
-        reads    whether a call of a tool only reads; without one its name tells
-        record   is told every decision that `fit`, `answer` and `pin` make
+        reads    whether a tool call only reads; default: by its name
+        record   receives every decision of `fit`, `answer` and `pin`
         """
         if not isinstance(budget, int) or budget <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WindowRefused(f"a budget of {budget!r} tokens holds nothing; give the tokens that a call may take")
@@ -98,7 +98,7 @@ class Window:
         self._planned: Sequence[Any] | None = None
 
     def fresh(self) -> Window:
-        """Another window with the same options, which has seen and decided nothing."""
+        """Returns a new window with the same options."""
         tokens, policy, rates, shape, whole, reads, record = self._given
         return Window(
             self.budget, tokens=tokens, policy=policy, rates=rates, shape=shape, whole=whole, reads=reads,
@@ -107,7 +107,7 @@ class Window:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The names of the window's own tools, once it has seen those of the caller."""
+        """The names of the window's own tools, once the caller's are known."""
         schemas = self._schemas
         if schemas is None:
             return ()
@@ -116,16 +116,16 @@ class Window:
     # for any loop ---------------------------------------------------------------------------------
 
     def fit(self, messages: Iterable[Any], tools: Iterable[Any] | None = (), *, system: Any = None) -> Sent:
-        """What to send for the next reply to this history, which holds everything that was ever said."""
+        """Returns the request for the next reply to this full history."""
         messages, tools = _listed(messages), _listed(tools or ())
         self._decide(self.plan(messages, tools, system=system))
         return self.render(messages, tools, system=system)
 
     def answer(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
-        """What the window answers to a call of the model; None where the tool is to be run.
+        """Returns the window's answer to a model's call; None if the tool must run.
 
-        With `stable` the caller knows that what the call reads cannot have changed since: a page that left is given
-        back without running the tool.
+        With `stable` the caller guarantees that the read content is unchanged: an evicted page is returned without
+        running the tool.
         """
         answer = self.answering(name, arguments, stable=stable)
         if answer is not None:
@@ -133,7 +133,7 @@ class Window:
         return answer
 
     def pin(self, handle: str, *, turns: int | None = None) -> None:
-        """Keeps a page in the window, for so many turns or for good; one that had left comes back to its place."""
+        """Pins a page, for some turns or permanently; an evicted one returns to its position."""
         page = self.page(handle)
         if page is None:
             raise WindowRefused(f"no page is called {handle!r}; tombstones and pages() name those that there are")
@@ -143,7 +143,7 @@ class Window:
         self._decide([Decision(event, {"source": page.source})])
 
     def unpin(self, handle: str) -> None:
-        """Lets a page go again."""
+        """Unpins a page."""
         self.pin(handle, turns=0)
 
     def _decide(self, decisions: Iterable[Decision]) -> None:
@@ -155,13 +155,13 @@ class Window:
     # in parts, for whoever records --------------------------------------------------------------------
 
     def plan(self, messages: Sequence[Any], tools: Sequence[Any] | None = (), *, system: Any = None) -> list[Decision]:
-        """What to decide before the next call."""
+        """Returns the decisions before the next call."""
         view = self._view(messages, tools or (), system)
         self._planned = messages
         return planned(view)
 
     def answering(self, name: str, arguments: Mapping[str, Any] | str, *, stable: bool = False) -> Answer | None:
-        """What to answer to a call, and what to decide with it."""
+        """Returns the answer to a call, and its decisions."""
         if self._schemas is None or self._history is None or self._rendering is None:
             return None
         view = self._viewed(self._history, self._rendering, self._schemas)
@@ -170,12 +170,12 @@ class Window:
         if name == view.schemas.find_name and view.schemas.stubs:
             return self._found(_given(arguments), view)
         if self._is_stub(name, view):
-            # Said each time: on replay it tells that the tool was not run.
+            # Recorded each time: on replay it shows that the tool was not run.
             return Answer(view.schemas.called_text(name), decisions=self._shown([name], "called", view, again=True))
         return self._repeated(name, arguments, view) if stable else None
 
     def apply(self, decisions: Iterable[Decision | PageEvent]) -> None:
-        """Takes decisions, in the order in which they were made."""
+        """Applies decisions, in order."""
         for decision in decisions:
             event = decision.event if isinstance(decision, Decision) else decision
             self._decided.apply(event)
@@ -190,7 +190,7 @@ class Window:
                 self._rendering.forget()
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None = (), *, system: Any = None) -> Sent:
-        """What is sent of this history by what was decided so far."""
+        """Renders this history under the decisions so far."""
         view = self._view(messages, tools or (), system)
         rendered = view.rendering.render()
         tokens = view.fixed + view.rendering.tokens
@@ -200,21 +200,21 @@ class Window:
         )  # fmt: skip
 
     def is_stub(self, name: str) -> bool:
-        """Whether the model was shown no more than the stub of a tool: a call of it is answered with the schema."""
+        """Returns whether the model has seen only a tool's stub: a call of it is answered with the schema."""
         if self._schemas is None or self._history is None or self._rendering is None:
             return False
         return self._is_stub(name, self._viewed(self._history, self._rendering, self._schemas))
 
     def page(self, handle: str) -> Page | None:
-        """The page of a handle, in or out."""
+        """Returns the page of a handle, resident or not."""
         return self._history.pages.get(handle) if self._history is not None else None
 
     def pages(self) -> list[Page]:
-        """All pages of the history last seen, in order."""
+        """Returns all pages of the last history, in order."""
         return list(self._history.pages.values()) if self._history is not None else []
 
     def resident(self, handle: str) -> bool:
-        """Whether a page is in the window."""
+        """Returns whether a page is resident."""
         page = self.page(handle)
         return page is not None and not self._decided.is_out(page)
 
@@ -229,7 +229,7 @@ class Window:
             self._system = (system, 0 if system is None else self._tokens(_text(system)))
         schemas = self._schemas_of(tools, messages)
         history, rendering = self._history, self._rendering
-        # What was planned for a moment ago need not be compared again.
+        # A history that was just planned for need not be compared again.
         is_known = messages is self._planned and history is not None and len(messages) == len(history.messages)
         self._planned = None
         if history is not None and rendering is not None and not is_known:
@@ -237,7 +237,7 @@ class Window:
             for at in remarked:
                 rendering.forget(at)
             if common < len(history.messages):
-                # What are the last turns now is to be whole.
+                # The current last turns must be whole.
                 turns = [turn.start for turn in history.turns if turn.start < common]
                 self._decided.drop_from(common, min([common, *turns[-RECENT_TURNS:]]), len(turns))
                 history = None
@@ -276,8 +276,7 @@ class Window:
     # what to answer -----------------------------------------------------------------------------------
 
     def _is_stub(self, name: str, view: View) -> bool:
-        """Whether the model has seen no more than the stub of a tool: what it is shown now it reads with its next
-        reply."""
+        """Returns whether the model has seen only a tool's stub: a schema shown now is read with its next reply."""
         if name not in view.schemas.stubs or name in view.history.called:
             return False
         return self._decided.shown.get(name, view.history.turn) >= view.history.turn
@@ -285,7 +284,7 @@ class Window:
     def _shown(
         self, names: Iterable[str], how: FaultedHow, view: View, *, again: bool = False
     ) -> tuple[Decision, ...]:  # fmt: skip
-        """The schemas of tools that come now."""
+        """Returns the schemas to show now."""
         return tuple(
             Decision(
                 PageFaulted(
@@ -342,7 +341,7 @@ class Window:
         page = versions[-1] if versions else None
         if page is None or page.error or page.media or not page.read or view.holds(page):
             return None
-        # Said each time, on replay it tells that the tool was not run; but pinned for it only once a turn.
+        # Recorded each time, for replay; but pinned only once a turn.
         is_known = self._decided.has_faulted(page.handle, view.history.turn)
         return Answer(view.history.text(page), decisions=tuple(faulted(page, "repeated", view)[: 1 if is_known else 2]))
 
@@ -356,7 +355,7 @@ def _text(system: Any) -> str:
 
 
 def _given(arguments: Mapping[str, Any] | str) -> str:
-    """What a model wrote for the one argument of the window's own tools, whatever it called it."""
+    """Returns a model's value for the single argument of the window's own tools, under any name."""
     if isinstance(arguments, str):
         return arguments
     given = of(arguments, "handle") or of(arguments, "query") or next(iter(arguments.values()), "")
