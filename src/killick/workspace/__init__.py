@@ -1,4 +1,4 @@
-"""Snapshots of a folder: taken beside whatever is done, brought back whole or by path. Needs no runtime."""
+"""Snapshots of a folder: captured in the background, restored whole or by path. Needs no engine."""
 
 from killick.workspace.workspace import Capture, Snapshot, Workspace
 

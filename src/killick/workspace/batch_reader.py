@@ -1,4 +1,4 @@
-"""Reads the files that a look has found to be new or other: short ones here, long ones by a thread beside."""
+"""Reads the new and changed files of a scan: short ones in this thread, long ones in a second thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from killick.workspace.vault.snapshot_writer import Writing
 
 _LONG_BYTES: Final = 128 << 10
 _ALONE_BYTES: Final = 4 << 20
-"""So little is read by this thread alone."""
+"""Up to this size, this thread reads alone."""
 
 Found = Mapping[str, Taken | Cloned | Moving | None]
-"""Files of a folder by name, as they were read; None where one went."""
+"""Files of a folder by name, as read; None for a vanished one."""
 
 
 class FileRequest(NamedTuple):
-    """Files of a folder that are to be read, and whether each is a regular one; where to note that one was other."""
+    """Files of a folder to read, whether each is a regular file, and a callback for a changed one."""
 
     path: str
     folder: Folder
@@ -30,7 +30,7 @@ class FileRequest(NamedTuple):
 
 
 class Gathering:
-    """Files to be read. More threads would hold up short ones, which take turns anyway; long ones need none of ours."""
+    """Files to be read. Short files gain nothing from more threads; long ones need one extra thread."""
 
     def __init__(self, opened: Callable[[str], int], clock: Clock, cloning: Cloning) -> None:
         self._opened, self._clock, self._cloning = opened, clock, cloning
@@ -41,7 +41,7 @@ class Gathering:
         self._pool: ThreadPoolExecutor | None = None
 
     def want(self, wanted: FileRequest, sizes: Mapping[str, int], writing: Writing) -> None:
-        """Some files of a folder. Where there is much in long ones, those are begun with at once."""
+        """Queues files of a folder. If long files add up, starts reading those at once."""
         long = {name: each for name, each in wanted.names.items() if sizes[name] > _LONG_BYTES}
         short = {name: each for name, each in wanted.names.items() if name not in long} if long else wanted.names
         if short:
@@ -59,7 +59,7 @@ class Gathering:
         self._long.clear()
 
     def taken(self, writing: Writing) -> Iterator[tuple[FileRequest, Found]]:
-        """All that was wanted, as it was read."""
+        """Returns all queued files, as read."""
         wanted, self._short, self._long, self._bytes = [*self._short, *self._long], [], [], 0
         reading, self._reading = self._reading, []
         try:
@@ -73,7 +73,7 @@ class Gathering:
                 self._pool = None
 
     def clear(self) -> None:
-        """Want nothing any more."""
+        """Drops the queue."""
         self._short, self._long, self._bytes = [], [], 0
         self._reading = []
         if self._pool is not None:
@@ -81,7 +81,7 @@ class Gathering:
             self._pool = None
 
     def _read(self, wanted: FileRequest, writing: Writing) -> Found:
-        """The files of one folder by name; None where one cannot be read, or went."""
+        """Reads the files of one folder by name; None for an unreadable or vanished one."""
         try:
             fd = self._opened(wanted.path)
         except OSError:

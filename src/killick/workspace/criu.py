@@ -1,9 +1,8 @@
-"""Processes as images that they can go on from, where CRIU is there and permitted. Somebody has to ask for it.
+"""Dumps and restores processes with CRIU, where it is installed and permitted. Opt-in.
 
-An image is a folder like any other, and holds all that a process had in memory: whoever may read it may read that. A
-process goes on under its old number, in the same folder, on files that are as they were then, so what has its number
-must have ended, and the files must have been restored. Connections to elsewhere come back closed, and what it said
-into a pipe that nobody else reads any more is lost.
+An image is an ordinary folder, and contains the process's whole memory: readers of the image can read that. A process
+resumes under its old pid, in the same folder, on unchanged files. So that pid must be free, and the files restored
+first. Network connections come back closed, and data in a pipe without a reader is lost.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _LIST: Final = "processes.json"
 _SECONDS_MAX: Final = 120.0
 _NOTED_SECONDS: Final = 2.0
 _LINES_TOLD: Final = 3
-# A process of a shell is in that shell's session, which stays where it is. Connections are not kept, because the other
-# side will not have waited. A file that was removed while it is open is kept in the image up to this length.
+# A shell's child stays in the shell's session. Connections are dropped, because the peer will not have waited. A
+# deleted but open file is kept in the image up to this size.
 _OPTIONS: Final = (
     "--shell-job", "--tcp-close", "--ext-unix-sk", "--file-locks", "--manage-cgroups=ignore", "--ghost-limit", "64M",
 )  # fmt: skip
@@ -43,7 +42,7 @@ _clock: Final = SystemClock()
 
 
 class _Tree(msgspec.Struct, frozen=True):
-    """A process and all that it started: what an image is of."""
+    """A process and all its descendants: the unit of an image."""
 
     root: int
     command: str
@@ -51,7 +50,7 @@ class _Tree(msgspec.Struct, frozen=True):
 
 
 def available() -> str | None:
-    """None where processes can be dumped and restored; otherwise, in a line, why they cannot."""
+    """Returns None if processes can be dumped and restored; else the reason, in a line."""
     if sys.platform != "linux":
         return "CRIU is for Linux"
     program = _program()
@@ -63,9 +62,8 @@ def available() -> str | None:
 
 
 def dump(processes: Sequence[Process], images: Path, *, leave_running: bool = True) -> None:
-    """Write images of processes, and of all that they started, into a folder. They go on afterwards; otherwise they
-    stand still until `go_on`, so that files can be taken that fit the images: a process does not come back to a file
-    that has grown since."""
+    """Dumps processes and their descendants into a folder. They continue afterwards, or stay stopped until `go_on`, so
+    that matching files can be captured: a process cannot resume on a file that grew meanwhile."""
     trees = _trees(processes)
     make_folder(images)
     dumped: list[_Tree] = []
@@ -85,14 +83,14 @@ def dump(processes: Sequence[Process], images: Path, *, leave_running: bool = Tr
 
 
 def go_on(images: Path) -> None:
-    """Let processes go on that stood still since they were dumped."""
+    """Continues processes that a dump stopped."""
     _signal(_listed(images), signal.SIGCONT)
 
 
 def restore(images: Path) -> list[int]:
-    """Let processes go on from their images, and say their numbers."""
+    """Restores processes from their images, and returns their pids."""
     trees = _listed(images)
-    # One that has just ended keeps its number until its parent has taken note.
+    # A zombie keeps its pid until its parent reaps it.
     until = _clock.monotonic() + _NOTED_SECONDS
     while (taken := _there(trees)) and _clock.monotonic() < until:
         for pid in taken:
@@ -110,13 +108,13 @@ def restore(images: Path) -> list[int]:
 
 @contextlib.contextmanager
 def images_folder() -> Generator[Path]:
-    """A folder for images that nobody else may look into, and that goes in the end."""
+    """A private temporary folder for images."""
     with tempfile.TemporaryDirectory(prefix="killick-processes-") as made:
         yield Path(made)
 
 
 def _trees(processes: Sequence[Process]) -> list[_Tree]:
-    """The uppermost of some processes, with all that is below each."""
+    """Returns the topmost of some processes, with their descendants."""
     below = {each.pid: descendants(each.pid) for each in processes}
     return [
         _Tree(each.pid, each.command, [each.pid, *below[each.pid]])
@@ -188,7 +186,7 @@ def _run(command: str, words: Sequence[str], images: Path, what: str) -> None:
 
 
 def _last_words(said: str) -> str:
-    """What went wrong, as far as it is told: the last errors of a log in a line."""
+    """Returns a log's last errors in a line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line.partition("Error ")[2] for line in lines if "Error " in line] or lines
     return "; ".join(errors[-_LINES_TOLD:])

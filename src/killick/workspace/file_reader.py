@@ -1,4 +1,4 @@
-"""Takes one file out of a folder: its stat data, and what it holds, from one moment. Never through a link."""
+"""Reads one file of a folder: its stat data and content, consistently. Never follows a link."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from killick.workspace import tree
 from killick.workspace.tree import BLOCK_BYTES, Add, Block, Entry
 
 FINE_NS: Final = 50_000_000
-"""How much older than its reading a time must be, for a later change to have another one."""
+"""The minimum age of a timestamp at reading, for a later change to differ."""
 COARSE_NS: Final = 2_100_000_000
-"""The same, for file systems that know whole seconds only, or every other."""
+"""The same, for file systems with timestamps of one or two seconds."""
 _SECOND_NS: Final = 1_000_000_000
 
 _AGAIN_MAX: Final = 5
 _ENCODING: Final = sys.getfilesystemencoding()
 CLONE_BYTES: Final = 4 * BLOCK_BYTES
-"""Files that are longer are worth a copy that shares their blocks."""
+"""Longer files are worth a reflink copy."""
 _CLONES_MAX: Final = 128
 _FICLONE: Final = 0x40049409
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Key = tuple[int, int, int, int, int]
-"""What a file is known by: mtime, ctime, size, inode, mode."""
+"""A file's identity: mtime, ctime, size, inode, mode."""
 
 
 class Taken(msgspec.Struct, array_like=True, gc=False):
-    """A file as it was when it was read. `racy`: a later change may have left the same stat data."""
+    """A file as read. `racy`: a later change may have left the same stat data."""
 
     key: Key
     entry: Entry
@@ -45,14 +45,14 @@ class Taken(msgspec.Struct, array_like=True, gc=False):
 
 
 class Cloned(msgspec.Struct, frozen=True):
-    """A long file of which the file system made a copy that shares its blocks: it is read from there, later."""
+    """A long file with a reflink copy, from which it is read later."""
 
     copy: int
     key: Key
     racy: bool
 
     def read(self, name: str, add: Add) -> Taken | None:
-        """The file, stored from the copy, which is gone then."""
+        """Stores the file from the copy, and closes the copy."""
         try:
             ref = _blocks(self.copy, self.key[2], add)
         finally:
@@ -63,18 +63,18 @@ class Cloned(msgspec.Struct, frozen=True):
 
 
 class Cloning:
-    """Copies of long files that share their blocks, where the file system can: then nobody waits for the reading."""
+    """Reflink copies of long files, where the file system supports them: then no caller waits for the reading."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left = _CLONES_MAX
 
     def begin(self) -> None:
-        """So many copies may be open for one snapshot."""
+        """Sets how many copies may be open for one snapshot."""
         self._left = _CLONES_MAX if self._left >= 0 else -1
 
     def copy(self, file: int) -> int | None:
-        """A copy of an open file, without a name; None where there can be none."""
+        """Returns an unnamed copy of an open file; None if unsupported."""
         if self._left <= 0:
             return None
         self._left -= 1
@@ -94,24 +94,24 @@ class Cloning:
 
 
 class Moving(msgspec.Struct, frozen=True):
-    """A file that did not come to rest while it was read, or that cannot be read."""
+    """A file that kept changing while it was read, or that is unreadable."""
 
     reason: str
     last: Taken | None = None
 
 
 def key_of(status: os.stat_result) -> Key:
-    """What a file is known by."""
+    """Returns a file's identity."""
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_mode
 
 
 def opened(name: str, above: int) -> int:
-    """A folder in another one, and nothing else of that name."""
+    """Opens a folder in another one, and nothing else of that name."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
 def is_racy(key: Key, at_ns: int) -> bool:
-    """Whether a change after a moment may leave the same data."""
+    """Returns whether a change after a moment may leave the same stat data."""
     latest = max(key[0], key[1])
     is_coarse = key[0] % _SECOND_NS == 0 and key[1] % _SECOND_NS == 0
     return latest > at_ns - (COARSE_NS if is_coarse else FINE_NS)
@@ -120,8 +120,8 @@ def is_racy(key: Key, at_ns: int) -> bool:
 def taken(
     above: int, name: str, add: Add, clock: Clock, at_ns: int, *, regular: bool, cloning: Cloning
 ) -> Taken | Cloned | Moving | None:
-    """What is in a folder under a name that is no folder, stored; None where it went. Only what is a `regular` file is
-    opened: to open a pipe or a device does something. `at_ns` is a moment before."""
+    """Reads and stores a non-folder entry; None if it vanished. Opens only `regular` files: opening a pipe or a device
+    has side effects. `at_ns` is an earlier moment."""
     last: Taken | None = None
     for again in range(_AGAIN_MAX):
         if again:
@@ -159,24 +159,23 @@ def taken(
 
 
 def encoded(name: str) -> bytes:
-    """A name as the file system has it."""
+    """Returns a name as the file system has it."""
     return name.encode(_ENCODING, "surrogateescape")
 
 
 def decoded(name: bytes) -> str:
-    """A name as this process has it."""
+    """Returns a name as this process has it."""
     return name.decode(_ENCODING, "surrogateescape")
 
 
 _NO_CLONING: Final = Cloning(Path(os.devnull))
 
 _Look = tuple[os.stat_result, bytes | int | None, os.stat_result]
-"""What a file was like before it was read, what it held, or the copy to read it from, and what it was like then; None:
-it grew or shrank."""
+"""A file's stat data before reading, its content or copy, and its stat data after; None: its size changed."""
 
 
 class _Own(threading.local):
-    """Each thread reads into memory of its own, again and again: fresh memory costs more than the reading."""
+    """A read buffer for each thread: allocating one costs more than reading."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BLOCK_BYTES + 1))
@@ -186,7 +185,7 @@ _own: Final = _Own()
 
 
 def _regular(above: int, name: str, add: Add, cloning: Cloning) -> _Look | None:
-    """What a regular file holds; None where it is something else."""
+    """Reads a regular file; None for another kind."""
     try:
         file = os.open(name, _READ, dir_fd=above)
     except OSError as error:
@@ -221,7 +220,7 @@ def _other(above: int, name: str) -> _Look:
 
 
 def _blocks(file: int, size: int, add: Add) -> bytes | None:
-    """A long file in blocks; where it has holes, nothing is read."""
+    """Yields a long file in blocks, and skips its holes."""
     found: list[Block] = []
     offset = 0
     while offset < size:
@@ -230,7 +229,7 @@ def _blocks(file: int, size: int, add: Add) -> bytes | None:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 break  # nothing but a hole up to its end
-            # A file system that knows nothing of holes: all of it is data.
+            # The file system does not report holes: all of it is data.
         wanted = min(BLOCK_BYTES, size - offset)
         data = os.pread(file, wanted, offset)
         if len(data) != wanted:

@@ -1,12 +1,12 @@
-"""Which files are left out: what `.gitignore` and `.killickignore` files say, read as git reads them. Opens no file.
+"""Ignore rules: `.gitignore` and `.killickignore` files, with git's semantics. Opens no file.
 
-Patterns and names are bytes, compared byte by byte as git does it, so that a name in any encoding is judged as git
-judges it. Later patterns win over earlier ones, deeper folders over those above, in one folder `.killickignore` over
-`.gitignore`, and what was given to `Rules` over every file.
+Patterns and names are bytes, compared bytewise as git does, so that names in any encoding match as in git. Later
+patterns override earlier ones, deeper folders override their parents, in one folder `.killickignore` overrides
+`.gitignore`, and patterns given to `Rules` override every file.
 
-Two things differ from git, both on purpose. A `.gitignore` says nothing of a folder or file named `.git` and of what is
-in it: a rule like `logs/` would take a checkout's own records away. And a file that git tracks although a rule ignores
-it is ignored here, because git's index is not asked.
+Two deliberate differences from git: a `.gitignore` does not apply to an entry named `.git` or its contents, because a
+rule like `logs/` would drop a checkout's own records. And a file that git tracks despite a rule is ignored here,
+because git's index is not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 GITIGNORE: Final = b".gitignore"
 KILLICKIGNORE: Final = b".killickignore"
 IGNORE_FILES: Final = (GITIGNORE, KILLICKIGNORE)
-"""Files that say what is ignored in their folder and below it; of two in one folder, the later has the last word."""
+"""Files with ignore rules for their folder and below; of two in one folder, the later one decides."""
 
 _GIT: Final = b".git"
 _BOM: Final = b"\xef\xbb\xbf"
@@ -31,7 +31,7 @@ Test = Callable[[bytes], object]
 
 
 class Rules:
-    """What is to be ignored in a workspace: patterns given for the whole of it, and what its own files say."""
+    """A workspace's ignore rules: patterns for all of it, and its own ignore files."""
 
     def __init__(self, exclude: Sequence[str] = (), *, gitignore: bool = True) -> None:
         given = os.fsencode("\n".join(exclude))
@@ -39,8 +39,8 @@ class Rules:
         self._names = IGNORE_FILES if gitignore else (KILLICKIGNORE,)
 
     def scope(self, above: Scope | None, path: bytes, read: Callable[[bytes], bytes | None]) -> Scope:
-        """The rules that hold in a folder. `above` is the scope of the folder it is in, None for the workspace itself,
-        whose path is empty; `read` gives what a file of that name in this folder says, or None where there is none."""
+        """Returns the rules of a folder. `above` is the parent folder's scope, None for the workspace root, whose path
+        is empty; `read` returns the text of a file of that name in this folder, or None."""
         layers = self._above if above is None else above.layers
         in_git = _GIT in path.split(b"/")
         if in_git:
@@ -58,8 +58,7 @@ class Rules:
 
 
 class Scope:
-    """The rules that hold in one folder. Cheap to make where the folder has no rules of its own, and never changed, so
-    that threads may share it."""
+    """The rules of one folder. Cheap for a folder without own rules; immutable, so that threads may share it."""
 
     __slots__ = ("_path", "_places", "_quick", "layers")
 
@@ -69,7 +68,7 @@ class Scope:
         if above is None or above.layers != layers:
             candidates, names = layers, tuple(_names(asked, layers) for asked in _ASKED)
         else:
-            # Where a pattern cannot reach a folder, it cannot reach any below it.
+            # A pattern that cannot match in a folder cannot match below it.
             candidates, names = above._places, above._quick
         self._places: Final[tuple[_Layer, ...]] = tuple(
             layer for layer in candidates if layer.patterns.may_reach(self._beside(layer))
@@ -81,8 +80,8 @@ class Scope:
         )
 
     def ignores(self, name: bytes, *, is_folder: bool) -> bool:
-        """Whether an entry of this folder is ignored. Whatever is in an ignored folder is, and is not asked about."""
-        # Most names match nothing and most rules take nothing back: both are known without asking one by one.
+        """Returns whether an entry of this folder is ignored. Callers do not descend into ignored folders."""
+        # Most names match nothing and most rules are not negated: one combined regex decides both.
         ignored, kept = self._quick[2 * is_folder], self._quick[2 * is_folder + 1]
         if not ignored.matches(name):
             return False
@@ -97,7 +96,7 @@ class Scope:
         return False
 
     def _beside(self, layer: _Layer) -> bytes:
-        """What comes before a name of this folder where a layer's rules see it."""
+        """Returns the prefix of this folder's names, relative to a layer's folder."""
         below = self._path[len(layer.folder) :].lstrip(b"/") if layer.folder else self._path
         return below + b"/" if below else b""
 
@@ -107,7 +106,7 @@ class Scope:
 
 
 class _Quick(NamedTuple):
-    """Whether any of many patterns matches, when it does not matter which."""
+    """Tests whether any of many patterns matches, without saying which."""
 
     names: tuple[frozenset[bytes], tuple[bytes, ...], Test | None]
     places: tuple[tuple[bytes, Test], ...]
@@ -123,11 +122,11 @@ class _Quick(NamedTuple):
 
 
 _ASKED: Final = ((False, False), (False, True), (True, False), (True, True))
-"""Whether a folder is asked about, and whether patterns that take back (`!x`) are meant."""
+"""Whether the entry is a folder, and whether negated patterns (`!x`) are tested."""
 
 
 class _Layer(NamedTuple):
-    """The patterns of one file, and the folder in which it stands."""
+    """The patterns of one file, and that file's folder."""
 
     folder: bytes
     is_git: bool
@@ -135,8 +134,8 @@ class _Layer(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """One line. `lead` is what it begins with for certain; `regex` is what the whole name, or the whole path from the
-    folder of its file if it is placed, has to match."""
+    """One line. `lead` is its literal prefix; `regex` matches the whole name, or, for an anchored pattern, the whole
+    path from its file's folder."""
 
     negated: bool
     folders_only: bool
@@ -148,7 +147,7 @@ class _Pattern(NamedTuple):
 
 
 class _Patterns:
-    """What one file says."""
+    """One file's patterns."""
 
     def __init__(self, found: Iterable[_Pattern]) -> None:
         self.ordered: Final = tuple(found)[::-1]
@@ -161,11 +160,11 @@ class _Patterns:
         return [each for each in self.ordered if each.negated == negated and (is_folder or not each.folders_only)]
 
     def may_reach(self, before: bytes) -> bool:
-        """Whether a path that begins so can match a pattern that is bound to its place."""
+        """Returns whether a path with this prefix can match an anchored pattern."""
         return any(lead.startswith(before) or before.startswith(lead) for lead in self._leads)
 
     def decide(self, name: bytes, path: bytes, is_folder: bool) -> bool | None:
-        """Whether this file's last word is to ignore it; None where it says nothing."""
+        """Returns this file's decision; None if no pattern matches."""
         for each in self.ordered:
             if (is_folder or not each.folders_only) and _compiled(each.regex)(path if each.placed else name):
                 return not each.negated
@@ -193,14 +192,16 @@ def _compiled(regex: bytes) -> Test:
 
 @lru_cache(maxsize=_FILES_CACHED)
 def _patterns(text: bytes) -> _Patterns:
-    """What a file says; lines that git can make nothing of match nothing."""
+    """Parses a file; lines that git cannot parse match nothing."""
     lines = [line.removesuffix(b"\r").partition(b"\0")[0] for line in text.removeprefix(_BOM).split(b"\n")]
     said = [_pattern(_trimmed(line)) for line in lines if not line.startswith(b"#")]
     return _Patterns(each for each in said if each is not None)
 
 
 def _trimmed(line: bytes) -> bytes:
-    """A line without the spaces that it ends with; one after a backslash is kept."""
+    """Strips trailing spaces from a line, except an escaped one. #232 A star is lazy and does not backtrack, except the
+    last one of a name: the rest after it has a fixed length, so that its first match is as good as any, and matching is
+    fast for any number of stars. The same holds for `**/` and the names after it."""
     bare = line.rstrip(b" ")
     backslashes = len(bare) - len(bare.rstrip(b"\\"))
     return line[: len(bare) + 1] if backslashes % 2 and len(bare) < len(line) else bare
@@ -236,7 +237,7 @@ def _pattern(line: bytes) -> _Pattern | None:
 
 
 def _regex(glob: bytes) -> bytes | None:
-    """What is left of a pattern after its lead; None for one that matches nothing."""
+    """Returns the regex after a pattern's literal prefix; None if it matches nothing."""
     stretches: list[tuple[bytes, list[bytes]]] = [(b"", [])]
     tail = b""
     at = 0
@@ -270,7 +271,7 @@ def _regex(glob: bytes) -> bytes | None:
 
 
 def _one(glob: bytes, at: int) -> tuple[bytes, int] | None:
-    """What stands for one byte, and where it ends."""
+    """Returns the regex for one byte, and its end."""
     char = glob[at : at + 1]
     if char == b"?":
         return b"[^/]", at + 1
@@ -283,7 +284,7 @@ def _one(glob: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def _names_regex(tokens: list[bytes]) -> bytes:
-    """Stars and single bytes, between two `**` or at either end."""
+    """Translates stars and single bytes, between two `**` or at either end."""
     names = b"".join(tokens) if b"*" not in tokens else None
     if names is not None:
         return names
@@ -320,7 +321,7 @@ _CLASSES: Final = {
 
 
 def _bracket(glob: bytes, at: int) -> tuple[bytes, int] | None:
-    """What a set of characters matches, and where it ends; None where it does not end, or names no known class."""
+    """Translates a bracket expression, and returns its end; None if it is unterminated, or names an unknown class."""
     negated = glob[at : at + 1] in (b"!", b"^")
     start = at = at + negated
     chosen: set[int] = set()

@@ -1,21 +1,19 @@
-"""Which folders something was changed in, as Linux tells it by inotify. Looks at no file; never guesses.
+"""Reports folders with changes, from Linux's inotify. Reads no file and never guesses.
 
-A change is told of before the call that made it returns, so whatever was done before `changed` was asked is in its
-answer. What cannot be told for certain is `None`: too much happened at once, the workspace itself was moved or
-replaced, a file system was mounted inside it. Then everything is looked at and added anew.
+The kernel queues a change before the changing call returns, so `changed` covers everything done before it was called.
+An uncertain answer is `None`: the queue overflowed, the workspace itself was moved or replaced, or a file system was
+mounted inside it. Then the caller must scan and add everything again.
 
-Whoever uses it keeps to three things, and no change is missed whatever is moved, replaced or made anew meanwhile:
+A caller that follows three rules misses no change, whatever is moved, replaced or recreated meanwhile:
 
-1. `changed` first; then each folder that it names is added again, and only then listed. Changes before the adding are
-   in the listing, and changes after it in the next answer.
-2. A folder that a listing shows and that was not known, or is another than before, is added before it is listed, and so
-   is all that is below it.
-3. What `changed` told is not told again. Whoever could not look at it all looks at everything the next time.
+1. Call `changed` first; then add each returned folder again, and only then list it. Changes before the adding are in
+the listing, and changes after it in the next answer. 2. A folder in a listing that is new or was replaced is added
+before it is listed, and so is everything below it. 3. `changed` reports a change once. A caller that could not process
+it all scans everything the next time.
 
-What inotify does not see, and has to be looked at otherwise: writes through a shared mapping (they show when the file
-is closed and unmapped); writes through another name of the same file, made by `link`, in a folder that is not watched,
-and the making of that name; what comes about below the file system, on another machine, in a layer under an overlay or
-on the disk itself.
+inotify does not see, so callers must check otherwise: writes through a shared mapping (visible once the file is closed
+and unmapped); writes through a hard link in an unwatched folder, and the creation of that link; changes below the file
+system, on another machine, in a lower overlay layer or on the disk itself.
 """
 
 from __future__ import annotations
@@ -68,18 +66,17 @@ _LOCAL: Final = frozenset({
     0xCA451A4E,  # bcachefs
     0x794C7630,  # overlay
 })  # fmt: skip
-"""File systems, by what statfs calls them, on which nothing changes but through this kernel."""
+"""File systems, by statfs magic, that change only through this kernel."""
 
 _Identity = tuple[int, int]
 
 
 class Watch:
-    """Watches folders, each by itself; what is below one is added one by one. Threads may share it; a process made by
-    `fork` may not, and is told `None`."""
+    """Watches folders individually, without recursion. Thread-safe; a forked child must not use it, and gets `None`."""
 
     @classmethod
     def begin(cls) -> Watch | None:
-        """A watch over nothing yet; None where there is no inotify, or where the limits leave none to us."""
+        """Returns an empty watch; None without inotify, or if its limits are exhausted."""
         libc = _libc()
         if libc is None:
             return None
@@ -100,9 +97,9 @@ class Watch:
         self._mounts = _Mounts()
 
     def add(self, path: bytes) -> bool:
-        """Watch a folder, by its absolute path. What is watched already by another path is told by both. False: it
-        cannot be watched (not ours to read, no local file system, too many watches); look at it every time. One that
-        went meanwhile from a folder that is watched is True, and is named the next time."""
+        """Watches a folder by its absolute path. A folder watched under two paths is reported under both. False: it
+        cannot be watched (unreadable, not a local file system, too many watches); scan it every time. A folder that
+        just vanished from a watched parent is True, and is reported the next time."""
         with self._lock:
             if not self._is_open():
                 return False
@@ -110,12 +107,12 @@ class Watch:
             if self._watched.get(path, -1) == number >= 0:
                 return True
             if path in self._watched or path in self._below:
-                # It took the place of another. What was below that one is watched no more, which is told of.
+                # It replaced another folder, whose subfolders are no longer watched; that is reported.
                 self._untold.update(self._drop(path))
                 number, identity = self._begin(path)
             if number < 0:
-                # One that went, when the folder above will tell if it comes back. Who has just listed it cannot know
-                # what came after that, so it is named the next time.
+                # It vanished, and the parent reports if it returns. The caller, who has just listed it, cannot know
+                # about later changes, so it is reported the next time.
                 is_told = -number in _GONE and os.path.dirname(path) in self._watched
                 if is_told:
                     self._untold.add(path)
@@ -125,17 +122,17 @@ class Watch:
             self._watched[path] = number
             if os.path.dirname(path) not in self._watched:
                 self._tops[path] = identity
-                # Nobody above would tell of it if it was replaced just now.
+                # No parent would report its replacement just now.
                 if _identity(path) != identity:
                     self._drop(path)
                     return False
             return True
 
     def changed(self) -> set[bytes] | None:
-        """The folders in which, since this was last asked, an entry was made, removed, renamed, written, closed after
-        writing, or given other attributes; a folder whose own attributes changed is named too. A folder that came, went
-        or was replaced is named with all that was watched below it, and is not watched any more until it is added.
-        None: anything may have changed, and nothing is watched any more."""
+        """Returns the folders in which, since the last call, an entry was created, removed, renamed, written, closed
+        after writing, or changed in its attributes; also folders whose own attributes changed. A new, removed or
+        replaced folder is returned with all watched ones below it, and is unwatched until it is added again. None:
+        anything may have changed, and nothing is watched any more."""
         with self._lock:
             found, self._untold = self._untold, set()
             if not self._is_open() or not self._drain(found) or not self._stands():
@@ -144,7 +141,7 @@ class Watch:
             return found
 
     def forget(self, path: bytes) -> None:
-        """Stop watching a folder and everything below it."""
+        """Unwatches a folder and everything below it."""
         with self._lock:
             if self._is_open():
                 self._drop(path)
@@ -161,7 +158,7 @@ class Watch:
     # what is told ---------------------------------------------------------------------------------
 
     def _drain(self, found: set[bytes]) -> bool:
-        """Take what is told up to now, and no more: whoever writes without a pause must not keep us here."""
+        """Reads the events queued so far, and no more: a constant writer must not block us here."""
         try:
             waiting = _waiting_bytes(self._descriptor)
             while waiting > 0:
@@ -191,13 +188,13 @@ class Watch:
             if paths is not None:
                 found.update(paths)
             else:
-                # Something that was moved away before anybody could say where to.
+                # It was moved away before its destination was reported.
                 self._libc.inotify_rm_watch(self._descriptor, number)
         return True
 
     def _take_folder(self, number: int, mask: int, name: bytes, found: set[bytes]) -> bool:
-        """A folder came, went, or is not where it was: what was known of it and of all below does not hold any more.
-        Or it has other attributes, and may be readable only now."""
+        """A folder was created, removed or moved: everything known below it is invalid. Or its attributes changed, and
+        it may be readable only now."""
         for path in self._paths.get(number, ()):
             if mask & _SELF:
                 is_top = path in self._tops
@@ -210,7 +207,7 @@ class Watch:
         return True
 
     def _stands(self) -> bool:
-        """Whether the uppermost folders are still those that were added, and nothing was mounted in them."""
+        """Returns whether the topmost folders are still the added ones, without new mounts."""
         return all(_identity(path) == identity for path, identity in self._tops.items()) and self._mounts.stand(
             self._tops
         )
@@ -221,7 +218,7 @@ class Watch:
         return self._descriptor >= 0 and os.getpid() == self._pid
 
     def _begin(self, path: bytes) -> tuple[int, _Identity]:
-        """The number of a watch over a folder, and which one it is; a number below zero says why there is none."""
+        """Returns a watch descriptor for a folder, and the folder's identity; a negative descriptor is an error."""
         try:
             found = os.lstat(path)
         except OSError as error:
@@ -257,19 +254,19 @@ class Watch:
                 if others:
                     self._paths[number] = others
                 else:
-                    # What the kernel dropped by itself is refused here, which is as well.
+                    # The kernel refuses a watch that it dropped itself, which is harmless.
                     self._libc.inotify_rm_watch(self._descriptor, number)
         return dropped
 
     def _clear(self) -> None:
         self._untold.clear()
-        # What is told of these later has no path any more, and is dropped then.
+        # Later events of these have no path, and are dropped.
         for known in (self._paths, self._watched, self._below, self._tops, self._trusted):
             known.clear()
 
 
 class _Mounts:
-    """What is mounted where, as far as it lies below some folders. The kernel says when it changed."""
+    """The mounts below some folders. The kernel reports changes of the table."""
 
     def __init__(self) -> None:
         try:
@@ -289,7 +286,7 @@ class _Mounts:
         return not any(place.startswith(top.rstrip(b"/") + b"/") for place in places for top in tops)
 
     def _read(self) -> set[tuple[bytes, bytes]]:
-        """Each mount: its place and what it is, by the line that tells of it."""
+        """Returns each mount point and its line in the mount table."""
         if self._descriptor < 0:
             return set()
         os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -306,7 +303,7 @@ class _Mounts:
 
 
 def is_trusted(path: bytes) -> bool:
-    """Whether a folder is on a local file system, of which this kernel knows all changes."""
+    """Returns whether a folder is on a local file system, all of whose changes this kernel sees."""
     libc = _libc()
     if libc is None:
         return False

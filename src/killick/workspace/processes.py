@@ -1,10 +1,10 @@
-"""Processes that a workspace's tools leave behind, by what Linux tells of them in /proc; elsewhere there are none.
+"""Finds processes that a workspace's tools left running, from Linux's /proc; on other systems there are none.
 
-A snapshot is of files only. Whoever takes one says which processes of ours were at work in the folder, and which files
-somebody has open for writing, because those may change at any moment without a word.
+A snapshot covers files only. It records which of our processes worked in the folder, and which files are open for
+writing, because those may change at any moment without notice.
 
-What another user's processes do is not shown to us, and passed over in silence; so are processes that end while they
-are looked at. A process in a container sees the folder under another name: its open files are found by their inodes.
+Other users' processes are invisible and skipped silently; so are processes that end meanwhile. A process in a container
+sees the folder under another path: its open files are found by inode.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import msgspec
 from killick.clock import SystemClock
 
 MARK: Final = "KILLICK_HOLDER"
-"""The variable that processes of ours carry in their environment: the name of the holder for whom they were started."""
+"""The environment variable of our processes: the name of the holder that started them."""
 
 _COMMAND_CHARS_MAX: Final = 200
 _TICKS_US: Final = 1_000_000 // (os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 100)
 _KILLED_SECONDS: Final = 2.0
 _SAME_US: Final = 1_000_000
-"""Two readings of when a process started differ by less; numbers are not used again so soon."""
+"""Two readings of a process's start time differ by less; pids are not reused so soon."""
 
 _ASK_MAPS: Final = 0xC0686611
 # The next mapping from address 0 on that is writable (2), shared (8) and of a file (32).
@@ -47,7 +47,7 @@ Inode = tuple[int, int]
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process as it was seen. When it started is known to a hundredth of a second."""
+    """A process as observed. Its start time is known to a hundredth of a second."""
 
     pid: int
     started_us: int
@@ -56,8 +56,8 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Written(NamedTuple):
-    """What is open for writing: paths in a folder, and files elsewhere on its file system, by device and inode, which
-    may have another name in the folder."""
+    """Files open for writing: paths in a folder, and files elsewhere on its file system, by device and inode, which may
+    have another name in the folder."""
 
     paths: set[bytes]
     inodes: set[Inode]
@@ -71,8 +71,8 @@ class _Seen(NamedTuple):
 
 
 def alive(folder: Path, *, mark: str) -> list[Process]:
-    """Processes of ours that are at work in a folder: it is where they are, or they have a file in it open or mapped.
-    Ours is what carries the mark, what this process started, and whatever those started in turn."""
+    """Returns our processes that work in a folder: their working directory, or an open or mapped file, is in it. Ours
+    are the marked ones, those that this process started, and their descendants."""
     here = _Place(folder)
     return [
         Process(pid, seen.started_us, _command(pid), seen.parent)
@@ -82,8 +82,8 @@ def alive(folder: Path, *, mark: str) -> list[Process]:
 
 
 def marked(mark: str, *, since_us: int = 0) -> list[Process]:
-    """Processes that carry a mark, and what those started, wherever they are; only those that were started since. For a
-    holder that is dead: what it left behind has nobody any more."""
+    """Returns the processes with a mark and their descendants, in any folder, started since a time. For a dead holder:
+    its leftover processes have no owner."""
     everybody = _everybody()
     carrying = {pid for pid in everybody if _carries(pid, mark)}
     return [
@@ -94,21 +94,21 @@ def marked(mark: str, *, since_us: int = 0) -> list[Process]:
 
 
 def descendants(pid: int) -> list[int]:
-    """What a process started, and what those started in turn; what has ended does not count."""
+    """Returns a process's live descendants."""
     everybody = _everybody()
     found = _below({pid}, everybody) - {pid}
     return sorted(each for each in found if everybody[each].state not in _ENDED)
 
 
 def started_since(folder: Path, *, mark: str, since_us: int) -> list[Process]:
-    """Of those, the ones that were started since. One that began within a hundredth of a second before may be
-    among them, because nobody knows it better."""
+    """Returns those started since a time. One that started up to a hundredth of a second earlier may be included, since
+    the kernel reports no finer time."""
     return [each for each in alive(folder, mark=mark) if each.started_us + _TICKS_US >= since_us]
 
 
 def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
-    """End processes, and say which are gone: each is asked to, and killed when it has not gone after a while. Another
-    one that got the number of one that is gone is not touched."""
+    """Terminates processes, and returns those that ended: SIGTERM first, SIGKILL after a while. A process with a reused
+    pid is not touched."""
     held: dict[int, Process] = {}
     gone: list[Process] = []
     try:
@@ -132,13 +132,13 @@ def end(processes: Sequence[Process], *, seconds: float = 2.0) -> list[Process]:
 
 
 def written_to(folder: Path) -> set[bytes]:
-    """Files below a folder, by their paths in it, that a process has open for writing, or mapped so that it can write
-    without a call. This process counts too."""
+    """Returns files below a folder, by relative path, that a process has open for writing or mapped writable. This
+    process counts too."""
     return written(folder).paths
 
 
 def written(folder: Path) -> Written:
-    """The same, and what is open for writing under names that lie elsewhere or are gone."""
+    """The same, and files open for writing under names elsewhere or deleted names."""
     here = _Place(folder)
     found = Written(set(), set())
     for pid in _pids():
@@ -154,7 +154,7 @@ class _Place:
     def __init__(self, folder: Path) -> None:
         self._path = os.fsencode(os.path.realpath(folder))
         self._below = self._path.rstrip(b"/") + b"/"
-        # In lists of mappings a line break within a name is written out.
+        # Lists of mappings escape a line break in a name.
         self._mapped = self._below.replace(b"\n", b"\\012")
         try:
             self._device = os.stat(self._path).st_dev
@@ -198,7 +198,7 @@ class _Place:
 
 
 def _ours(mark: str) -> dict[int, _Seen]:
-    """This process's own, without itself: by descent, by the mark, or as a copy that nobody has given a program yet."""
+    """Returns our processes without this one: by descent, by the mark, or as a fork without its own program yet."""
     me = os.getpid()
     everybody = _everybody()
     image = everybody[me].image if me in everybody else ()
@@ -211,7 +211,7 @@ def _everybody() -> dict[int, _Seen]:
 
 
 def _below(known: set[int], everybody: dict[int, _Seen]) -> set[int]:
-    """Some processes, with all that they started."""
+    """Returns some processes with all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, seen in everybody.items():
         children.setdefault(seen.parent, []).append(pid)
@@ -257,8 +257,8 @@ def _read(pid: int, name: bytes) -> bytes:
 
 
 def _shared(pid: int) -> list[tuple[int, int, bytes]]:
-    """Files that a process can write to through its memory: device, inode and path. Kernels from 6.11 on say that
-    there is none without writing all mappings out."""
+    """Returns the files that a process can write through memory: device, inode and path. Kernels from 6.11 on answer
+    without listing all mappings."""
     with _opened(pid, b"maps") as descriptor:
         try:
             fcntl.ioctl(descriptor, _ASK_MAPS, _SHARED_ASKED)
@@ -277,7 +277,7 @@ def _shared(pid: int) -> list[tuple[int, int, bytes]]:
 def _seen(pid: int) -> _Seen | None:
     try:
         fields = _read(pid, b"stat").rpartition(b")")[2].split()
-        # Where code, stack and environment lie is drawn anew for every program, and kept by a copy of a process.
+        # The layout of code, stack and environment is randomized for each program, and inherited by a fork.
         image = (fields[23], fields[25], fields[47]) if len(fields) > 47 and fields[25] != b"0" else (b"%d" % pid,)
         return _Seen(int(fields[1]), fields[0], _booted_us() + int(fields[19]) * _TICKS_US, image)
     except (OSError, IndexError, ValueError):
@@ -309,7 +309,7 @@ def _descriptors(pid: int) -> Iterator[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=1)
 def _booted_us() -> int:
-    """When the machine started. Read once, so that a process is seen to have started at one moment and not at two."""
+    """Returns the boot time. Read once, so that a process has one start time."""
     with open("/proc/uptime", "rb") as file:
         seconds = file.read().split()[0]
     return SystemClock().now_us() - round(float(seconds) * 1_000_000)
@@ -319,7 +319,7 @@ def _booted_us() -> int:
 
 
 def _held(process: Process) -> int | None:
-    """A descriptor that stands for this very process; None: it is gone; -1: it cannot be held, and is left alone."""
+    """Returns a pidfd; None: the process is gone; -1: unsupported, so it is not touched."""
     if process.pid in (os.getpid(), 0, 1):
         return -1
     try:
@@ -336,7 +336,7 @@ def _held(process: Process) -> int | None:
 
 
 def _still(descriptors: set[int], seconds: float) -> set[int]:
-    """Which of some processes are still there after a while; no longer than it takes until none is."""
+    """Returns which processes still exist after a while; returns early once none does."""
     clock = SystemClock()
     until = clock.monotonic() + seconds
     waiting = set(descriptors)

@@ -1,8 +1,8 @@
-"""Brings a folder to what a snapshot holds: first a plan, as a value, then what it says, done in the folder.
+"""Restores a folder to a snapshot: computes a plan as a value, then applies it.
 
-Whatever is written gets a name of its own first and takes its place by a rename, so that no file is ever half there and
-nothing is written into an inode that may have other names. Every step goes from one open folder to the next and follows
-no link. Nothing is removed or replaced but what the plan saw: what changed since is left, and told.
+Each file is written under a temporary name and renamed into place, so that no file is ever partial and no inode with
+other names is written. Every step opens one folder relative to the last, and follows no link. It removes or replaces
+only what the plan saw: entries that changed since are left, and reported.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from killick.workspace.tree import BLOCK_BYTES, FIFO, FILE, FOLDER, LINK, Entry,
 __all__ = ["PREFIX", "Plan", "Restored", "Task", "apply", "clear", "plan"]
 
 PREFIX: Final = b".killick-restoring-"
-"""How the names begin of what is being written. Such names are no part of any snapshot."""
+"""The prefix of temporary names, which no snapshot contains."""
 
 _FEW: Final = 64
-"""Up to so many changes are flushed one by one; beyond that it is quicker to flush the file system."""
+"""Up to this many changes are synced one by one; beyond it, syncing the file system is faster."""
 
 _HOPELESS: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
 })  # fmt: skip
-"""What goes wrong for everything, and not for one name: the restore ends here, and is finished later."""
+"""Errors that concern everything, not one name: the restore stops, and is finished later."""
 
 _MEANWHILE: Final = "changed while the files were being restored, and was left as it is"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -42,12 +42,12 @@ _ENTER: Final = _READ | os.O_DIRECTORY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _LOOK: Final = getattr(os, "O_PATH", 0) | os.O_CLOEXEC | os.O_NOFOLLOW
 _FDS: Final = "/proc/self/fd"
-"""Where an inode is had by its descriptor, so that its mode is set whatever bears its name by now."""
+"""Addresses an inode by its descriptor, to set its mode under any name."""
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What was done: how many names were written (or given another mode or time) and removed, and what could not be
-    done, in words. `again`: something changed meanwhile, so that a fresh look may do more."""
+    """The result: how many names were written (or changed in mode or time) and removed, and the failures, in words.
+    `again`: something changed meanwhile, so that another scan may achieve more."""
 
     written: int
     removed: int
@@ -57,11 +57,11 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 def apply(plan: Plan, folder: Path, load: Load, *, resuming: bool = False, captured_us: int | None = None) -> Restored:
-    """Do what a plan says. May be done again, from the start, whenever it was interrupted; `resuming` looks in all
-    folders for what such a restore left behind. All that was written is on the disk when this returns.
+    """Applies a plan. Idempotent: an interrupted one can be repeated from the start; `resuming` searches all folders
+    for temporary files. On return everything is synced.
 
-    `captured_us` is when the plan's `now` began to be read. A file that was touched since then, or just before, is held
-    against it byte by byte before it is removed or replaced: sizes and times alone can be the same by chance.
+    `captured_us` is when the reading of the plan's `now` began. A file that changed since, or just before, is compared
+    byte by byte before it is removed or replaced, because equal sizes and times can be a coincidence.
     """
     if resuming:
         clear(folder)
@@ -75,7 +75,7 @@ def apply(plan: Plan, folder: Path, load: Load, *, resuming: bool = False, captu
 
 
 def clear(folder: Path) -> int:
-    """Remove what interrupted restores were writing, in all folders; returns how many there were."""
+    """Removes the temporary files of interrupted restores in all folders; returns their number."""
     removed = 0
     for _, folders, names, fd in os.fwalk(os.fsencode(folder), follow_symlinks=False):
         for name in (*names, *folders):  # A link to a folder is listed among the folders.
@@ -87,11 +87,11 @@ def clear(folder: Path) -> int:
 
 
 class _Meanwhile(Exception):
-    """What stands there is not what was seen."""
+    """The entry is not the one that the plan saw."""
 
 
 class _Hand:
-    """Goes through a folder with a plan in hand."""
+    """Applies a plan to a folder."""
 
     def __init__(self, load: Load, *, inline: bool, captured_us: int | None) -> None:
         self._load = load
@@ -104,7 +104,7 @@ class _Hand:
         self.again = False
 
     def fill(self, fd: int, task: Task, path: bytes) -> Steps[None]:
-        """See to everything in an open folder, then to its own mode and time: what was removed makes room first."""
+        """Applies the tasks of an open folder, removals first, then its own mode and time."""
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         if task.below and not _may_write(fd):
             os.fchmod(fd, mode | stat.S_IRWXU)
@@ -126,13 +126,13 @@ class _Hand:
             os.fsync(fd)
 
     def flush(self, fd: int) -> None:
-        """Everything that was written is on the disk."""
+        """Syncs everything written."""
         if not self._inline and _syncfs is not None:
             _syncfs(fd)
 
     @contextmanager
     def opened(self, parent: int | None, name: bytes) -> Generator[int]:
-        """A folder, open; never by way of a link."""
+        """Opens a folder; never through a link."""
         try:
             fd = os.open(name, _ENTER, dir_fd=parent)
         except PermissionError:
@@ -144,7 +144,7 @@ class _Hand:
             os.close(fd)
 
     def _try(self, do: Callable[[int, Task, bytes], Steps[None]], fd: int, task: Task, above: bytes) -> Steps[None]:
-        """Do one task; one that fails alone is told and holds up nothing else."""
+        """Applies one task; a failure is reported and does not stop the others."""
         path = joined(above, task.name)
         try:
             yield do(fd, task, path)
@@ -226,7 +226,7 @@ class _Hand:
         self.written += not task.passes
 
     def _place(self, fd: int, task: Task, found: os.stat_result | None) -> None:
-        """Write it under a name of its own, and let it take its place."""
+        """Writes under a temporary name, and renames into place."""
         assert task.target is not None
         try:
             self._make(fd, task.target, found or os.fstat(fd))
@@ -273,7 +273,7 @@ class _Hand:
                 view, offset = view[done:], offset + done
 
     def _content(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
-        """What a file holds: stretches of data, and where they are."""
+        """Returns a file's data ranges and their offsets."""
         if entry.is_long:
             for block in tree.blocks(entry.ref, self._load):
                 yield block.offset, self._load(block.ref)
@@ -281,7 +281,7 @@ class _Hand:
             yield 0, self._load(entry.ref)
 
     def _dress(self, fd: int, task: Task, found: os.stat_result) -> None:
-        """Only mode and time are other: they are set where it stands, unless it has other names too."""
+        """Sets mode and time in place, unless the file has other names too."""
         assert task.now is not None
         assert task.target is not None
         entry = task.target
@@ -300,7 +300,7 @@ class _Hand:
     # what is there
 
     def _is_known(self, fd: int, task: Task, found: os.stat_result) -> bool:
-        """Whether a file is as it was seen, or somewhere on the way from there to what it is to be."""
+        """Returns whether a file is as planned, or partly changed towards its target."""
         now = task.now
         if now is None or tree.kind_of(found.st_mode) != now.kind:
             return False
@@ -322,7 +322,7 @@ class _Hand:
         return self._captured_us is not None and found.st_ctime_ns // 1000 >= self._captured_us - grain_us
 
     def _is_there(self, fd: int, name: bytes, found: os.stat_result, entry: Entry) -> bool:
-        """Whether it is already what it is to be, to the last byte: an earlier go at the same plan wrote it."""
+        """Returns whether it already equals its target, byte by byte: an earlier attempt wrote it."""
         if tree.kind_of(found.st_mode) != entry.kind or found.st_mtime_ns != entry.mtime_ns:
             return False
         if entry.kind == LINK:
@@ -332,7 +332,7 @@ class _Hand:
         return entry.kind == FIFO or (found.st_size == entry.size and self._holds(fd, name, entry))
 
     def _holds(self, fd: int, name: bytes, entry: Entry) -> bool:
-        """Whether a file holds what an entry says, byte for byte."""
+        """Returns whether a file's content equals an entry's, byte by byte."""
         there = os.open(name, _READ | os.O_NONBLOCK, dir_fd=fd)
         try:
             at = 0
@@ -365,7 +365,7 @@ def _can_set_modes() -> bool:
 
 
 def _set_mode(parent: int | None, name: bytes, mode: int, *, only: int) -> None:
-    """Set the mode of a name that is of one kind, whatever it may be replaced by meanwhile."""
+    """Sets the mode of a name of one kind, even if it is replaced meanwhile."""
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
@@ -379,8 +379,8 @@ def _set_mode(parent: int | None, name: bytes, mode: int, *, only: int) -> None:
 
 
 def _give(fd: int, like: os.stat_result) -> None:
-    """What root puts back belongs to whom it belonged, or else to whom its folder belongs: never more to root than it
-    did before. Others own what they write."""
+    """As root, restores the former owner, or else the folder's owner: never gives root more than before. Other users
+    own what they write."""
     if os.geteuid() == 0:
         os.fchown(fd, like.st_uid, like.st_gid)
 
@@ -400,7 +400,7 @@ def _set_time(fd: int, mtime_ns: int) -> None:
 
 
 def _clear_one(fd: int) -> bool:
-    """Remove from one folder what an interrupted restore was writing there; says whether the folder is empty now."""
+    """Removes an interrupted restore's temporary files from one folder; returns whether the folder is empty now."""
     names = [os.fsencode(name) for name in os.listdir(fd)]
     for name in names:
         if name.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""What has to be done so that a folder becomes what a snapshot holds, decided purely: touches no file."""
+"""Plans a restore: the changes that turn a folder into a snapshot. Pure; touches no file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from killick.workspace import tree
 from killick.workspace.tree import FILE, KEPT, LINK, Entry, Load
 
 Keeps = Callable[[bytes, bool], bool]
-"""Whether what stands at a path (and whether that is a folder) is not ours to remove."""
+"""Whether the entry at a path (and whether it is a folder) must not be removed."""
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
-"""A function that yields the calls it makes, is sent what they return, and so may go as deep as folders do."""
+"""A generator that yields its recursive calls and receives their results, so that depth is not limited by the stack."""
 
 HOLDS_MORE: Final = "stays, for it holds what is ignored or was not there to be seen"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What is to become of one name: it was `now`, and is to be `target`; None: nothing. `below` is what is to become
-    of what the folder holds. A folder that is only passed through keeps its own mode, and its time is not set."""
+    """The change of one name from `now` to `target`; None: absent. `below` are the changes inside the folder. A folder
+    on the way to a path keeps its own mode and time."""
 
     name: bytes
     now: Entry | None
@@ -34,7 +34,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What there is to do in a folder, from its top; None: nothing. `left` is what cannot be done, in words."""
+    """The changes of a folder from its top; None: none. `left` lists impossible ones, in words."""
 
     root: Task | None
     count: int
@@ -51,10 +51,10 @@ def plan(
     hidden: Collection[bytes] = (),
     before: Entry | None = None,
 ) -> Plan:
-    """What has to be done so that a folder that is `now` becomes `target`: all of it, or only what is at some paths.
+    """Plans the changes that turn `now` into `target`: all of them, or only those at some paths.
 
-    What is `hidden` is looked past. `before` is what the folder was when the same restore began and was interrupted:
-    folders that were opened on the way to a path get the modes that they had there.
+    `hidden` paths are skipped. `before` is the folder at the start of the same, interrupted restore: folders that were
+    opened on the way to a path get their modes from it.
     """
     planning = _Planning(load, keeps, frozenset(hidden))
     root = deeply(planning.pair(b"", now, target, _trie(paths), before))
@@ -62,7 +62,7 @@ def plan(
 
 
 _Wanted = dict[bytes, "_Wanted | None"]
-"""Which names of a folder are asked for: None stands for all that is below."""
+"""The requested names of a folder: None means everything below."""
 
 
 def _trie(paths: Sequence[bytes] | None) -> _Wanted | None:
@@ -99,7 +99,7 @@ class _Planning:
     def pair(
         self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted | None, before: Entry | None = None
     ) -> Steps[Task | None]:
-        """What is to become of the name at a path; None: nothing."""
+        """Returns the change of the name at a path; None: none."""
         if path in self._hidden:
             return None
         if wanted is not None:
@@ -140,7 +140,7 @@ class _Planning:
     def _on_the_way(
         self, path: bytes, now: Entry | None, target: Entry | None, wanted: _Wanted, before: Entry | None
     ) -> Steps[Task | None]:
-        """A folder of which only some of what it holds is asked for."""
+        """Plans a folder of which only some contents are requested."""
         new = self._entries(target) if target is not None and target.is_folder else {}
         if now is not None and now.is_folder:
             was = self._entries(before) if before is not None and before.is_folder else {}
@@ -201,14 +201,14 @@ class _Planning:
     def _entries(self, entry: Entry) -> dict[bytes, Entry]:
         found = {each.name: each for each in tree.folder(entry.ref, self._load)}
         for name in found:
-            # A snapshot may come from elsewhere: a name that leads out of its folder is never followed.
+            # A snapshot may be foreign: a name that leads out of its folder is never followed.
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
                 raise SnapshotBroken(entry.ref.hex(), f"holds the name {name!r}, which no file can have")
         return found
 
 
 def deeply(steps: Steps[T]) -> T:
-    """Run a function that yields the calls it makes."""
+    """Runs a generator of recursive calls."""
     stack: list[Steps[Any]] = [steps]
     value: Any = None
     error: BaseException | None = None
@@ -235,7 +235,7 @@ def same_content(one: Entry, other: Entry) -> bool:
 
 
 def same_dress(one: Entry, other: Entry) -> bool:
-    """Whether mode and time are the same. The mode of a link means nothing."""
+    """Returns whether mode and time are equal. A link's mode is ignored."""
     return one.mtime_ns == other.mtime_ns and (one.mode == other.mode or one.kind == other.kind == LINK)
 
 

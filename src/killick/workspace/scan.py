@@ -1,8 +1,8 @@
-"""Finds what changed in a folder since it was last looked at, and stores that. Decides nothing by what anybody says.
+"""Finds and stores the changes of a folder since its last scan. Trusts stat data and the kernel only.
 
-What a file was like is remembered by its stat data. A file that changed so shortly before it was read that a later
-change could leave the same data is not believed to be the same: it is read again the next time. Where the kernel tells
-in which folders something changed, only those are looked at, with whatever it does not tell of.
+A file is recognized by its stat data. A file that changed just before it was read is read again the next time, because
+a later change could leave the same data. Where the kernel reports changed folders, only those are scanned, and those
+that it cannot watch.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from killick.workspace.vault.vault import Vault, Writing
 logger: Final = get_logger("killick")
 
 ROUNDS_MAX: Final = 6
-"""How often what moved while it was looked at is looked at again, for one snapshot."""
+"""How often entries that change during a scan are scanned again."""
 
 _DEPTH_MAX: Final = 100
 _LEFT_OUT_MAX: Final = 100
 _UNWATCHED_MAX: Final = 200
-"""So many folders that cannot be watched are looked at every time; with more, nothing is watched."""
+"""Up to this many unwatchable folders are scanned every time; with more, watching is given up."""
 _OWN: Final = os.fsdecode(PREFIX)
 
 
 class _Sifted:
-    """What was found in a folder: files that are known, with those that are to be read; folders, and which are new."""
+    """A folder's entries: known files, files to read, folders, and the new ones among them."""
 
     __slots__ = ("files", "folders", "ignored", "is_linked", "new", "wanted")
 
@@ -58,7 +58,7 @@ class _Sifted:
 
 
 class Scanner:
-    """Looks at one folder again and again. Not to be used by two threads at once."""
+    """Scans one folder repeatedly. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class Scanner:
         self.path = path
         self.vault = vault
         self.changed = 0
-        """How many paths were found other than before, since this was last set back."""
+        """The number of changed paths since the last reset."""
         self.left_out: list[str] = []
         self.looked_us = 0
-        """When everything was last looked at; 0: not yet."""
+        """When the last full scan was made; 0: never."""
         self.took_us = 0
-        """How long that took."""
+        """How long it took."""
         self._clock = clock
         self._root = os.fsencode(path)
         self._rules = Rules(exclude, gitignore=gitignore)
         self._said = sha256(msgspec.msgpack.encode((exclude, gitignore))).hexdigest()
         self._hidden = _below(path, [*hidden, *stores])
         self._stores = frozenset(each.name for each in stores)
-        """A store has files beside it whose names begin with its own."""
+        """A store's companion files share its name as a prefix."""
         self._top: Folder | None = None
         self._generation = -1
         self._watch: Watch | None = None
@@ -100,12 +100,12 @@ class Scanner:
         self._was_forced = False
         self._unwatched: set[str] = set()
         self._inodes: dict[int, str] = {}
-        """In which folder each file was, by its inode."""
+        """The folder of each file, by inode."""
         self._written: dict[str, set[str]] = {}
         self._suspected: dict[str, set[str]] = {}
         self._doubted: set[str] = set()
-        """Folders that are looked at every time: a file in them was read too shortly after it changed, or has other
-        names, by which it may change without anybody hearing of it here."""
+        """Folders that are scanned every time: a file in them was read too soon after a change, or has hard links,
+        through which it may change unnoticed."""
 
     # looking ----------------------------------------------------------------------------------
 
@@ -118,9 +118,9 @@ class Scanner:
         force: Collection[str] = (),
         quiet: Callable[[], None] = lambda: None,
     ) -> Entry:
-        """The folder as it is now, stored: its root entry. With `thorough` everything is looked at, whatever the kernel
-        says; a `quick` look leaves it to the next whether somebody opened a file for writing since the last. `force`
-        are paths that are taken though a rule ignores them. `quiet` is called when the files may change again."""
+        """Scans and stores the folder, and returns its root entry. `thorough`: scan everything, whatever the kernel
+        reported. `quick`: leave the check for files open for writing to the next scan. `force`: paths to include
+        despite ignore rules. `quiet`: called once the files may change again."""
         try:
             return self._looked(writing, thorough=thorough, quick=quick, force=force, quiet=quiet)
         except BaseException:
@@ -129,8 +129,8 @@ class Scanner:
             raise
 
     def doubt(self) -> None:
-        """A look came to nothing, or what it stored was not published: the next is at everything, for what the kernel
-        told is lost, and takes nothing for stored that is not."""
+        """A scan failed, or its snapshot was not published. The next one scans everything, because the kernel's reports
+        are consumed, and assumes nothing to be stored."""
         self._was_forced = True
         self._generation = -1
 
@@ -164,16 +164,16 @@ class Scanner:
 
     @property
     def totals(self) -> tuple[int, int]:
-        """How many files there are, and how many bytes they hold."""
+        """Returns the number of files, and their total bytes."""
         return self._top.totals if self._top is not None else (0, 0)
 
     @property
     def watches(self) -> bool:
-        """Whether the kernel tells what changes."""
+        """Whether the kernel reports changes."""
         return self._watch is not None
 
     def _settle_generation(self, writing: Writing) -> None:
-        """What was stored may have been swept away since, with whatever referred to it."""
+        """A sweep may have deleted stored objects that no snapshot references."""
         generation = writing.sweeps
         if generation == self._generation:
             return
@@ -187,15 +187,15 @@ class Scanner:
         self._generation = generation
 
     def _suspect_open(self) -> None:
-        """Whatever is open for writing is read, now and once more when it no longer is: what is written through a
-        mapping leaves no trace in a file's times."""
+        """Reads every file that is open for writing, now and once more after it is closed: writes through a mapping do
+        not change a file's times."""
         found: dict[str, set[str]] = {}
         open_now = written(self.path)
         for path in open_now.paths:
             above, _, name = os.fsdecode(path).rpartition("/")
             found.setdefault(above, set()).add(name)
         if open_now.inodes and self._top is not None:
-            # By names that are not here, or not any more, while the same file is here under another.
+            # Open under another or a deleted name, while the same file is here.
             inodes = {inode for _, inode in open_now.inodes} & self._inodes.keys()
             for place in {self._inodes[inode] for inode in inodes}:
                 if (known := self._find(place)) is not None:
@@ -207,7 +207,7 @@ class Scanner:
         }
 
     def _told(self) -> set[str] | None:
-        """Where something may have changed; None where only a look everywhere can tell."""
+        """Returns the folders that may have changed; None if only a full scan can tell."""
         if self._watch is None:
             return None
         changed = self._watch.changed()
@@ -218,7 +218,7 @@ class Scanner:
         return paths | self._doubted | self._unwatched | self._suspected.keys()
 
     def _look_everywhere(self, writing: Writing, told: set[str] | None) -> None:
-        """Look at every folder. Where the kernel was to tell, and did not, it is not asked any more."""
+        """Scans every folder. If the kernel should have reported and did not, stops watching."""
         assert self._top is not None
         first, missed = self.looked_us == 0, set[str]()
         self.looked_us = self._clock.now_us()
@@ -242,7 +242,7 @@ class Scanner:
         self._look_at(again, writing)  # what changed in the meantime
 
     def _look_at(self, paths: Iterable[str], writing: Writing) -> None:
-        """Look at some folders, and at what is new in them."""
+        """Scans some folders, and the new ones in them."""
         for path in sorted(paths):
             self._scan_at(path, writing, deep=False, changed=set())
         while self._deep:
@@ -250,7 +250,7 @@ class Scanner:
         self._take(writing)
 
     def _look_again(self, writing: Writing) -> None:
-        """What changed while it was looked at is looked at again, for as long as it seems to come to rest."""
+        """Scans entries again that changed during the scan, for as long as they seem to settle."""
         for _ in range(ROUNDS_MAX):
             if self._watch is None:
                 return
@@ -273,7 +273,7 @@ class Scanner:
         return found
 
     def _open(self, path: str) -> int:
-        """A folder by its path, through folders alone: never through a link."""
+        """Opens a folder by its path, never through a link."""
         fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for name in filter(None, path.split("/")):
             above = fd
@@ -307,7 +307,7 @@ class Scanner:
     def _scan(
         self, fd: int, path: str, folder: Folder, writing: Writing, *, deep: bool, changed: set[str]
     ) -> None:  # fmt: skip
-        """List a folder, and what is new or other in it. With `deep`, also the folders in it that are known."""
+        """Lists a folder and its new or changed entries. With `deep`, also its known subfolders."""
         place = self._root + b"/" + os.fsencode(path) if path else self._root
         if self._watch is not None:
             (self._unwatched.discard if self._watch.add(place) else self._unwatched.add)(path)
@@ -343,7 +343,7 @@ class Scanner:
     def _sifted(
         self, path: str, folder: Folder, listed: Mapping[str, os.stat_result], *, judges_anew: bool
     ) -> _Sifted:  # fmt: skip
-        """What is in a folder, held against what is known of it."""
+        """Compares a folder's entries with the known ones."""
         found = _Sifted()
         files, folders, wanted = found.files, found.folders, found.wanted
         hidden = self._hidden.get(path, ())
@@ -393,7 +393,7 @@ class Scanner:
             os.close(below)
 
     def _listed(self, fd: int) -> tuple[os.stat_result, dict[str, os.stat_result]]:
-        """What is in a folder, and the folder itself, from one moment as far as can be told."""
+        """Lists a folder and stats the folder itself, as consistently as possible."""
         listed: dict[str, os.stat_result] = {}
         own = os.fstat(fd)
         for _ in range(ROUNDS_MAX):
@@ -409,7 +409,7 @@ class Scanner:
         return own, listed
 
     def _reread_rules(self, fd: int, path: str, folder: Folder, listed: Mapping[str, os.stat_result]) -> bool:
-        """Whether what is ignored from here on may be other than before."""
+        """Returns whether the ignore rules from here on may have changed."""
         read = {name: _small(fd, name) if os.fsdecode(name) in listed else None for name in IGNORE_FILES}
         rules = tuple(read.values())
         if folder.scope is not None and rules == folder.rules and not self._force and not self._was_forced:
@@ -432,7 +432,7 @@ class Scanner:
         return folder.scope.ignores(encoded(name), is_folder=is_folder)
 
     def _touched(self, path: str, folder: Folder, changed: set[str]) -> None:
-        """What a folder holds, or is, has changed: so have those above it."""
+        """Marks a folder and its parents as changed."""
         if folder.ref is None and path in changed:
             return
         changed.add(path)
@@ -448,7 +448,7 @@ class Scanner:
     # files ------------------------------------------------------------------------------------
 
     def _take(self, writing: Writing) -> None:
-        """Read what is new or other."""
+        """Reads new and changed files."""
         for wanted, found in self._gathering.taken(writing):
             self._keep(wanted.path, wanted.folder, found, wanted.changed)
 
@@ -476,7 +476,7 @@ class Scanner:
             self._touched(path, folder, changed)
 
     def _read_clones(self, writing: Writing) -> None:
-        """Long files, from copies that nobody changes."""
+        """Reads long files from their reflink copies."""
         cloned, self._cloned = self._cloned, []
         for path, folder, name, each in cloned:
             self._keep(path, folder, {name: each.read(name, writing.add)}, set())
@@ -488,7 +488,7 @@ class Scanner:
     # storing ----------------------------------------------------------------------------------
 
     def _store(self, top: Folder, writing: Writing) -> None:
-        """Store folders that are not, those below first."""
+        """Stores unstored folders, bottom-up."""
         waiting: list[tuple[Folder, bool]] = [(top, False)]
         while waiting:
             folder, is_ready = waiting.pop()
@@ -509,7 +509,7 @@ class Scanner:
     # remembering ------------------------------------------------------------------------------
 
     def save(self, place: Path) -> None:
-        """Remember on disk what is known, unless that is there already."""
+        """Saves the scan cache to disk, if changed."""
         top = self._top
         for path, names in [*self._written.items(), *self._suspected.items()]:
             folder = self._find(path)
@@ -521,7 +521,7 @@ class Scanner:
             self._saved = top.ref
 
     def remember(self, place: Path) -> None:
-        """Take up what another process knew; whatever is wrong with that, it is only looked at again."""
+        """Loads another process's scan cache; if it is wrong, everything is scanned again."""
         found = scan_cache.saved(place, rules=self._said)
         if found is not None:
             self._top, self._generation = found
@@ -533,14 +533,14 @@ class Scanner:
         self._watch, self._may_watch = None, False
 
     def close(self) -> None:
-        """Let the kernel go."""
+        """Closes the kernel watch."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
 
 def _below(path: Path, hidden: Iterable[Path]) -> dict[str, tuple[str, ...]]:
-    """By folder, the names there of what is never looked at."""
+    """Returns never scanned names, by folder."""
     found: dict[str, tuple[str, ...]] = {}
     for each in hidden:
         with contextlib.suppress(ValueError):
@@ -557,7 +557,7 @@ def _upwards(path: str) -> Iterable[str]:
 
 
 def _small(fd: int, name: bytes) -> bytes | None:
-    """What a file of rules says, where there is one."""
+    """Reads an ignore file, if present."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is remembered of a folder between two looks, and between two processes. Reads no folder."""
+"""The scan cache of a folder, kept between scans and between processes. Reads no folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from killick.workspace.ignore import Scope
 from killick.workspace.tree import Entry, Id
 
 _SEEN: Final = 1
-"""The version of what is remembered on disk; what another version wrote is not read."""
+"""The version of the cache on disk; other versions are ignored."""
 
 
 class Folder:
-    """What is remembered of one folder. `ref` is None while what it holds is not stored."""
+    """The cache of one folder. `ref` is None while its contents are not stored."""
 
     __slots__ = (
         "files", "folders", "ignored", "inode", "is_same", "mode", "mtime_ns", "ref", "rules", "scope", "totals"
@@ -38,11 +38,11 @@ class Folder:
         self.rules: tuple[bytes | None, ...] = ()
         self.scope: Scope | None = None
         self.is_same = False
-        """Whether it was remembered, and what is ignored in it is what was ignored then."""
+        """Whether it comes from the cache and its ignore rules are unchanged."""
         self.totals: tuple[int, int] = (0, 0)
 
     def entry(self, name: bytes) -> Entry:
-        """The folder as an entry of the one above."""
+        """The folder as an entry of its parent."""
         assert self.ref is not None
         return Entry(name, tree.FOLDER, stat.S_IMODE(self.mode), self.mtime_ns, 0, self.ref)
 
@@ -66,7 +66,7 @@ class _Cache(msgspec.Struct, array_like=True):
 
 
 def walk(top: Folder) -> Iterator[tuple[str, Folder]]:
-    """All folders, each with its path."""
+    """Yields all folders with their paths."""
     waiting = [("", top)]
     while waiting:
         path, folder = waiting.pop()
@@ -75,12 +75,12 @@ def walk(top: Folder) -> Iterator[tuple[str, Folder]]:
 
 
 def every(top: Folder) -> Iterator[Folder]:
-    """All folders."""
+    """Yields all folders."""
     return (folder for _, folder in walk(top))
 
 
 def refs_of(folder: Folder) -> Iterator[Id]:
-    """What was stored of a folder and of the files in it."""
+    """Returns the stored objects of a folder and of its files."""
     yield from (each.entry.ref for each in folder.files.values() if each.entry.kind == tree.FILE)
     if folder.ref is not None:
         yield folder.ref
@@ -104,7 +104,7 @@ def _recall(saved: _Remembered) -> Folder:
 
 
 def save(place: Path, top: Folder, *, sweeps: int, rules: str) -> None:
-    """Remember on disk what is known, so that another process need not read everything again."""
+    """Saves the cache to disk, so that another process need not read everything again."""
     cache = _Cache(_SEEN, sweeps, rules, _remember(top))
     make_folder(place.parent)
     new = place.with_name(f"{place.name}.{os.getpid()}")
@@ -115,7 +115,7 @@ def save(place: Path, top: Folder, *, sweeps: int, rules: str) -> None:
 
 
 def saved(place: Path, *, rules: str) -> tuple[Folder, int] | None:
-    """What another process knew by the same rules, and after how many sweeps; None where nothing can be made of it."""
+    """Loads another process's cache for the same rules, and its sweep count; None if unusable."""
     try:
         cache = msgspec.msgpack.decode(place.read_bytes(), type=_Cache)
     except (OSError, msgspec.DecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""A folder as a value: entries by name, folders by the hash of what they hold. Reads and writes no file.
+"""A folder as a value: entries by name, folders by the hash of their contents. Reads and writes no file.
 
-A folder is stored as one object, or, when it is large, as pieces whose boundaries depend on the names alone, so that a
-change stores one piece anew and not the whole list. Names are bytes: a file system knows no encoding.
+A small folder is one object. A large one is split at boundaries that depend on the names alone, so that a change stores
+one chunk and not the whole list. Names are bytes: a file system has no encoding.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import msgspec
 from killick.errors import SnapshotBroken
 
 Id = bytes
-"""The hash that an object is found by: 32 bytes of SHA-256."""
+"""An object's SHA-256 hash, 32 bytes."""
 
 Kind = Literal["file", "folder", "link", "fifo", "socket", "device"]
 KINDS: Final[tuple[Kind, ...]] = ("file", "folder", "link", "fifo", "socket", "device")
 KEPT: Final = frozenset({"file", "folder", "link", "fifo"})
-"""What can be brought back. Sockets and devices are told of, and left alone."""
+"""The kinds that can be restored. Sockets and devices are recorded only."""
 
 BLOCK_BYTES: Final = 1 << 20
-"""Files that are longer are kept in blocks of this length."""
+"""Longer files are stored in blocks of this length."""
 
 _SPLIT_ABOVE: Final = 128
 _PIECE_MASK: Final = 0x3F
@@ -35,8 +35,8 @@ _OF_MODE: Final[Mapping[int, Kind]] = {
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One name in a folder. `ref` is the id of what it holds (a file of at most one block: its bytes; a longer one: its
-    `Blocks`; a folder: its entries), or where a link leads; empty for what is only told of."""
+    """One name in a folder. `ref` is the id of its content (a file of at most one block: its bytes; a longer one: its
+    `Blocks`; a folder: its entries), or a link's target; empty for recorded-only kinds."""
 
     name: bytes
     kind: int
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def sort(self) -> Kind:
-        """What it is, in a word."""
+        """Its kind, in a word."""
         return KINDS[self.kind]
 
     @property
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def is_long(self) -> bool:
-        """Whether it is a file that is kept in blocks."""
+        """Whether it is a file stored in blocks."""
         return self.kind == FILE and self.size > BLOCK_BYTES
 
 
@@ -64,7 +64,7 @@ FILE, FOLDER, LINK, FIFO, SOCKET, DEVICE = range(6)
 
 
 class Block(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A stretch of a long file that holds data; between blocks there is nothing but zeros."""
+    """A data range of a long file; between blocks there are only zeros."""
 
     offset: int
     size: int
@@ -88,21 +88,21 @@ class _Root(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 Add = Callable[[bytes | memoryview], Id]
-"""Stores an object and says its id."""
+"""Stores an object and returns its id."""
 Load = Callable[[Id], bytes]
-"""An object by its id; `SnapshotBroken` where it is missing or not what it was."""
+"""Loads an object by its id; raises `SnapshotBroken` if it is missing or damaged."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Folder | _Pieces | _Blocks | _Root).decode
 
 
 def id_of(data: bytes | memoryview) -> Id:
-    """The id of an object."""
+    """Returns an object's id."""
     return sha256(data).digest()
 
 
 def kind_of(mode: int) -> int:
-    """Which kind a file is of, by its `st_mode`."""
+    """Returns a file's kind, from its `st_mode`."""
     return KINDS.index(_OF_MODE.get(stat.S_IFMT(mode), "device"))
 
 
@@ -110,7 +110,7 @@ def kind_of(mode: int) -> int:
 
 
 def store_folder(entries: Iterable[Entry], add: Add) -> Id:
-    """Store what a folder holds."""
+    """Stores a folder's contents."""
     ordered = sorted(entries, key=lambda entry: entry.name)
     if len(ordered) <= _SPLIT_ABOVE:
         return add(_encode(_Folder(ordered)))
@@ -127,12 +127,12 @@ def store_folder(entries: Iterable[Entry], add: Add) -> Id:
 
 
 def store_blocks(blocks: Sequence[Block], add: Add) -> Id:
-    """Store where the data of a long file is."""
+    """Stores the data ranges of a long file."""
     return add(_encode(_Blocks(list(blocks))))
 
 
 def store_root(entry: Entry, add: Add) -> Id:
-    """Store a whole snapshot: the folder itself, with its own mode and time. Its id is the snapshot's."""
+    """Stores a whole snapshot: the folder itself, with its own mode and time. Returns the snapshot's id."""
     return add(_encode(_Root(entry)))
 
 
@@ -150,13 +150,13 @@ def _loaded(ref: Id, load: Load, kinds: type | tuple[type, ...]) -> Any:
 
 
 def root(ref: Id, load: Load) -> Entry:
-    """The folder that a snapshot is of."""
+    """Returns a snapshot's folder."""
     found: Entry = _loaded(ref, load, _Root).entry
     return found
 
 
 def folder(ref: Id, load: Load) -> list[Entry]:
-    """What a folder holds, by name."""
+    """Returns a folder's entries, by name."""
     found = _loaded(ref, load, (_Folder, _Pieces))
     if isinstance(found, _Folder):
         return found.entries
@@ -164,13 +164,13 @@ def folder(ref: Id, load: Load) -> list[Entry]:
 
 
 def blocks(ref: Id, load: Load) -> list[Block]:
-    """Where the data of a long file is."""
+    """Returns the data ranges of a long file."""
     found: list[Block] = _loaded(ref, load, _Blocks).blocks
     return found
 
 
 def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
-    """Everything below a folder, each with its path from there, folders before what they hold."""
+    """Yields everything below a folder with relative paths, folders before their contents."""
     waiting = [(path, iter(folder(entry.ref, load)))]
     while waiting:
         above, entries = waiting[-1]
@@ -185,7 +185,7 @@ def walk(entry: Entry, load: Load, path: bytes = b"") -> Iterator[tuple[bytes, E
 
 
 def find(entry: Entry, path: bytes, load: Load) -> Entry | None:
-    """What stands at a path below a folder."""
+    """Returns the entry at a path below a folder."""
     found: Entry | None = entry
     for name in filter(None, path.split(b"/")):
         if found is None or not found.is_folder:
@@ -195,9 +195,9 @@ def find(entry: Entry, path: bytes, load: Load) -> Entry | None:
 
 
 def objects(ref: Id, load: Load, seen: set[Id]) -> Iterator[tuple[Id, bool]]:
-    """Every object that a snapshot stands on, and whether it holds content; what was seen before is left out.
+    """Yields every object of a snapshot that was not seen before, and whether it is content.
 
-    Content is noted in `seen` under another name than folders: a file may hold the very bytes that list a folder.
+    `seen` distinguishes content from folders: a file may contain the same bytes as a folder's listing.
     """
     waiting: list[Id] = [ref]
     while waiting:
@@ -229,7 +229,7 @@ def _content(refs: Iterable[Id], seen: set[Id]) -> Iterator[tuple[Id, bool]]:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What is other at a path: before and after, None where there is nothing."""
+    """A difference at a path: before and after, None if absent."""
 
     path: bytes
     before: Entry | None
@@ -237,7 +237,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def how(self) -> Literal["added", "removed", "changed", "touched"]:
-        """In a word; touched: only mode or time are other."""
+        """The kind of change, in a word; touched: only mode or time differ."""
         if self.before is None:
             return "added"
         if self.after is None:
@@ -251,8 +251,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def changes(before: Entry | None, after: Entry | None, load: Load, path: bytes = b"") -> Iterator[Change]:
-    """What differs between two folders, by path: of each folder its own change first, then what is below. What both
-    share is not looked at."""
+    """Yields the differences between two folders, by path: each folder's own first, then those below. Shared subtrees
+    are skipped."""
     waiting = [(before, after, path)]
     while waiting:
         one, other, place = waiting.pop()

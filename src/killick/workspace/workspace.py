@@ -1,7 +1,6 @@
-"""A folder and its snapshots: taken, compared, brought back. Knows nothing of runs.
+"""A folder and its snapshots: capture, compare, restore. Knows nothing of runs.
 
-One thing at a time is done with a folder, in this process and in others. A restore that was interrupted is finished by
-whoever does anything with the folder next.
+A lock serializes operations on a folder, across processes. The next operation finishes an interrupted restore.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ logger: Final = get_logger("killick")
 Processes = Literal["noticed", "taken"]
 
 CHECK_SHARE: Final = 0.05
-"""How much of the time is spent on looking at everything, whatever the kernel told: small folders always are."""
+"""The fraction of time spent on full scans, despite the kernel's reports; small folders always get them."""
 SAVE_SECONDS: Final = 30.0
 _SLICE_SECONDS: Final = 0.2
 _CLOSE_SECONDS: Final = 1.0
 ROUNDS_MAX: Final = 3
 RUN: Final = "{run}"
-"""In a path: the id of the run, so that each has a folder of its own."""
+"""Replaced by the run's id in a path, so that each run has its own folder."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a folder at a moment. `changed` counts the paths that are other than the last time this process
-    looked; `processes` were alive then, and only their files are here, unless `images` is a snapshot of themselves;
-    `left_out` is what could not be taken, in words."""
+    """The files of a folder at a moment. `changed` counts the paths that differ from this process's last scan;
+    `processes` were alive, and only their files are included, unless `images` is a snapshot of themselves; `left_out`
+    lists unreadable entries, in words."""
 
     root: Id
     files: int
@@ -60,32 +59,32 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Its root as people see it."""
+        """Its root, for people."""
         return self.root.hex()
 
 
 class Capture(NamedTuple):
-    """A snapshot that is being taken: from `quiet` on the files may change again."""
+    """A snapshot in progress: once `quiet`, the files may change again."""
 
     quiet: Future[None]
     snapshot: Future[Snapshot]
 
 
 def default_vault() -> Path:
-    """Where the files of snapshots are kept where nobody says it and no store is at hand."""
+    """Returns the vault's default folder, without a setting or a store."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(home, "killick", "files")
 
 
 class Workspace:
-    """A folder whose files are kept, as they were at moments, in a vault.
+    """A folder whose files are kept, as of several moments, in a vault.
 
-    path       the folder; `{run}` in it stands for the id of the run, so that each has its own
-    exclude    what is never looked at, in the words of .gitignore files
+    path       the folder; `{run}` in it is replaced by the run's id, so that each run has its own
+    exclude    never scanned paths, in .gitignore syntax
     gitignore  whether .gitignore files count; .killickignore files always do
-    vault      where content is kept; beside the store, unless it says otherwise
-    processes  "taken": what is alive in the folder is dumped with its files, where CRIU may do that
-    hidden     stores that may lie in the folder: no snapshot holds them, and no restore touches them
+    vault      the vault's folder; default: next to the store
+    processes  "taken": live processes are dumped with their files, where CRIU is permitted
+    hidden     stores that may be in the folder: snapshots omit them, and restores do not touch them
     """
 
     def __init__(
@@ -133,20 +132,20 @@ class Workspace:
 
     @property
     def path(self) -> Path:
-        """The folder itself, whatever links led to it."""
+        """The folder itself, with links resolved."""
         if RUN in self.declared:
             raise WorkspaceRefused(self.declared, "is a folder for each run; ask a run for its own")
         return Path(os.path.realpath(os.path.expanduser(self.declared)))
 
     @property
     def given_vault(self) -> str | None:
-        """Where content is kept, where somebody said so."""
+        """The configured vault folder, if any."""
         given = self._given_vault
         return None if given is None else str(given.path if isinstance(given, Vault) else os.path.abspath(given))
 
     @property
     def vault(self) -> Vault:
-        """Where content is kept."""
+        """The vault."""
         with self._mutex:
             if self._vault is None:
                 given = self._given_vault
@@ -162,7 +161,7 @@ class Workspace:
         vault: str | os.PathLike[str] | Vault | None = None,
         hidden: Sequence[str | os.PathLike[str]] = (),
     ) -> Workspace:
-        """The same, for one run: in its own folder, where the path says so, or in the one that is given."""
+        """Returns the workspace for one run: in its own folder, if the path has `{run}`, or in the given one."""
         own = self.declared.replace(RUN, run.replace("/", "_"))
         return Workspace(
             own if path is None else path, exclude=self.exclude, gitignore=self.gitignore,
@@ -173,13 +172,13 @@ class Workspace:
     # taking -----------------------------------------------------------------------------------
 
     def capture(self, owner: str | None = None) -> Snapshot:
-        """Take a snapshot, here and now; it holds when this returns. `owner` is who it is kept for."""
+        """Takes a snapshot synchronously; it is durable on return. `owner` keeps it alive."""
         with self._alone():
             return self._captured(self._owner(owner))
 
     def begin(self, owner: str | None = None, *, check: bool = True) -> Capture:
-        """Take a snapshot beside whatever is done meanwhile; the files must not change before it is quiet. Without
-        `check` somebody waits for it: the kernel is believed, and nobody asks which processes are alive."""
+        """Starts a snapshot in the background; the files must not change before it is quiet. Without `check` a caller
+        waits for it: it trusts the kernel's reports, and does not look for live processes."""
         capture = Capture(Future(), Future())
         with self._mutex:
             if self._thread is None:
@@ -203,7 +202,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None]:
-        """One at a time; what an interrupted restore left to do is done first."""
+        """Locks the folder, and finishes an interrupted restore first."""
         with self._mutex, self.vault.lock(str(self.path)):
             pending = self.vault.restoring(str(self.path))
             if pending is not None:
@@ -225,7 +224,7 @@ class Workspace:
 
     @property
     def _seen(self) -> Path:
-        """Where what is known of the folder is remembered."""
+        """The scan cache's file."""
         return self.vault.path / "seen" / sha256(os.fsencode(self.path)).hexdigest()[:32]
 
     def _captured(
@@ -261,7 +260,7 @@ class Workspace:
         )  # fmt: skip
 
     def _compress(self) -> None:
-        """What came in bulk was stored as it is, so that nobody waits; now it is made small, beside everything else."""
+        """Compresses in the background what was stored uncompressed to save time."""
         if self._packing is not None and self._packing.is_alive():
             return
         self._packing = threading.Thread(target=self._compressed, args=(self.vault,), name="killick-pack", daemon=True)
@@ -273,7 +272,7 @@ class Workspace:
                 pass
 
     def _save(self, at_us: int, *, always: bool) -> None:
-        """What is known is worth little: that it cannot be saved keeps nobody from anything."""
+        """Saves the scan cache. A failure is harmless: it is only a cache."""
         if self._scanner is None or not (always or at_us - self._saved_us > SAVE_SECONDS * 1_000_000):
             return
         self._saved_us = at_us
@@ -285,7 +284,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _stopped(self) -> Generator[Path | None]:
-        """Images of what is alive in the folder, which stands still meanwhile, so that its files fit them."""
+        """Dumps the live processes of the folder and keeps them stopped, so that their files match."""
         alive = self._alive()
         reason = criu.available() if alive else None
         if not alive or reason is not None:
@@ -306,7 +305,7 @@ class Workspace:
                 criu.go_on(images)
 
     def _kept(self, images: Path, owner: str) -> Id:
-        """Images are files of a folder, and kept as such."""
+        """Stores images as files of a folder."""
         with Workspace(images, gitignore=False, vault=self.vault, clock=self._clock) as taken:
             return taken.capture(owner).root
 
@@ -315,8 +314,8 @@ class Workspace:
     def restore(
         self, root: Id | Snapshot, paths: Sequence[str | bytes] | None = None, owner: str | None = None
     ) -> Restored:
-        """Bring the files back to a snapshot: all, or those at some paths and below. What is there now is taken first;
-        its snapshot is the `before` of what comes back."""
+        """Restores the files to a snapshot: all, or those at some paths and below. Captures the current files first;
+        that snapshot is the result's `before`."""
         target = root.root if isinstance(root, Snapshot) else root
         wanted = None if paths is None else [os.fsencode(path).strip(b"/") for path in paths]
         with self._alone():
@@ -348,7 +347,7 @@ class Workspace:
         return Restored(written, removed, done.left, done.again, first)
 
     def _safe(self, target: Entry, paths: Sequence[bytes] | None, owner: str) -> Snapshot:
-        """What is there, with whatever a rule ignores and the restore would write over."""
+        """Captures the current files, including ignored ones that the restore would overwrite."""
         found = self._captured(owner, thorough=True)
         now = tree.root(found.root, self.vault.load)
         hidden = self._hidden_paths()
@@ -366,7 +365,7 @@ class Workspace:
         return Rules(self.exclude, gitignore=self.gitignore)
 
     def _hidden_paths(self) -> list[bytes]:
-        """What of the vault and the store lies in the folder, by path."""
+        """Returns the paths of the vault and the store that are inside the folder."""
         found: list[bytes] = []
         for each in (Path(os.path.realpath(self.vault.path)), *self._hidden):
             with contextlib.suppress(ValueError):
@@ -374,7 +373,7 @@ class Workspace:
         return found
 
     def restore_processes(self, images: Id) -> list[int]:
-        """Bring processes back from a snapshot of their images, where CRIU may do that; returns their ids."""
+        """Restores processes from a snapshot of their images, where CRIU is permitted; returns their pids."""
         if (reason := criu.available()) is not None:
             raise WorkspaceRefused(str(self.path), f"its processes cannot be brought back: {reason}")
         with criu.images_folder() as folder:
@@ -385,23 +384,23 @@ class Workspace:
     # looking ----------------------------------------------------------------------------------
 
     def files(self, root: Id) -> Iterator[tuple[bytes, Entry]]:
-        """Everything in a snapshot, by path."""
+        """Returns everything in a snapshot, by path."""
         return tree.walk(tree.root(root, self.vault.load), self.vault.load)
 
     def read(self, root: Id, path: str | bytes) -> bytes:
-        """What a file held."""
+        """Returns a file's content."""
         entry = tree.find(tree.root(root, self.vault.load), os.fsencode(path), self.vault.load)
         if entry is None or entry.kind != tree.FILE:
             raise WorkspaceRefused(os.fsdecode(path), f"is no file of snapshot {root.hex()[:12]}")
         return content(entry, self.vault.load)
 
     def diff(self, before: Id, after: Id) -> list[Change]:
-        """What differs between two snapshots."""
+        """Returns the differences between two snapshots."""
         load = self.vault.load
         return list(tree.changes(tree.root(before, load), tree.root(after, load), load))
 
     def close(self) -> None:
-        """Finish what is being taken, and remember what is known."""
+        """Finishes the current snapshot, and saves the scan cache."""
         with self._mutex:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -423,7 +422,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def _doubting(scanner: Scanner) -> Generator[None]:
-    """What was stored for a snapshot that is not published in the end is not stored."""
+    """If the snapshot is not published, its objects do not count as stored."""
     try:
         yield
     except BaseException:
@@ -432,7 +431,7 @@ def _doubting(scanner: Scanner) -> Generator[None]:
 
 
 def content(entry: Entry, load: tree.Load) -> bytes:
-    """What a file of a snapshot holds."""
+    """Yields a snapshot file's content."""
     if not entry.is_long:
         return load(entry.ref)
     data = bytearray(entry.size)
@@ -442,7 +441,7 @@ def content(entry: Entry, load: tree.Load) -> bytes:
 
 
 class _Kept:
-    """What the rules of a snapshot ignore: that it does not hold such a file does not mean that there was none."""
+    """Applies a snapshot's ignore rules: an ignored file may have existed although the snapshot omits it."""
 
     def __init__(self, top: Entry, rules: Rules, load: tree.Load) -> None:
         self._rules, self._load = rules, load

@@ -1,4 +1,4 @@
-"""Compression of what a vault holds. Knows where zstd comes from, and nothing of packs."""
+"""Compression for vaults. Finds a zstd implementation; knows nothing of packs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ else:
 
 _LEVEL: Final = 1
 _TOO_SHORT_BYTES: Final = 48
-"""A frame has a header and hardly anything to gain on so little."""
+"""A shorter input gains nothing, because a frame has a header."""
 
 _HELPS_BELOW: Final = 0.95
 _FRAME: Final = zstd.ZstdCompressor.FLUSH_FRAME
 
 
 class _Own(threading.local):
-    """Each thread has a compressor: making one costs more than most files take."""
+    """A compressor for each thread: creating one costs more than compressing most files."""
 
     def __init__(self) -> None:
         self.compressor = zstd.ZstdCompressor(level=_LEVEL)
@@ -30,7 +30,7 @@ _own: Final = _Own()
 
 
 def compressed(data: bytes | memoryview) -> bytes | memoryview:
-    """One frame, or the data as it is where a frame would hardly be shorter."""
+    """Returns one frame, or the data itself if a frame would hardly be shorter."""
     size = len(data)
     if size < _TOO_SHORT_BYTES:
         return data
@@ -39,7 +39,7 @@ def compressed(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def decompressed(stored: bytes, size: int) -> bytes | None:
-    """What a frame holds; None where it is no whole frame of that many bytes. Never makes more than was said."""
+    """Decompresses a frame; None if it is not a complete frame of that size. Never produces more than that size."""
     reader = zstd.ZstdDecompressor()
     try:
         data = reader.decompress(stored, size + 1)

@@ -1,6 +1,6 @@
-"""The index of a vault: where each object is, which snapshots are wanted, which restores have begun.
+"""A vault's index: object locations, referenced snapshots, unfinished restores.
 
-Owns the transactions. What is in no row is not there, whatever the packs hold.
+Owns the transactions. An object without a row does not exist, even if a pack holds its bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Q: Final[Any] = queries("vault")
 
 _ASKED_AT_ONCE: Final = 500
 _READ_AT_ONCE: Final = 10
-"""Reading so many ids takes no longer than looking for one."""
+"""Up to this many ids, reading all is as fast as looking one up."""
 
 _paths: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 class ObjectLocation(NamedTuple):
-    """Where an object is: in which pack, from which byte, how many there, how many when it is unpacked."""
+    """An object's location: pack, offset, stored size and unpacked size."""
 
     pack: int
     offset: int
@@ -39,7 +39,7 @@ class ObjectLocation(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An object and where it is, as a row."""
+    """An object and its location, as a row."""
 
     id: Id
     pack: int
@@ -49,7 +49,7 @@ class Placed(NamedTuple):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A snapshot that somebody wants kept."""
+    """A snapshot and its owner."""
 
     root: Id
     owner: str
@@ -57,7 +57,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Restoring(msgspec.Struct, frozen=True):
-    """A restore that has begun and not ended; `paths` is None where the whole folder is restored."""
+    """An unfinished restore; `paths` is None for the whole folder."""
 
     workspace: str
     target: Id
@@ -67,11 +67,11 @@ class Restoring(msgspec.Struct, frozen=True):
 
 
 class Index:
-    """The index, open. Threads and processes may share it."""
+    """An open index. Threads and processes may share it."""
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
         def setup(writer: sqlite3.Cursor) -> None:
-            # A vault that takes the place of one that was removed is known to be another.
+            # Detects a vault that replaced a removed one.
             first = int.from_bytes(RandomIds().key()[:6], "big")
             writer.execute(Q.lift_counter, (first, "sweeps"))
 
@@ -97,16 +97,16 @@ class Index:
             return {ref for ref in wanted if db.execute(Q.has, (ref,)).fetchone() is not None}
 
     def count(self) -> int:
-        """About how many objects there are."""
+        """Returns the approximate number of objects."""
         return self._number(Q.count)
 
     def ids(self) -> set[Id]:
-        """All of them; ask first how many that is."""
+        """Returns all ids; check the count first."""
         with self._file.reading() as db:
             return {ref for (ref,) in db.execute(Q.ids)}
 
     def objects(self) -> Iterator[Placed]:
-        """Every object, all as of one moment."""
+        """Yields every object from one database snapshot."""
         with self._file.reading() as db:
             for row in db.execute(Q.objects):
                 yield Placed(*row)
@@ -114,7 +114,7 @@ class Index:
     # packs ------------------------------------------------------------------------------------
 
     def packs(self) -> dict[int, int]:
-        """Every pack, and how far it is published."""
+        """Returns every pack, and its published length."""
         with self._file.reading() as db:
             return dict(db.execute(Q.packs).fetchall())
 
@@ -128,12 +128,12 @@ class Index:
         return None if found is None else int(found[0])
 
     def loose_packs(self) -> list[int]:
-        """Packs whose objects are to be compressed."""
+        """Returns packs whose objects are to be compressed."""
         with self._file.reading() as db:
             return [number for (number,) in db.execute(Q.loose_packs)]
 
     def members(self, pack: int) -> list[Placed]:
-        """What is in a loose pack, in the order in which it lies there."""
+        """Returns a loose pack's objects in file order."""
         with self._file.reading() as db:
             ids: bytes = (db.execute(Q.members, (pack,)).fetchone() or (None,))[0] or b""
             refs = [ids[at : at + 32] for at in range(0, len(ids), 32)]
@@ -141,24 +141,23 @@ class Index:
         return sorted((each for each in found if each.pack == pack), key=lambda each: each.offset)
 
     def settle(self, pack: int) -> None:
-        """A loose pack is one like others from now on."""
+        """Turns a loose pack into an ordinary one."""
         with self._file.writing() as db:
             db.execute(Q.forget_members, (pack,))
 
     def packs_taken_away(self) -> int:
-        """The highest number of a pack that was taken away."""
+        """Returns the highest number of a deleted pack."""
         return self._number(Q.counter, "packs")
 
     def sweeps(self) -> int:
-        """A number that goes up whenever a sweep deletes anything, and that no other vault begins with."""
+        """Returns a counter that each deleting sweep increments. No two vaults start with the same value."""
         return self._number(Q.counter, "sweeps")
 
     def supersede(self) -> None:
-        """Commit, for the sake of it.
+        """Forces a commit.
 
-        A process that dies while it commits may leave a transaction that nobody sees, and that would come to light if
-        the next to open the index had to recover it. The next commit takes its place for good. So this comes before
-        anything is cut off that no row is known to need.
+        A process that dies in a commit may leave an invisible transaction, which recovery could bring back. The next
+        commit overwrites it permanently. So this precedes the truncation of unreferenced pack bytes.
         """
         with self._file.writing() as db:
             db.execute(Q.raise_counter, ("commits",))
@@ -168,13 +167,13 @@ class Index:
     def publish(
         self, rows: Sequence[Placed], ends: Mapping[int, int], reference: Reference, *, loose: Collection[int] = ()
     ) -> None:
-        """A whole snapshot, at once: its objects, how far they fill the packs (which are loose?), and who wants it."""
+        """Publishes a whole snapshot at once: its objects, the packs' lengths, the loose packs, and its owner."""
         ordered = sorted(rows)
         members: dict[int, list[Id]] = {pack: [] for pack in ends}
         for row in ordered:
             members[row.pack].append(row.id)
         with self._file.writing() as db:
-            # In the order of the index, which then writes each of its pages once.
+            # In index order, so that each index page is written once.
             db.executemany(Q.put_object, ordered)
             for pack, own in members.items():
                 db.execute(Q.put_pack, (pack, ends[pack], len(own), b"".join(own) if pack in loose else None))
@@ -226,13 +225,13 @@ class Index:
     # sweeping ---------------------------------------------------------------------------------
 
     def wanted(self, without: Callable[[str], bool] = lambda owner: False) -> list[Id]:
-        """Every snapshot that must stay: those that are referred to, and those that a restore still needs."""
+        """Returns the snapshots that must stay: the referenced ones, and those of unfinished restores."""
         with self._file.reading() as db:
             roots = dict.fromkeys(root for root, owner, _ in db.execute(Q.roots) if not without(owner))
             return list(roots | dict.fromkeys(root for (root,) in db.execute(Q.needed)))
 
     def discard(self, refs: Collection[Id], counts: Mapping[int, int]) -> None:
-        """Delete objects; `counts` says how many each pack then has."""
+        """Deletes objects; `counts` is each pack's remaining number."""
         with self._file.writing() as db:
             db.executemany(Q.drop_object, ((ref,) for ref in refs))
             db.executemany(Q.count_pack, ((count, pack) for pack, count in counts.items()))
@@ -241,7 +240,7 @@ class Index:
     def move(
         self, moves: Sequence[tuple[Placed, ObjectLocation]], ends: Mapping[int, int], gone: Collection[int]
     ) -> None:
-        """Objects are elsewhere from now on, and the packs that they were in are no more."""
+        """Moves objects to new locations, and deletes their former packs."""
         counts = dict.fromkeys(ends, 0)
         for _, to in moves:
             counts[to.pack] += 1
@@ -252,7 +251,7 @@ class Index:
             db.execute(Q.lift_counter, (max(gone, default=0), "packs"))
 
     def damage(self) -> str | None:
-        """What SQLite finds wrong with the file itself, in its words."""
+        """Returns SQLite's report of damage to the file itself."""
         with self._file.reading() as db:
             found = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
         return None if found == "ok" else found

@@ -1,7 +1,6 @@
-"""Locks between processes and threads, on files that hold nothing. They go when their process goes, however it goes.
+"""Locks between processes and threads, on empty files. The operating system frees them when a process ends.
 
-Whoever needs several takes them in this order, and so nobody waits for ever: the lock of a workspace, the lock of the
-one who sweeps, the lock that writers share, the lock on a pack, the index's write transaction.
+Lock order, against deadlocks: workspace lock, sweep lock, shared writer lock, pack lock, the index's write transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LONGEST_NAP_SECONDS: Final = 0.02
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file, if that can be had at once."""
+    """Tries to lock an open file without waiting."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -32,14 +31,14 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def let_go(descriptor: int) -> None:
-    """Unlock a file and close it. Closing alone is not enough where a process was forked meanwhile: it has a copy."""
+    """Unlocks a file and closes it. Closing alone is not enough if a process was forked meanwhile: it has a copy."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def is_still(descriptor: int, path: str | Path) -> bool:
-    """Whether an open file is what stands at a path."""
+    """Returns whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -48,7 +47,7 @@ def is_still(descriptor: int, path: str | Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, place: str, *, busy_seconds: float, shared: bool = False) -> Generator[None, None, None]:
-    """Hold a lock whose file stays, waiting at most so long for it."""
+    """Holds a lock on a permanent file, with a timeout."""
     descriptor = _opened(path, place)
     try:
         waited, nap = 0.0, _FIRST_NAP_SECONDS
@@ -65,9 +64,9 @@ def locked(path: Path, place: str, *, busy_seconds: float, shared: bool = False)
 
 @contextlib.contextmanager
 def locked_alone(path: Path, place: str) -> Generator[None, None, None]:
-    """Hold a lock whose file is cleared away afterwards, however long others have it.
+    """Holds a lock on a temporary file, without a timeout.
 
-    It is cleared away under its lock, so whoever then gets the lock of a file that is gone begins again.
+    The file is removed under its lock, so a caller that locks a removed file starts again.
     """
     while True:
         descriptor = _opened(path, place)

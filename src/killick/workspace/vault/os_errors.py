@@ -1,4 +1,4 @@
-"""What the system's refusals mean for a vault: the same errors as a store has. Refuses nothing itself."""
+"""Translates operating-system errors of a vault into store errors. Refuses nothing itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def explain(error: OSError, place: str) -> StoreError:
-    """An error of the system in our words."""
+    """Translates an operating-system error."""
     if error.errno in _FULL:
         return StoreFull(place)
     if error.errno in _READ_ONLY:
@@ -28,7 +28,7 @@ def explain(error: OSError, place: str) -> StoreError:
 
 @contextlib.contextmanager
 def explained(place: str) -> Generator[None, None, None]:
-    """Turns the system's errors into ours."""
+    """Translates operating-system errors raised in the block."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Appending to packs: what is appended is on the disk before the index knows of it, and is cut off if it never does."""
+"""Appends to packs: bytes are synced before the index refers to them, and truncated if it never does."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from killick.workspace.vault.packs import Pack, Packs, sync_folder
 
 _BUFFER_BYTES: Final = 2 << 20
 _AT_WORK_MAX: Final = 4
-"""No more is waiting to be written, for it is all in memory."""
+"""The maximum number of pending writes, because they are in memory."""
 
 _SHORT_PACKS_MAX: Final = 64
-"""Each is an open file until it is published; who has so many takes longer ones."""
+"""Each pack is an open file until published; beyond this number, packs are longer."""
 
 _CHUNKS_MAX: Final = 1_000
 _fdatasync: Final = getattr(os, "fdatasync", os.fsync)
 
 _Write: TypeAlias = tuple[Pack, int, int, list[bytes]]
-"""A pack, from where on, how many bytes in all, and which."""
+"""A pack, an offset, a total length, and the data."""
 
 
 class Appending:
-    """Objects that are appended, to as many packs as it takes, or to loose ones of their own. Threads may share it.
-    Nothing of it can be found before the index has it."""
+    """Appends objects to as many packs as needed, or to loose ones. Thread-safe. Readers find nothing before the index
+    has it."""
 
     def __init__(self, packs: Packs, index: Index, *, loose: bool = False) -> None:
         self._packs = packs
@@ -46,7 +46,7 @@ class Appending:
         self._at_work: deque[Future[None]] = deque()
 
     def append(self, stored: bytes) -> tuple[int, int]:
-        """Append, and say to which pack and from which byte on."""
+        """Appends, and returns the pack and the offset."""
         with self._mutex:
             taken = self._taken
             pack = taken[-1] if taken else self._next()
@@ -64,13 +64,13 @@ class Appending:
         if oldest is not None:
             oldest.result()
         elif not self._is_loose:
-            # Several threads may be here at once: each writes where nobody else does.
+            # Several threads may be here at once: each writes to its own range.
             for write in writes:
                 self._write(*write)
         return pack.number, offset
 
     def sync(self) -> dict[int, int]:
-        """See to it that everything appended is on the disk; how far each pack then goes."""
+        """Syncs everything appended; returns the packs' lengths."""
         with self._mutex:
             while self._at_work:
                 self._at_work.popleft().result()
@@ -87,7 +87,7 @@ class Appending:
 
     @contextlib.contextmanager
     def publishing(self) -> Generator[dict[int, int], None, None]:
-        """Sync, and have the index take in what was appended. If that fails, nobody knows whether it did."""
+        """Syncs, and publishes in the index. If that fails, the outcome is unknown."""
         ends = self.sync()
         self._doubtful = True
         yield ends
@@ -96,25 +96,25 @@ class Appending:
         self._doubtful = False
 
     def close(self) -> None:
-        """Give the packs back, without what was not published."""
+        """Returns the packs, without unpublished bytes."""
         with self._mutex:
             if self._beside is not None:
                 self._beside.shutdown(cancel_futures=True)
             for pack in self._taken:
-                # What cannot be cut off now is cut off by who takes the pack next.
+                # If truncation fails now, the pack's next writer does it.
                 with contextlib.suppress(OSError, StoreError):
                     self._cut(pack)
                 let_go(pack.descriptor)
             self._taken.clear()
 
     def _hand_over(self, writes: list[_Write]) -> Future[None] | None:
-        """Let another thread write, in this order, while whoever appends goes on; what to wait for, if that is much."""
+        """Hands ordered writes to another thread; returns a future to wait for if much is pending."""
         if self._beside is None:
             self._beside = ThreadPoolExecutor(1, "killick-appending")
         for write in writes:
             self._at_work.append(self._beside.submit(self._write, *write))
             if write[0] is not self._taken[-1]:
-                # It is full: the sync in the end has less to wait for.
+                # It is full: the final sync has less to wait for.
                 self._at_work.append(self._beside.submit(self._sync, write[0]))
         return self._at_work.popleft() if len(self._at_work) > _AT_WORK_MAX else None
 
@@ -145,7 +145,7 @@ class Appending:
         with explained(self._packs.place):
             done = os.pwritev(pack.descriptor, chunks, start) if 0 < len(chunks) <= _CHUNKS_MAX else 0
             if done < size:
-                # Too many for one call, or not all were written by it.
+                # Too many buffers for one call, or a partial write.
                 rest = memoryview(b"".join(chunks))
                 while done < size:
                     done += os.pwrite(pack.descriptor, rest[done:], start + done)

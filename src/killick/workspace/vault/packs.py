@@ -1,7 +1,7 @@
-"""The packs of a vault: files that only grow, in which objects lie one behind the other.
+"""A vault's packs: append-only files of concatenated objects.
 
-Owns which pack is appended to, and by whom: a pack has one who appends at a time, by a lock on the file. Knows nothing
-of snapshots.
+Decides which pack is appended to, and by which writer: a lock on the file allows one at a time. Knows nothing of
+snapshots.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from killick.workspace.vault.locks import is_still, let_go, try_lock
 from killick.workspace.vault.os_errors import explained
 
 PACK_BYTES_MAX: Final = 256 << 20
-"""A pack that is as long is not appended to any more."""
+"""A pack of this length is closed for appending."""
 
 LOOSE_BYTES_MAX: Final = 32 << 20
-"""Nor is a loose one: it is short, so that it takes little time to compress what is in it."""
+"""The same for a loose pack: short, so that compressing it is quick."""
 
 _CANDIDATES_MAX: Final = 1_000
 
 
 class Pack:
-    """A pack that is locked, to append to or to take away."""
+    """A locked pack, for appending or deletion."""
 
     __slots__ = ("buffer", "descriptor", "end", "is_new", "is_used", "number", "published", "synced", "written")
 
@@ -39,7 +39,7 @@ class Pack:
         self.written = end
         self.end = end
         self.is_used = False
-        """Whether an object was appended that is not published; it may have no bytes."""
+        """Whether an unpublished object was appended; it may be empty."""
         self.buffer: list[bytes] = []
 
 
@@ -58,7 +58,7 @@ class Packs:
         return f"{self._above}/{number:04}.pack"
 
     def numbers(self) -> list[int]:
-        """Every pack that has a file."""
+        """Returns every pack that has a file."""
         with explained(self.place):
             try:
                 names = os.listdir(self.folder)
@@ -68,7 +68,7 @@ class Packs:
         return sorted(int(number) for number in found if number.isdecimal())
 
     def size_bytes(self, number: int) -> int:
-        """How long a pack's file is; 0 where there is none."""
+        """Returns a pack file's length; 0 if absent."""
         with explained(self.place):
             try:
                 return os.stat(self.path(number)).st_size
@@ -76,7 +76,7 @@ class Packs:
                 return 0
 
     def read(self, place: ObjectLocation) -> bytes | str:
-        """What is stored at a place, or why that cannot be had."""
+        """Reads the bytes at a location, or raises the reason."""
         try:
             descriptor = os.open(self.path(place.pack), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class Packs:
     # locking ----------------------------------------------------------------------------------
 
     def lock(self, number: int) -> int | None:
-        """Lock a pack; None: somebody has it, or it is not there."""
+        """Locks a pack; None: another writer has it, or it is absent."""
         try:
             descriptor = open_private(self.path(number), os.O_RDWR)
         except FileNotFoundError:
@@ -110,7 +110,7 @@ class Packs:
         return None
 
     def take(self, index: Index) -> Pack:
-        """A pack to append to: one that has room and that nobody has, else a new one."""
+        """Returns a pack for appending: a free one with room, else a new one."""
         with explained(self.place):
             for number in self._candidates(index):
                 pack = self._taken(number, index)
@@ -122,7 +122,7 @@ class Packs:
             return pack
 
     def take_new(self, index: Index) -> Pack:
-        """A pack that nobody had before."""
+        """Returns a new pack."""
         with explained(self.place):
             return self._made(index)
 
@@ -131,7 +131,7 @@ class Packs:
             yield self._last
         known = index.open_packs(below_bytes=self.pack_bytes_max, limit=_CANDIDATES_MAX)
         yield from known
-        # Those of processes that died before they published anything.
+        # Leftovers of processes that died before publishing.
         published, gone = index.packs(), index.packs_taken_away()
         yield from (number for number in self.numbers() if number not in published and number > gone)
 
@@ -140,12 +140,12 @@ class Packs:
         if descriptor is None:
             return None
         try:
-            # Asked for under the lock: whoever had it has published by now, or never will.
+            # Read under the lock: the previous writer has published by now, or never will.
             end = index.pack_end(number)
             size = os.fstat(descriptor).st_size
             if end is None and number > index.packs_taken_away():
                 end = 0
-            # A pack that is shorter than it should be is damaged: left alone, so that no more is lost.
+            # A pack that is too short is damaged: leave it, so that no more is lost.
             if end is not None and end < self.pack_bytes_max and size >= end:
                 if size > end:
                     index.supersede()
@@ -165,14 +165,14 @@ class Packs:
                 descriptor = open_private(self.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
             except FileExistsError:
                 continue
-            # Between the two, somebody may have taken it for one that was left behind.
+            # Between the two, another process may have taken it for a leftover.
             if try_lock(descriptor) and is_still(descriptor, self.path(number)) and index.pack_end(number) is None:
                 return Pack(number, descriptor, 0, is_new=True)
             let_go(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

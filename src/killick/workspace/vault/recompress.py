@@ -1,7 +1,7 @@
-"""Compresses, when there is time, what was stored as it is when there was none.
+"""Compresses loose packs in the background.
 
-A snapshot with much that is new fills loose packs. Each is short, and is done with at once: its objects are compressed
-into others, and it is deleted. So a death leaves it either as it was or gone, and nothing is tried twice.
+A large snapshot fills loose packs with uncompressed objects. Each is short and processed atomically: its objects are
+compressed into other packs, and it is deleted. So a crash leaves it either unchanged or gone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from killick.workspace.vault.repack import drop, locking, move_out
 
 
 def settle(index: Index, packs: Packs, is_over: Callable[[], bool]) -> int:
-    """Compress what is loose, one pack after the other, until the time is over; how many bytes that gained."""
+    """Compresses loose packs, one by one, until the deadline; returns the bytes gained."""
     gained = 0
     for number in index.loose_packs():
         if is_over():
@@ -40,7 +40,7 @@ def _settled(index: Index, packs: Packs, number: int) -> int:
         if not held:
             drop(index, packs, [number])
         elif not move_out(index, packs, number, held, pack_up):
-            # Damaged: it stays as it is, for verification to tell.
+            # Damaged: left for verification to report.
             index.settle(number)
             return 0
         return size - stored

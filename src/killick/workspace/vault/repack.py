@@ -1,4 +1,4 @@
-"""Moves objects from one pack to others, so that the pack can go. Decides neither which nor why."""
+"""Moves objects out of a pack, so that it can be deleted. The caller decides which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from killick.workspace.vault.packs import Packs
 
 @contextlib.contextmanager
 def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, None]:
-    """Have packs for oneself, those that can be had."""
+    """Locks the packs that are free."""
     held: Mapping[int, int | None] = {}
     try:
         held = {number: packs.lock(number) for number in numbers}
@@ -28,10 +28,10 @@ def locking(packs: Packs, numbers: Iterable[int]) -> Generator[list[int], None, 
 def move_out(
     index: Index, packs: Packs, number: int, held: Sequence[Placed], pack_up: Callable[[bytes], bytes] = bytes
 ) -> bool:
-    """Move all that is left in a locked pack, and delete it. False: something there is damaged, and all stays.
+    """Moves the remaining objects out of a locked pack, and deletes it. False: one is damaged, and all stay.
 
-    The copies are on the disk before the rows move, in one transaction, and the rows have moved before the pack goes.
-    Whoever read an old row meanwhile finds the pack gone, and asks the index again.
+    The copies are synced before the rows move, in one transaction, and the pack is deleted after that. A reader with an
+    old row finds the pack gone, and reads the index again.
     """
     appending = Appending(packs, index)
     try:
@@ -52,14 +52,14 @@ def move_out(
 
 
 def drop(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
-    """Delete locked packs that hold nothing any more."""
+    """Deletes locked packs that are empty."""
     if numbers:
         index.move((), {}, numbers)
         delete(packs, numbers)
 
 
 def delete(packs: Packs, numbers: Iterable[int]) -> None:
-    """Delete the files of locked packs that no row knows."""
+    """Deletes the files of locked packs without rows."""
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(packs.path(number))

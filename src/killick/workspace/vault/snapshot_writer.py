@@ -1,4 +1,4 @@
-"""One snapshot being made: its objects are stored once each, and nobody sees any before all are published."""
+"""Writes one snapshot: its objects are deduplicated, and become visible together on publication."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from killick.workspace.vault.pack_writer import Appending
 from killick.workspace.vault.packs import Packs
 
 _COMPRESSED_BYTES_MAX: Final = 4 << 20
-"""What is new beyond that is stored as it is, which is quicker than copying files; `Vault.compress` does the rest."""
+"""Beyond this, new data is stored uncompressed, faster than copying files; `Vault.compress` compresses it later."""
 
 _ASKED_MAX: Final = 200
-"""So many objects are looked up one by one; who adds more has all ids read at once."""
+"""Up to this many objects are looked up one by one; beyond it, all ids are read at once."""
 
 _KNOWN_MAX: Final = 400_000
-"""No more ids are kept in memory, which takes about 100 bytes each."""
+"""The maximum number of ids in memory, at about 100 bytes each."""
 
 
 class Writing:
-    """What `Vault.writing` gives. Threads may add at the same time; publishing comes after all of them."""
+    """Returned by `Vault.writing`. Threads may add concurrently; publish after all of them."""
 
     def __init__(self, index: Index, packs: Packs, place: str) -> None:
         self.sweeps: Final = index.sweeps()
-        """The vault's `generation`. While it is what it was, every id that was seen since is still there."""
+        """The vault's `generation`. While unchanged, every id seen since still exists."""
         self._index = index
         self._place = place
         self._appending = Appending(packs, index)
@@ -45,7 +45,7 @@ class Writing:
         self._failed: str | None = None
 
     def add(self, data: bytes | memoryview) -> Id:
-        """Store an object, unless it is there, and say its id. The data may change as soon as this returns."""
+        """Stores an object if absent, and returns its id. The caller may reuse the buffer afterwards."""
         ref = sha256(data).digest()
         if ref in self._added or self._is_known(ref):
             return ref
@@ -64,13 +64,13 @@ class Writing:
                 pack, offset = self._loose.append(stored)
             self._rows.append(Placed(ref, pack, offset, len(stored), size))
         except BaseException as error:
-            # Others may have been told that it is there.
+            # Other threads may have relied on its presence.
             self._failed = str(error) or type(error).__name__
             raise
         return ref
 
     def publish(self, root: Id, owner: str, at_us: int) -> None:
-        """Make the snapshot visible, whole and for good, and note who wants it."""
+        """Makes the snapshot visible and durable, and records its owner."""
         with self._mutex:
             self._refuse_failed()
             if root not in self._added and not self._index.has([root]):
@@ -84,7 +84,7 @@ class Writing:
                 raise
 
     def close(self) -> None:
-        """Leave nothing of what was not published."""
+        """Discards unpublished objects."""
         self._failed = self._failed or "it is over"
         self._appending.close()
         self._loose.close()

@@ -1,9 +1,9 @@
-"""Takes away what no snapshot needs, and gives the room back.
+"""Garbage collection of a vault.
 
-First, while nobody writes: everything that a wanted snapshot stands on is marked, and the rows of all else are deleted
-in one transaction. Then, while others may write again: a pack that is mostly garbage is copied, without it, to the end
-of others; the rows move in one transaction; and only then is its file deleted. Whoever read an old row in between finds
-the file gone and asks the index again. A death at any point leaves room unused, and never an object lost.
+First, with writers excluded: marks all objects of the referenced snapshots, and deletes the rows of all others in one
+transaction. Then, with writers active: copies the live objects of mostly dead packs to others, moves their rows in one
+transaction, and only then deletes the old files. A reader with an old row finds the file gone and reads the index
+again. A crash at any point wastes space, and never loses an object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AT_ONCE_MAX: Final = 32
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What a sweep came to: objects that no snapshot needs, bytes of packs that are free again, bytes that stay."""
+    """A sweep's result: unreferenced objects, freed bytes, remaining bytes."""
 
     objects: int
     bytes_freed: int
@@ -38,7 +38,7 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """What is garbage, and what of each pack is not."""
+    """The garbage, and each pack's live objects."""
 
     garbage: list[Id]
     live_bytes: dict[int, int]
@@ -46,7 +46,7 @@ class Marked(msgspec.Struct, frozen=True):
 
 
 def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
-    """Tell what these snapshots need from what they do not. One that cannot be followed stops it."""
+    """Separates the objects that these snapshots need from the rest. An unreadable snapshot aborts it."""
     wanted: set[Id] = set()
     seen: set[Id] = set()
     for root in roots:
@@ -69,12 +69,12 @@ def mark(index: Index, roots: Iterable[Id], load: Load, place: str) -> Marked:
 
 
 def is_mostly_garbage(size: int, live: int) -> bool:
-    """Whether a pack is worth being copied."""
+    """Returns whether a pack is worth copying."""
     return size > 2 * live
 
 
 def foretold(packs: Packs, marked: Marked) -> Swept:
-    """What a sweep would come to."""
+    """Returns the expected result of a sweep."""
     sizes = {number: packs.size_bytes(number) for number in packs.numbers()}
     live = marked.live_bytes
     freed = sum(size - live.get(pack, 0) for pack, size in sizes.items() if is_mostly_garbage(size, live.get(pack, 0)))
@@ -84,14 +84,14 @@ def foretold(packs: Packs, marked: Marked) -> Swept:
 def sweep(
     index: Index, packs: Packs, load: Load, *, place: str, alone: Callable[[], AbstractContextManager[None]]
 ) -> Swept:
-    """Sweep; `alone` keeps all others from writing, and is held no longer than it must."""
+    """Sweeps; `alone` excludes writers, and is held as briefly as possible."""
     with alone():
         marked = mark(index, index.wanted(), load, place)
         index.discard(marked.garbage, {pack: marked.live_objects.get(pack, 0) for pack in index.packs()})
     with explained(place):
         before = sum(map(packs.size_bytes, packs.numbers()))
         live = marked.live_bytes
-        # What is only deleted needs no room, and gives some to what is copied.
+        # Deletions need no space, and free some for the copies.
         for some in _batches([pack for pack in index.packs() if not live.get(pack, 0)], _AT_ONCE_MAX):
             _rewrite(index, packs, some)
         settle(index, packs, lambda: False)
@@ -105,7 +105,7 @@ def sweep(
 
 
 def _rewrite(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
-    """Copy what is left in packs to others, and delete them. Those that somebody appends to wait for another sweep."""
+    """Copies live objects out of packs, and deletes these. Packs in use wait for another sweep."""
     with locking(packs, numbers) as locked:
         left: dict[int, list[Placed]] = {number: [] for number in locked}
         for each in index.objects():
@@ -113,13 +113,13 @@ def _rewrite(index: Index, packs: Packs, numbers: Sequence[int]) -> None:
                 left[each.pack].append(each)
         drop(index, packs, [number for number, held in left.items() if not held])
         for number, held in left.items():
-            # Written to since it was looked at: perhaps it is not worth it any more. What is damaged stays as it is.
+            # Written to since: it may no longer be worth it. Damaged packs stay.
             if held and is_mostly_garbage(packs.size_bytes(number), sum(each.stored for each in held)):
                 move_out(index, packs, number, held)
 
 
 def _clear_left_behind(index: Index, packs: Packs) -> None:
-    """Delete packs that no row knows: of processes that died before they published, or before they deleted them."""
+    """Deletes packs without rows: leftovers of processes that died before publishing or deleting them."""
     published = index.packs()
     with locking(packs, [number for number in packs.numbers() if number not in published]) as locked:
         if locked:

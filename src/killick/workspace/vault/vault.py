@@ -1,9 +1,9 @@
-"""The vault: where the content of snapshots is kept, once each, found by its hash.
+"""The vault: a content-addressed, deduplicating store for snapshots.
 
-A folder with an index (SQLite) and packs (files that only grow). A snapshot is published in this order: its objects are
-appended to a pack, the pack is synced, and one transaction of the index then tells where they are and who wants them.
-So a snapshot is there whole or not at all, and what a death leaves behind in a pack is in nobody's way. Several
-processes and threads may use one vault. What a snapshot is made of matters only where it is swept and verified.
+A folder with an index (SQLite) and packs (append-only files). Publishing a snapshot appends its objects to packs, syncs
+them, and then commits locations and owner to the index in one transaction. So a snapshot exists completely or not at
+all, and a crash leaves only unused bytes. Processes and threads may share a vault. Only sweeps and verification look
+inside snapshots.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = ["Reference", "Restoring", "Swept", "Vault", "Writing"]
 
 _INDEX: Final = "index.db"
 _WRITING_BUSY_SECONDS: Final = 600.0
-"""Who writes waits that long for who sweeps, which takes its time in a large vault."""
+"""How long a writer waits for a sweep, which is slow in a large vault."""
 
 _CACHED_BYTES_MAX: Final = 16 << 20
 _CACHED_OBJECT_BYTES_MAX: Final = 32 << 10
-"""What lists a folder is hardly ever longer, and is read again and again."""
+"""Folder listings are rarely longer, and are read repeatedly."""
 
 
 class Vault:
-    """A store of snapshots. Nothing is touched before it is needed, and nothing made before something is written."""
+    """A store of snapshots. Opens lazily, and creates nothing before the first write."""
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock | None = None, busy_seconds: float = 60.0) -> None:
         self.path: Final = Path(os.path.abspath(path))
@@ -65,21 +65,21 @@ class Vault:
     # reading ----------------------------------------------------------------------------------
 
     def load(self, ref: Id) -> bytes:
-        """An object by its id, proved by its hash; `SnapshotBroken` where it is missing or damaged."""
+        """Loads an object and checks its hash; raises `SnapshotBroken` if it is missing or damaged."""
         return self._cache.get(ref) or self._cache.put(ref, self._load(ref))
 
     def has(self, refs: Collection[Id]) -> set[Id]:
-        """Which of these objects are there."""
+        """Returns which of these objects exist."""
         index = self._opened()
         return set() if index is None else index.has(refs)
 
     def references(self, owner: str | None = None) -> list[Reference]:
-        """Every snapshot that somebody wants, or that this owner wants, oldest first."""
+        """Returns every referenced snapshot, or one owner's, oldest first."""
         index = self._opened()
         return [] if index is None else index.references(owner)
 
     def size_bytes(self) -> int:
-        """How much room the vault takes."""
+        """Returns the vault's size on disk."""
         total = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -89,7 +89,7 @@ class Vault:
 
     @property
     def generation(self) -> int:
-        """A number that moves whenever a sweep has deleted anything. While a writing is open, it stays."""
+        """A counter that changes when a sweep has deleted anything. Constant while a writer is open."""
         index = self._opened()
         return 0 if index is None else index.sweeps()
 
@@ -97,7 +97,7 @@ class Vault:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[Writing, None, None]:
-        """A snapshot that is being made. Nothing is swept meanwhile; what is not published by then was never there."""
+        """Opens a snapshot writer. Sweeps wait meanwhile; unpublished objects are discarded."""
         index = self._made()
         with self._writers(shared=True):
             writing = Writing(index, self._packs, self._place)
@@ -107,41 +107,41 @@ class Vault:
                 writing.close()
 
     def forget(self, owner: str) -> int:
-        """Drop what an owner wants; how many snapshots that was. Their content goes with the next sweep."""
+        """Drops an owner's references; returns their number. Their content goes with the next sweep."""
         index = self._opened()
         return 0 if index is None else index.forget(owner)
 
     def forget_owners(self, prefix: str, keep: Callable[[str], bool]) -> int:
-        """Drop what owners want whose names begin so, except those that are to be kept; how many snapshots that was."""
+        """Drops the references of owners with a name prefix, except some; returns their number."""
         index = self._opened()
         return 0 if index is None else index.forget_owners(prefix, keep)
 
     # restoring --------------------------------------------------------------------------------
 
     def restoring(self, workspace: str) -> Restoring | None:
-        """The restore of a folder that has begun and not ended."""
+        """Returns the unfinished restore of a folder."""
         index = self._opened()
         return None if index is None else index.restoring(workspace)
 
     def unfinished(self) -> list[Restoring]:
-        """Every restore that has begun and not ended."""
+        """Returns every unfinished restore."""
         index = self._opened()
         return [] if index is None else index.unfinished()
 
     def begin_restoring(self, workspace: str, target: Id, before: Id | None, paths: Sequence[bytes] | None) -> None:
-        """Note, for good, that a folder is being restored; what is noted of it takes the place of what was."""
+        """Records durably that a folder is being restored; replaces an earlier record."""
         named = None if paths is None else tuple(paths)
         self._made().begin_restoring(Restoring(workspace, target, before, named, self._clock.now_us()))
 
     def end_restoring(self, workspace: str) -> None:
-        """Note that it is done."""
+        """Records that the restore is finished."""
         index = self._opened()
         if index is not None:
             index.end_restoring(workspace)
 
     @contextlib.contextmanager
     def lock(self, workspace: str) -> Generator[None, None, None]:
-        """Have a folder for oneself, among all processes and threads; waits as long as it takes."""
+        """Locks a folder across processes and threads, without a timeout."""
         self._made()
         name = sha256(workspace.encode(errors="surrogateescape")).hexdigest()[:24]
         with locked_alone(self.path / f"workspace-{name}.lock", self._place):
@@ -150,8 +150,8 @@ class Vault:
     # keeping ----------------------------------------------------------------------------------
 
     def sweep(self, *, dry_run: bool = False, without: Callable[[str], bool] | None = None) -> Swept:
-        """Delete what no reference reaches, and give the room back; or only tell what that would come to, as if some
-        owners (those for which `without` is true) had been forgotten."""
+        """Deletes unreferenced objects and frees their space; or only predicts the result, without the owners for which
+        `without` is true."""
         if without is not None and not dry_run:
             raise ValueError("`without` is for a dry run; forget the owners, then sweep")
         index = self._opened()
@@ -169,8 +169,8 @@ class Vault:
                 self._cache.clear()
 
     def compress(self, *, seconds: float | None = None) -> int:
-        """Compress what was stored in a hurry, for about so long; how many bytes that gained. Another who is at it, or
-        who sweeps, is left to it."""
+        """Compresses loose packs for about this long; returns the bytes gained. Skips if another process compresses or
+        sweeps."""
         index = self._opened()
         if index is None or not index.loose_packs():
             return 0
@@ -183,14 +183,14 @@ class Vault:
             return 0
 
     def verify(self, roots: Collection[Id] | None = None, progress: Progress | None = None) -> list[str]:
-        """Read everything that snapshots stand on (all of them, or these); what does not hold, in words."""
+        """Reads all objects of snapshots (all of them, or these); returns the problems, in words."""
         index = self._opened()
         if index is None:
             return [f"snapshot {root.hex()[:12]}: there is no vault at {self._place}" for root in roots or ()]
         return verifying.verify(index, self._packs, self._load, roots, progress, self._place)
 
     def close(self) -> None:
-        """Close the index. What is being written comes to nothing."""
+        """Closes the index. Open writers are discarded."""
         with self._mutex:
             self._closed = True
             if self._index is not None and self._process == os.getpid():
@@ -200,7 +200,7 @@ class Vault:
     # inside -----------------------------------------------------------------------------------
 
     def _load(self, ref: Id) -> bytes:
-        """Read an object from its pack. It may have moved since the index was asked: then the index is asked again."""
+        """Reads an object from its pack. If it moved since the index was read, reads the index again."""
         index = self._opened()
         if index is None:
             raise SnapshotBroken(ref.hex(), f"is missing, for there is no vault at {self._place}")
@@ -228,7 +228,7 @@ class Vault:
         return data
 
     def _opened(self, *, make: bool = False) -> Index | None:
-        """The index; None where there is no vault."""
+        """Returns the index; None if there is no vault."""
         index = self._index
         if index is not None and self._process == os.getpid():
             return index
@@ -236,7 +236,7 @@ class Vault:
             if self._closed:
                 raise StoreClosed(self._place)
             if self._process != os.getpid():
-                # A forked process must not use what its parent has open, nor close it.
+                # A forked process must neither use nor close its parent's index.
                 self._abandoned, self._index, self._process = self._index, None, os.getpid()
             if self._index is None:
                 with explained(self._place):
@@ -256,7 +256,7 @@ class Vault:
         path = self.path / _INDEX
         if path.exists() and path.stat().st_size:
             return True
-        # A vault has its index before it has a pack. An empty one would let everything in them be overwritten.
+        # A vault has its index before its first pack. A new index would let all packs be overwritten.
         if any(map(self._packs.size_bytes, self._packs.numbers())) and not (path.exists() and path.stat().st_size):
             raise StoreBroken(self._place, f"the packs of this vault are there, and its {_INDEX} is not")
         return False
@@ -275,7 +275,7 @@ class Vault:
 
 
 class _Cache:
-    """Objects that were read of late, as many as fit."""
+    """A cache of recently read objects."""
 
     def __init__(self) -> None:
         self._objects: OrderedDict[Id, bytes] = OrderedDict()

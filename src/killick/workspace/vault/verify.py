@@ -1,4 +1,4 @@
-"""Reads everything that snapshots stand on, and says in words what does not hold. Changes nothing."""
+"""Reads all objects of snapshots, and reports damage in words. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from killick.workspace.vault.index import Index
 from killick.workspace.vault.packs import Packs
 
 Progress = Callable[[int, int], object]
-"""Told now and then how many objects have been read, and about how many there are in the vault."""
+"""Called periodically with the number of objects read, and the vault's approximate total."""
 
 _TOLD_EVERY: Final = 500
 
@@ -20,20 +20,20 @@ _TOLD_EVERY: Final = 500
 def verify(
     index: Index, packs: Packs, load: Load, roots: Collection[Id] | None, progress: Progress | None, place: str
 ) -> list[str]:
-    """What is wrong with these snapshots, or with all and with the vault itself."""
+    """Returns the problems of these snapshots, or of all and of the vault itself."""
     problems = list[str]()
     try:
         if roots is None:
             problems += _house(index, packs, place)
         problems += _snapshots(index, load, roots, progress or _nobody)
     except StoreBroken as error:
-        # The index cannot be read on; what was found before is told too.
+        # The index became unreadable; earlier findings are reported too.
         problems.append(str(error))
     return problems
 
 
 def _nobody(done: int, total: int) -> None:
-    """Whom nobody asked, nobody tells."""
+    """The default progress callback: does nothing."""
 
 
 def _house(index: Index, packs: Packs, place: str) -> Iterator[str]:
@@ -54,7 +54,7 @@ def _snapshots(index: Index, load: Load, roots: Collection[Id] | None, tell: Pro
     seen: set[tuple[Id, bool]] = set()
     for root in owners if roots is None else roots:
         found = list(_snapshot(root, load, seen, lambda done: tell(done, total)))
-        # Somebody may have forgotten and swept it while it was read.
+        # Another process may have dropped and swept it meanwhile.
         if found and (roots is not None or index.is_wanted(root)):
             owner = f" of {owners[root]}" if owners.get(root) else ""
             yield from (f"snapshot {root.hex()[:12]}{owner}: {problem}" for problem in found)
@@ -62,11 +62,11 @@ def _snapshots(index: Index, load: Load, roots: Collection[Id] | None, tell: Pro
 
 
 def _snapshot(root: Id, load: Load, seen: set[tuple[Id, bool]], tell: Callable[[int], object]) -> Iterator[str]:
-    """What is wrong with a snapshot, by path; what was read before is not read again."""
+    """Returns a snapshot's problems, by path; skips objects read before."""
     waiting: list[tuple[bytes, Entry | None, Id]] = [(b"", None, root)]
     while waiting:
         path, entry, ref = waiting.pop()
-        # A file may hold the very bytes that list a folder.
+        # A file may contain the same bytes as a folder's listing.
         role = ref, entry is not None and entry.kind == FILE and not entry.is_long
         if role in seen:
             continue
@@ -80,7 +80,7 @@ def _snapshot(root: Id, load: Load, seen: set[tuple[Id, bool]], tell: Callable[[
 
 
 def _read(path: bytes, entry: Entry | None, ref: Id, load: Load) -> Iterator[tuple[bytes, Entry | None, Id]]:
-    """Read one thing; what it leads to. No entry: a snapshot itself."""
+    """Reads one object and returns its children. No entry: a snapshot itself."""
     if entry is None:
         top = tree.root(ref, load)
         yield path, top, top.ref
