@@ -1,1 +1,1 @@
-"""What a log tells: places in time, what changed between them, what happened and why. Appends nothing."""
+"""Read-only views of logs: positions, differences, explanations, searches. Appends nothing."""

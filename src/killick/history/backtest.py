@@ -1,9 +1,8 @@
-"""Judges what a run intended once more: by the rules that were in force then, or by others. Changes nothing.
+"""Re-evaluates a run's intentions, by the contracts in force then or by another contract. Changes nothing.
 
-The log is folded event by event, as it was live, and each intention is judged by what was known just before it.
-With the contracts on record that is an audit: every verdict has to come out the same. With another contract it says
-what that would have stopped, asked or let pass. What came after something that would have been stopped is only what
-might have been: the record goes on as it went.
+The log is folded event by event, and each intention is evaluated with the facts known just before it. With the recorded
+contracts this is an audit: every verdict must be equal. With another contract it shows what that would have stopped,
+asked or allowed. Events after the first stopped intention are hypothetical.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _PAGE: Final = 1_000
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One intention: what was said of it then, and what is said of it now.
+    """One intention: its recorded verdict, and the new one.
 
-    change     "same"; "stopped", "asked" or "passed", by another contract; "differs", where the contract on record does
-               not give what is on record; "unknown", where values that the rules look at were erased
-    if_so      whether it comes after something that would have been stopped, so that it may never have been
+    change     "same"; "stopped", "asked" or "passed", by another contract; "differs", if the recorded contract gives
+               another verdict than the recorded one; "unknown", if values that the rules read were erased
+    if_so      whether it follows a stopped intention, so that it might not have occurred
     """
 
     seq: int
@@ -52,38 +51,38 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejudged(msgspec.Struct, frozen=True, kw_only=True):
-    """Every intention of a run, judged once more. `contract` is the hash of another one that it was judged by."""
+    """All intentions of a run, evaluated again. `contract` is the other contract's hash, if any."""
 
     run: str
     agent: str
     contract: str | None = None
     judged: tuple[Judged, ...] = ()
     changed: tuple[str, ...] = ()
-    """Contracts on record with functions of their own that have changed since, so that they may say something else."""
+    """Recorded contracts whose check functions have changed since, so that their verdicts may differ."""
     hypothetical_from: str | None = None
-    """The first step that would have been stopped: what comes after it might have gone otherwise."""
+    """The first step that would have been stopped; later steps are hypothetical."""
 
     @property
     def changes(self) -> tuple[Judged, ...]:
-        """Those of which something else is said now."""
+        """The intentions with another verdict."""
         return tuple(each for each in self.judged if each.change != "same")
 
     @property
     def agrees(self) -> bool:
-        """Whether everything comes out as it is on record."""
+        """Whether every verdict equals the recorded one."""
         return not self.changes
 
 
 def rejudge(log: Log, run: str, contract: Contract | None = None) -> Rejudged:
-    """Judge every intention of a run once more: by the contracts on record, or by another in the place of its own.
+    """Evaluates every intention of a run again: by the recorded contracts, or with another one in place of its own.
 
-    Of a fork, what it intended itself; its parent's part is the parent's.
+    For a fork, only its own intentions; the rest are its parent's.
     """
     return _Rejudging(log, run, contract).outcome()
 
 
 class _Rejudging:
-    """One reading of a log, from its first event."""
+    """One pass over a log, from its first event."""
 
     def __init__(self, log: Log, run: str, contract: Contract | None) -> None:
         self._log = log
@@ -94,9 +93,9 @@ class _Rejudging:
         self._seen = 0
         self._is_new_fork = False
         self._agreed: set[tuple[str, str | None]] = set()
-        """The steps, and what they were to do, that somebody agreed to."""
+        """The approved steps, and their approved arguments."""
         self._dearer = 0
-        """How much more was spent by the prices of the other contract than by those on record."""
+        """How much more the run would have spent by the other contract's prices."""
         self._stopped: str | None = None
         self._is_erased = False
         self._recorded: Recorded
@@ -153,7 +152,7 @@ class _Rejudging:
     # one intention ----------------------------------------------------------------------------
 
     def _judged(self, fold: Fold, ledger: Ledger) -> Judged | None:
-        """What is said now of what an event intends; None for events that intend nothing."""
+        """Returns the new verdict on an event's intention; None for other events."""
         seq, event, _ = self._recorded
         then: e.Verdict | None = getattr(event, "verdict", None)
         told: dict[str, Any] = {
@@ -201,8 +200,8 @@ class _Rejudging:
         return {"because": self.data(step.intended).get("because")}
 
     def _said(self, intention: Intention, event: e.Event, fold: Fold, ledger: Ledger) -> tuple[Ruling, str] | None:
-        """What the contracts in force say together, the run's own first, and which of them says it; None where there
-        is none. A rejection by any goes before a question by any."""
+        """Combines the verdicts of the contracts in force, the run's own first, and names the deciding one; None if
+        there are none. A rejection takes precedence over an approval request."""
         asks: tuple[Ruling, str] | None = None
         people: Mapping[str, Sequence[str]] = {}
         accepts: tuple[Ruling, str] | None = None
@@ -219,7 +218,7 @@ class _Rejudging:
         return asks or accepts
 
     def _in_force(self, fold: Fold) -> Iterator[tuple[str | None, str, Contract]]:
-        """The contracts on record, the run's own first, or the other one in the place of that."""
+        """Returns the recorded contracts, the run's own first, or replaced by the other one."""
         bound = fold.facts.contracts
         if self._new is not None:
             yield None, self._new.digest, self._new
@@ -267,7 +266,7 @@ class _Rejudging:
         return known
 
     def _mine(self, event: e.Event, fold: Fold) -> tuple[int, int]:
-        """How often an intention that is judged once more counts already: as a call, and as an effect."""
+        """Returns how often an intention is already counted: as a call, and as an effect."""
         step = fold.step(event.step) if isinstance(event, e.StepEnded) else None
         if step is None:
             return 0, 0
@@ -278,7 +277,7 @@ class _Rejudging:
 
     def _change(self, then: e.Verdict | None, now: Ruling, contract: str) -> Change:
         event = self._recorded.event
-        # Where the tool itself wants a person asked, no contract takes that back; and who agreed is not asked again.
+        # A contract cannot waive an approval that the tool itself requires; a given approval is not requested again.
         is_asked = then is not None and then.ruling == "ask" and then.contract is None
         is_asked |= isinstance(event, e.StepEdited) and (event.step, event.digest) in self._agreed
         if is_asked and "reject" not in (now.ruling, then and then.ruling):
@@ -294,7 +293,7 @@ class _Rejudging:
     # what goes along --------------------------------------------------------------------------
 
     def _keep_up(self, seq: int, event: e.Event, fold: Fold) -> None:
-        """Keep up with what the code had seen of the context, and with what people had agreed to."""
+        """Tracks the context version that the code had seen, and the approvals so far."""
         if goes_back(event) or isinstance(event, e.RunForked):
             self._agreed.clear()
             self._seen = self._seen_in(fold)
@@ -309,14 +308,14 @@ class _Rejudging:
             case _:
                 pass
         if self._seen != fold.facts.context_version and _is_end(seq, event, fold):
-            # The code sees what came from outside when its next step returns.
+            # The code sees outside changes when its next step returns.
             self._seen = fold.facts.context_version
-        # What a fork was made with is there before its code goes on.
+        # A fork's changes are visible before its code continues.
         made = (e.ContextChanged, e.StepOverridden, e.DecisionMade)
         self._is_new_fork = isinstance(event, e.RunForked) or (self._is_new_fork and isinstance(event, made))
 
     def _cost(self, contract: Contract, event: e.AttemptEnded, usage: e.Usage, fold: Fold) -> int:
-        """What a model call cost by a contract's prices: of what it says it is, or of what was asked for."""
+        """Returns a model call's cost by a contract's prices: for the reported model, or the requested one."""
         cost = contract.prices.cost(usage, event.at)
         step = fold.step(event.step)
         if cost is None and step is not None:
@@ -325,7 +324,7 @@ class _Rejudging:
         return usage.cost_micros if cost is None else cost
 
     def _seen_in(self, fold: Fold) -> int:
-        """The version of the context that code has seen where a timeline goes on."""
+        """Returns the context version that the code has seen where a timeline continues."""
         last = max((step.ended for step in fold.steps if step.sort != "scope"), default=0)
         for seq in reversed(fold.facts.context_parts):
             event = self.event(seq)
@@ -335,7 +334,7 @@ class _Rejudging:
 
 
 def _is_end(seq: int, event: e.Event, fold: Fold) -> bool:
-    """Whether a step of the agent returned with an event."""
+    """Returns whether a step of the agent returned with an event."""
     name: str | None = getattr(event, "step", None)
     step = None if name is None else fold.step(name)
     return step is not None and step.sort != "scope" and step.ended == seq

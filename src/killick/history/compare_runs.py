@@ -1,6 +1,6 @@
-"""Where and why two runs part: what they share, what a fork was given otherwise, and the first step that differs.
+"""Compares two runs: their shared prefix, the changed conditions of a fork, and the first differing step.
 
-Changes nothing. Steps that are the same record are never read; others are matched by number and compared by content.
+Read-only. Steps with the same events are never read; others are matched by number and compared by content.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _canonical: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a fork was given otherwise than the run it left: a step's output, the input, the context, a model,
-    or what becomes of effects. `was` is what it had been."""
+    """A changed condition of a fork: an output, the input, the context, a model, or the effects mode; and its old
+    value."""
 
     run: str
     what: Changed
@@ -39,7 +39,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     unset: tuple[str, ...] = ()
 
     def told(self, chars: int = 60) -> str:
-        """In one line of about that length."""
+        """Returns one line of about that length."""
         match self.what:
             case "output":
                 return f"{self.step} returned {shown(plain(self.value), chars)}"
@@ -53,7 +53,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What two timelines have in common, record by record: up to this place, an event of `run`."""
+    """The shared prefix of two timelines: up to this position, an event of `run`."""
 
     run: str
     seq: int
@@ -62,7 +62,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as one of two runs has it."""
+    """A step in one of two runs."""
 
     sort: e.Sort
     name: str
@@ -73,7 +73,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def call(self) -> str:
-        """The call, as it would be written."""
+        """The call, as source code."""
         given = entries_of(self.arguments)
         inside = ", ".join(f"{name}={_json(value)}" for name, value in given.items())
         inside = inside or ("" if self.arguments in (None, {}) else _json(self.arguments))
@@ -82,19 +82,19 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """What came of it; empty where that is nothing."""
+        """Its outcome; empty if none."""
         if self.status != "done":
             return self.failure or self.status.replace("_", " ")
         return "" if self.output is None else _json(self.output)
 
     def told(self, chars: int = 60) -> str:
-        """The call and what came of it, in one line of about that length."""
+        """Returns the call and its outcome in one line of about that length."""
         call = _cut(self.call, max(chars - min(len(self.outcome), chars // 2) - 3, 12))
         return _joined(call, _cut(self.outcome, max(chars - len(call) - 3, 12)))
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A step number, and what each of the two runs has there. `how` is None where that is the same."""
+    """A step number, and each run's step there. `how` is None if they are equal."""
 
     step: str
     how: How | None
@@ -102,7 +102,7 @@ class Pair(msgspec.Struct, frozen=True):
     two: Seen | None
 
     def told(self, chars: int = 60) -> tuple[str, str]:
-        """Both calls with what came of them, each in about so many characters: of what is long, where they differ."""
+        """Returns both calls with their outcomes, each about that long; long ones are cut around their difference."""
         if self.one is None or self.two is None:
             one, two = (seen.told(chars) if seen is not None else "–" for seen in (self.one, self.two))
             return one, two
@@ -127,7 +127,7 @@ def _joined(call: str, outcome: str) -> str:
 
 
 def _apart(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
-    """Two texts no longer than the room; if one is, and they differ, both begin a little before they do."""
+    """Shortens two texts to fit; if they differ, both start just before the difference."""
     longest, least = max(len(one), len(two)), min(len(one), len(two))
     front = 0
     if differ and longest > room:
@@ -138,7 +138,7 @@ def _apart(one: str, two: str, room: int, *, differ: bool) -> tuple[str, str]:
 
 
 class Parting(msgspec.Struct, frozen=True):
-    """Two runs: what they share (None: no record), what was changed, where they part, and all steps from there on."""
+    """Two runs: their shared prefix (None: none), the changed conditions, and the steps from the first difference."""
 
     one: Timeline
     two: Timeline
@@ -149,11 +149,11 @@ class Parting(msgspec.Struct, frozen=True):
 
     @property
     def parts_at(self) -> Pair | None:
-        """The first step that differs; None when none does."""
+        """The first differing step; None if there is none."""
         return self.pairs[0] if self.pairs else None
 
     def why(self) -> str:
-        """How they part, in a few words."""
+        """How they differ, in a few words."""
         first = self.parts_at
         if first is None:
             return "every step is the same so far"
@@ -174,7 +174,7 @@ class Parting(msgspec.Struct, frozen=True):
         return f"step {first.step}: {words[first.how or 'output']}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns it as JSON."""
         return {
             "shared": _built(self.shared),
             "conditions": [_built(condition) for condition in self.conditions],
@@ -192,7 +192,7 @@ def _built(part: Any) -> Any:
 
 
 def parting(log: Log, one: str, two: str) -> Parting:
-    """Where and why two runs part, as they are now."""
+    """Compares two runs at their heads."""
     paths = Path(log, one), Path(log, two)
     shared = _shared(log, *paths) if last_shared(log, one, two) else None
     pairs = list(_pairs(*paths))
@@ -207,7 +207,7 @@ def parting(log: Log, one: str, two: str) -> Parting:
 
 
 def ancestors(log: Log, run: str) -> Iterator[str]:
-    """A run, and those that it was forked from."""
+    """Returns a run and its ancestors."""
     parent: str | None = run
     while parent is not None:
         yield parent
@@ -215,7 +215,7 @@ def ancestors(log: Log, run: str) -> Iterator[str]:
 
 
 def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
-    """What every fork changed on the way from what the two have in common to either of them."""
+    """Returns the changes of every fork between the common ancestor and either run."""
     ones, twos = list(_standing(log, one)), list(_standing(log, two))
     for line, other in ((ones, twos), (twos, ones)):
         for run in reversed(line):
@@ -224,7 +224,7 @@ def conditions_between(log: Log, one: str, two: str) -> Iterator[Condition]:
 
 
 def _standing(log: Log, run: str) -> Iterator[str]:
-    """A run, and of those that it was forked from the ones of whose own events it has any."""
+    """Returns a run, and those ancestors of whose own events it has any."""
     limit = log.head(run).seq
     for each in ancestors(log, run):
         base = log.head(each).base
@@ -234,7 +234,7 @@ def _standing(log: Log, run: str) -> Iterator[str]:
 
 
 def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
-    """What a fork was given otherwise than the run that it left; nothing for a run that is no fork."""
+    """Returns a fork's changed conditions; none for a run that is no fork."""
     head = log.head(run)
     if head.parent is None:
         return ()
@@ -247,7 +247,7 @@ def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
             break
         data = log.data(run, seq)
         if isinstance(event, e.StepOverridden | e.DecisionMade):
-            # What it had returned may stand after the cut, for the fork does not share it.
+            # Its former output may follow the cut, because the fork does not share it.
             was = parent.outputs.get(event.step, now.outputs.get(event.step))
             value = data.get("choice", data.get("output"))
             found.append(Condition(run=run, what="output", step=event.step, value=value, was=was))
@@ -269,7 +269,7 @@ def changed_in(log: Log, run: str) -> tuple[Condition, ...]:
 
 
 class Path:
-    """One timeline of a run, and what tells its steps from those of another timeline."""
+    """One timeline of a run, with the identities of its steps."""
 
     def __init__(self, log: Log, run: str, at: int | None = None, *, through: RedactData | None = None) -> None:
         self.timeline = timeline(log, run, at, through=through)
@@ -278,7 +278,7 @@ class Path:
         self._owners = [(log.head(each).base, each) for each in ancestors(log, run)]
 
     def key(self, number: str) -> tuple[Any, ...]:
-        """The same for a step on two timelines that is the same record; one that has not ended is no other run's."""
+        """Returns a key that is equal for steps with the same events; an open step is unique to its run."""
         step = self._folded[number]
         intended = self.owner(step.intended), step.intended
         if not step.ended:
@@ -286,7 +286,7 @@ class Path:
         return *intended, self.owner(step.ended), step.ended
 
     def owner(self, seq: int) -> str:
-        """The run of the lineage that wrote an event."""
+        """Returns the ancestor that wrote an event."""
         return next(run for base, run in self._owners if seq > base)
 
     def ended(self, number: str) -> int:
@@ -297,7 +297,7 @@ class Path:
 
 
 def place_of(log: Log, run: str, seq: int, side: Literal["before", "after"] = "after") -> str:
-    """How people call an event of a run as a place; `side` is preferred where one step ends as the next begins."""
+    """Names an event as a position; `side` decides where one step ends as the next begins."""
     steps = log.state(run, seq).fold.steps
     after = next((f"{step.id}:after" for step in reversed(steps) if step.ended == seq), None)
     if after is not None and side == "after":
@@ -309,7 +309,7 @@ def place_of(log: Log, run: str, seq: int, side: Literal["before", "after"] = "a
 
 
 def _shared(log: Log, one: Path, two: Path) -> Shared:
-    """The stretch of steps at the front that both have on the same record."""
+    """Returns the common leading steps."""
     last, count = None, 0
     for mine, other in zip(one.steps, two.steps, strict=False):
         if mine.number != other.number or one.key(mine.number) != two.key(other.number):
@@ -322,7 +322,7 @@ def _shared(log: Log, one: Path, two: Path) -> Shared:
 
 
 def _pairs(one: Path, two: Path) -> Iterator[Pair]:
-    """Every step that either has, by number, less those that are the same record; somebody's undoing comes last."""
+    """Returns every step of either run by number, without the shared ones; out-of-band compensations come last."""
     ones, twos = one.numbered(), two.numbered()
     for number in sorted({**ones, **twos}, key=_in_order):
         mine, other = ones.get(number), twos.get(number)
@@ -332,7 +332,7 @@ def _pairs(one: Path, two: Path) -> Iterator[Pair]:
 
 
 def paired(number: str, one: Step | None, two: Step | None) -> Pair:
-    """A step number with what two runs have there."""
+    """Returns a step number with both runs' steps."""
     left, right = (_seen(step) if step is not None else None for step in (one, two))
     return Pair(number, "absent" if left is None or right is None else _differs(left, right), left, right)
 
@@ -357,7 +357,7 @@ def _seen(step: Step) -> Seen:
         name, arguments = str(step.decision.question or name), {"options": step.decision.options}
     elif step.sort == "wait" and step.waits:
         wait = step.waits[0]
-        # A child of another run has another id, which makes no difference.
+        # A child of another run has another id, which is no difference.
         name, arguments = {
             "child": ("waits for a child", None), "time": ("sleeps", None), "event": ("waits for", wait.name),
         }.get(wait.waits_for, ("asks", wait.prompt or wait.name))  # fmt: skip
@@ -373,7 +373,7 @@ def _seen(step: Step) -> Seen:
 
 
 def folded(pairs: Sequence[Pair], shown_max: int) -> list[Pair | int]:
-    """Pairs for a page: of many, the first and the last, and between them how many are left out."""
+    """Shortens pairs for a page: the first and the last, and the number of those omitted."""
     if len(pairs) <= shown_max:
         return list(pairs)
     tail = shown_max // 4

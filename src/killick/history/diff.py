@@ -1,7 +1,7 @@
-"""What is different between two states: part by part, item by item, value by value. Changes nothing.
+"""Differences between two states: by part, item and value. Changes nothing.
 
-Items of a part are matched by their step, elements of a list by their content. What both states are known to
-share is never read, so that looking at one step of a long run costs what that step holds.
+Items of a part are matched by step, elements of a list by content. Shared parts are never read, so that the diff of one
+step of a long run costs only that step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from killick.model.fold import Fold, goes_back
 from killick.model.state import State
 
 PARTS: Final = ("position", "outputs", "decisions", "retries", "failures", "context", "pending", "trace", "effects")
-"""The parts of a state in the order in which they are told; what stands beside them is the part `run`."""
+"""The parts of a state in display order; fields outside them are the part `run`."""
 
 ALIGNED_MAX: Final = 4_000_000
-"""Beyond that many pairs of elements a list is compared place by place."""
+"""Beyond this many element pairs, lists are compared by index."""
 
 Op = Literal["add", "remove", "replace"]
 _SCALARS: Final = ("run", "agent", "status", "seq", "generation", "priority", "tags", "parent", "forked_from")
@@ -38,9 +38,9 @@ _TIMES: Final = frozenset({"at", "since", "deadline", "next_at"})
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is different. `pointer` is right when all changes before this one were made.
+    """One difference. `pointer` is valid once all earlier changes are applied.
 
-    `step` names the item that it is in, and `path` the place inside that item, as people write it.
+    `step` names its item, and `path` the position inside it, as users write it.
     """
 
     part: str
@@ -52,13 +52,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     after: Any = None
 
     def patch(self) -> dict[str, Any]:
-        """As an operation of RFC 6902."""
+        """Returns an RFC 6902 operation."""
         made = {"op": self.op, "path": self.pointer}
         return made if self.op == "remove" else made | {"value": self.after}
 
 
 class Line(NamedTuple):
-    """A change for people: its part, `+`, `-` or `~`, and what to say."""
+    """A change for display: its part, `+`, `-` or `~`, and its text."""
 
     part: str
     sign: str
@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two states: of which run, at which event, and how people call that place; `keep` as a place has it."""
+    """One of the two states: its run, event, and position name; `keep` as in a position."""
 
     run: str
     seq: int
@@ -75,10 +75,9 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """Everything that is different between two states, in the order of their JSON form. False: nothing of interest.
+    """All differences between two states, in the order of their JSON form. False: nothing relevant.
 
-    `files` is what is other in the workspace, or None; then `no_files` says why that cannot be told, where there is
-    one.
+    `files` are the workspace's differences, or None; then `no_files` says why, if there is a workspace.
     """
 
     before: Side
@@ -91,17 +90,17 @@ class Diff(msgspec.Struct, frozen=True):
         return bool(self.told()) or bool(self.files)
 
     def patch(self) -> list[dict[str, Any]]:
-        """RFC 6902: applied to `to_json()` of the first state it gives that of the second."""
+        """Returns an RFC 6902 patch from the first state's `to_json()` to the second's."""
         return [change.patch() for change in self.changes]
 
     def told(self) -> list[Change]:
-        """What people want to know: not which run and event, which they chose; nor, where the runs are two, when things
-        were, nor in which order those were that went on side by side."""
+        """Returns the changes for display: without run and event, which the user chose; for two runs, also without
+        times and the order of concurrent steps."""
         found = [change for change in self.changes if not self._is_known(change)]
         return found if self.before.run == self.after.run else _without_moved(found)
 
     def lines(self, width: int = 100) -> list[Line]:
-        """The same in lines of about that width; what is longer is folded."""
+        """Returns them in lines of about that width; longer ones are cut."""
         return list(_lines(self.told(), width))
 
     def _is_known(self, change: Change) -> bool:
@@ -118,7 +117,7 @@ class Diff(msgspec.Struct, frozen=True):
 
 
 Seen = Callable[[State], State]
-"""How whoever looks sees a state: less what is not for them."""
+"""A reader's view of a state, with hidden values removed."""
 
 
 def _as_it_is(state: State) -> State:
@@ -126,7 +125,7 @@ def _as_it_is(state: State) -> State:
 
 
 def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: bool = True) -> Diff:
-    """What changed from one place of a run to another; with one place what its step or event did, or all since it."""
+    """Returns the changes between two positions of a run, or of one position's step or event, or all since it."""
     if len(places) == 1:
         [text] = places
         if text[:1] == "@":
@@ -141,10 +140,10 @@ def between(log: Log, run: str, *places: str, seen: Seen = _as_it_is, files: boo
 
 
 def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: Seen = _as_it_is) -> tuple[Diff, State]:
-    """What happened from one place of a timeline to a later one, and the state there.
+    """Returns the events from one position of a timeline to a later one, and the state there.
 
-    Reads the events between them and the steps that these name, however long the run is; so the changes are right, and
-    their pointers are not those of a whole state.
+    Reads only those events and their steps, for a run of any length. So the changes are complete, but their pointers
+    are not those of a whole state.
     """
     sides = _side(run, before), _side(run, after)
     events = [] if before.keep or after.keep else log.read(run, after=before.seq, limit=max(after.seq - before.seq, 0))
@@ -164,7 +163,7 @@ def passed(log: Log, run: str, before: RunMoment, after: RunMoment, *, seen: See
 
 
 def _narrowed(state: State, steps: set[str], after: int) -> Fold:
-    """What is known of these steps alone, with what failed after an event."""
+    """Returns a fold of these steps alone, with the failures after an event."""
     fold = state.fold
     indexes = {index for step in steps if (index := fold.find(step)) is not None}
     failures = list(takewhile(lambda seq: seq > after, reversed(fold.failures)))[::-1]
@@ -172,7 +171,7 @@ def _narrowed(state: State, steps: set[str], after: int) -> Fold:
 
 
 def across(log: Log, run: str, other: str, at: str = "now", *, seen: Seen = _as_it_is, files: bool = True) -> Diff:
-    """What is different between two runs at the same place: a run and its fork, perhaps."""
+    """Returns the differences between two runs at the same position, such as a run and its fork."""
     found = _compared(log, _side(run, place_at(log, run, at)), _side(other, place_at(log, other, at)), seen)
     return _with_files(log, found) if files else found
 
@@ -185,7 +184,7 @@ def _with_files(log: Log, found: Diff) -> Diff:
 
 
 def diff(before: State, after: State) -> Diff:
-    """What is different between two states, of whatever runs and stores. Reads all of both."""
+    """Returns the differences between two states, of any runs and stores. Reads both completely."""
     one, two = (Side(state.run, state.seq, f"@{state.seq}") for state in (before, after))
     return Diff(one, two, tuple(_changes(before, after, shared=0)))
 
@@ -200,13 +199,13 @@ def _compared(log: Log, before: Side, after: Side, seen: Seen) -> Diff:
 
 
 def last_shared(log: Log, one: str, other: str) -> int:
-    """The last event that two runs have in common: a run with itself all, a fork with its parent up to the cut."""
+    """Returns the last common event of two runs: of a run with itself all, of a fork with its parent up to the cut."""
     limits = dict(_lineage(log, one))
     return max((min(limit, limits[run]) for run, limit in _lineage(log, other) if run in limits), default=0)
 
 
 def _lineage(log: Log, run: str) -> Iterator[tuple[str, int]]:
-    """A run and those that it was forked from, each with the last event that belongs to the run."""
+    """Returns a run and its ancestors, each with its last event in the run's log."""
     head = log.head(run)
     limit = head.seq
     while True:
@@ -256,7 +255,7 @@ def _items_changed(part: str, ones: list[Item], twos: list[Item], shared: int) -
 
 
 class _Place(NamedTuple):
-    """Where a value stands: for a patch, and for people."""
+    """The position of a value: for a patch, and for display."""
 
     part: str
     pointer: str
@@ -281,7 +280,7 @@ class _Place(NamedTuple):
 
 
 def _json(value: Any) -> Any:
-    """A value in the JSON form of a state, as whoever reads that has it."""
+    """Returns a value in a state's JSON form."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -289,7 +288,7 @@ _canonical: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def values(before: Any, after: Any) -> list[Change]:
-    """What is different between two JSON documents."""
+    """Returns the differences between two JSON documents."""
     return list(_values(before, after, _Place("value", "")))
 
 
@@ -309,7 +308,7 @@ def _values(was: Any, now: Any, place: _Place) -> Iterator[Change]:
 
 
 def _elements(was: list[Any], now: list[Any], place: _Place) -> Iterator[Change]:
-    """Elements that are the same are matched wherever they went; those in between are compared one by one."""
+    """Matches equal elements at any index; compares those in between one by one."""
     for same, one, two in _aligned([_canonical(each) for each in was], [_canonical(each) for each in now]):
         if same:
             continue
@@ -322,7 +321,7 @@ def _elements(was: list[Any], now: list[Any], place: _Place) -> Iterator[Change]
 
 
 def _aligned(was: Sequence[Any], now: Sequence[Any]) -> Iterator[tuple[bool, range, range]]:
-    """Stretches of two sequences that are the same or are not, from left to right."""
+    """Returns equal and unequal ranges of two sequences, from left to right."""
     least = min(len(was), len(now))
     head = next((place for place in range(least) if was[place] != now[place]), least)
     tail = next((place for place in range(least - head) if was[-1 - place] != now[-1 - place]), least - head)
@@ -345,7 +344,7 @@ def _is_list(value: Any) -> TypeGuard[list[Any]]:
 
 
 def _tag(value: dict[str, Any]) -> str | None:
-    """The tag of a value that JSON has no word for; such a value is not taken apart into another kind."""
+    """Returns the tag of a value without a JSON form; such a value is compared as a whole."""
     [name] = value if len(value) == 1 else [""]
     return name if name[:1] == "$" else None
 
@@ -356,7 +355,7 @@ _SIGNS: Final[dict[Op, str]] = {"add": "+", "remove": "-", "replace": "~"}
 
 
 def _lines(changes: Sequence[Change], width: int) -> Iterator[Line]:
-    """A line for each change; what came to one list of the position, or went from it, shares one."""
+    """Returns one line a change; additions to and removals from one list of the position share one."""
     for (name, op), group in groupby(changes, key=_listed_in):
         if op is None:
             yield from (_line(change, width) for change in group)
@@ -366,7 +365,7 @@ def _lines(changes: Sequence[Change], width: int) -> Iterator[Line]:
 
 
 def _without_moved(changes: Sequence[Change]) -> list[Change]:
-    """The changes less what went from one place of a part and came to another as it was."""
+    """Drops unchanged items that only moved within a part."""
     gone, come = (Counter(_moved(each) for each in changes if each.op == op) for op in ("remove", "add"))
     moved = gone & come
     return [change for change in changes if change.op == "replace" or not moved[_moved(change)]]
@@ -399,13 +398,13 @@ def _line(change: Change, width: int) -> Line:
 
 
 class _Bare(NamedTuple):
-    """Something that people write without quotes."""
+    """A text that is displayed without quotes."""
 
     value: Any
 
 
 class _Cut(NamedTuple):
-    """The stretch of a long text in which it is different from another, and whether there is more around it."""
+    """The differing range of a long text, and whether there is more around it."""
 
     text: str
     front: bool
@@ -413,7 +412,7 @@ class _Cut(NamedTuple):
 
 
 def shown(value: Any, room: int) -> str:
-    """A value on one line; one that is longer shows its first and last characters and its size."""
+    """Returns a value on one line; a longer one shows its first and last characters and its size."""
     if isinstance(value, _Cut):
         return f"{'…' if value.front else ''}{shown(value.text, max(room - 2, 24))}{'…' if value.back else ''}"
     if isinstance(value, _Bare) or (_is_object(value) and _tag(value) == "$erased"):
@@ -437,7 +436,7 @@ def _folded(text: str, room: int) -> str:
 
 
 def _pair(one: Any, between: str, two: Any, room: int) -> str:
-    """Two values in one line: what the one does not need, the other may have."""
+    """Returns two values in one line; either may use the other's spare room."""
     left = room - len(between)
     first, second = shown(one, left), shown(two, left)
     if len(first) + len(second) > left:
@@ -447,7 +446,7 @@ def _pair(one: Any, between: str, two: Any, room: int) -> str:
 
 
 def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
-    """Two long texts cut down to where they are different; anything else as it is."""
+    """Cuts two long texts around their difference; returns other values unchanged."""
     if not (isinstance(was, str) and isinstance(now, str)) or len(was) + len(now) <= room:
         return was, now
     least = min(len(was), len(now))
@@ -460,7 +459,7 @@ def _around(was: Any, now: Any, room: int) -> tuple[Any, Any]:
 
 
 def _item_shown(part: str, item: Any, room: int) -> str:
-    """A whole item of a part: what it was, and what came of it."""
+    """Returns a whole item: its call and its outcome."""
     get = item.get
     name = str(get("name") or get("tool") or "")
     room -= len(name) + 2

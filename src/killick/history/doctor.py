@@ -1,7 +1,7 @@
-"""Looks a store over: what its promises rest on, and which runs are stuck and why. Changes nothing, proves nothing.
+"""Diagnoses a store: the preconditions of its guarantees, and stuck runs with their reasons. Read-only.
 
-It reads listings and the ends of logs, and says what it did not look at, so that a look stays quick however many runs
-there are. What a finding means and what to do next is said here; how that looks is not.
+Reads listings and the ends of logs, and reports what it skipped, so that it stays fast for any number of runs. It
+explains each finding and its remedy; callers format them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from killick.model.fold import Facts
 from killick.store.protocol import ENDED, READ_LIMIT, Condition, Head, RunQuery, RunRow, Store
 
 COUNTED_MAX: Final = 100_000
-"""Of more runs than this only the newest are counted."""
+"""Beyond this many runs, only the newest are counted."""
 
 LOOKED_MAX: Final = 1_000
-"""Runs of one status whose heads are looked at."""
+"""The number of runs of one status whose heads are read."""
 
 FOLDED_MAX: Final = 200
-"""Runs whose logs are read, to say what they wait for."""
+"""The number of runs whose logs are read, to find what they wait for."""
 
 FILES_MAX: Final = 50
-"""Runs that are asked where their files are kept."""
+"""The number of runs whose workspaces are checked."""
 
 NAMED_MAX: Final = 3
-"""Runs that a finding names; of the others it says how many."""
+"""The number of runs that a finding names; the others are counted."""
 
 LATE_US: Final = 60_000_000
-"""How long a run may be due before somebody should have taken it."""
+"""How long a run may be due before a worker should have taken it."""
 
 SILENT_US: Final = 3_600_000_000
 PAUSED_US: Final = 7 * 86_400_000_000
@@ -50,7 +50,7 @@ Words = tuple[str, ...]
 
 
 class Named(msgspec.Struct, frozen=True):
-    """A run of a finding, since when it is so, and what there is to say of it alone."""
+    """A run of a finding, since when, and its own details."""
 
     run: str
     agent: str
@@ -59,9 +59,9 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs in the same trouble: what that is, what it means, and what to type (after `killick`).
+    """Runs with the same problem: its explanation, and the commands to type (after `killick`).
 
-    `wrong` is False where it may well be meant so. `count` is of all of them, `runs` names the first.
+    `wrong` is False if it may be intended. `count` is the total, `runs` names the first.
     """
 
     reason: str
@@ -74,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store is. `unseen` says what was not looked at."""
+    """The condition of a store. `unseen` lists what was skipped."""
 
     store: str
     id: str
@@ -87,12 +87,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> int:
-        """How many things are wrong."""
+        """The number of problems."""
         return sum(each.wrong is not None for each in self.conditions) + sum(each.wrong for each in self.findings)
 
 
 class _Reason(msgspec.Struct, frozen=True):
-    """A way to be stuck: in words for one run and for several, and the commands; RUN stands for the first of them."""
+    """A reason to be stuck: its text for one run and for several, and the commands, in which RUN is the first."""
 
     one: str
     several: str
@@ -173,11 +173,11 @@ _REASONS: Final = {
         "Somebody meant to come back.", (("resume", "RUN"), ("cancel", "RUN")), wrong=False,
     ),
 }  # fmt: skip
-"""Every way to be stuck, the worst first."""
+"""Every reason to be stuck, the worst first."""
 
 
 def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = None) -> Diagnosis:
-    """Look a store over. `knows` says of an agent's name whether code for it is at hand."""
+    """Diagnoses a store. `knows` tests whether an agent's code is available."""
     store = log.store
     look = _Look(log, clock.now_us())
     look.at_everything(knows)
@@ -199,7 +199,7 @@ def examine(log: Log, *, clock: Clock, knows: Callable[[str], bool] | None = Non
 
 
 def _clocks(store: Store, clock: Clock) -> Condition:
-    """Leases end by the store's clock, and deadlines pass by that of whoever is at a run."""
+    """Compares clocks: leases end by the store's clock, and deadlines by the worker's."""
     if store.proves_life:
         return Condition("clock", "leases end by the machine's own, whatever its wall clock says")
     before = clock.now_us()
@@ -212,7 +212,7 @@ def _clocks(store: Store, clock: Clock) -> Condition:
 
 
 class _Look:
-    """One look at the runs of a store."""
+    """One pass over a store's runs."""
 
     def __init__(self, log: Log, now_us: int) -> None:
         self._log, self._store, self._now_us = log, log.store, now_us
@@ -222,7 +222,7 @@ class _Look:
         self.unseen: list[str] = []
 
     def findings(self) -> Iterator[Finding]:
-        """Everything found, the worst first, and of each the longest first."""
+        """Returns all findings, the worst first, and within each the oldest first."""
         for name, reason in _REASONS.items():
             runs = sorted(self._found[name], key=lambda named: named.since_us)
             if not runs:
@@ -240,7 +240,7 @@ class _Look:
             )
 
     def at_everything(self, knows: Callable[[str], bool] | None) -> None:
-        """Look at each run where it may be stuck, and put each where the first reason is found."""
+        """Checks each run that may be stuck, and files it under the first matching reason."""
         rows = self._rows()
         self._broken(rows)
         self._due()
@@ -259,13 +259,13 @@ class _Look:
                 self._found["unknown"].append(Named(row.run, row.agent, row.changed_at_us))
 
     def _say(self, reason: str, row: RunRow, since_us: int, about: str = "") -> None:
-        """A run is told of once, by the first reason that is found."""
+        """Reports a run once, under its first reason."""
         if row.run not in self._known:
             self._known.add(row.run)
             self._found[reason].append(Named(row.run, row.agent, since_us, about))
 
     def _rows(self) -> dict[str, list[RunRow]]:
-        """Runs by status, newest first, of those that are over the newest; and how many there are of each."""
+        """Returns runs by status, newest first, and their counts; of ended runs only the newest."""
         found: dict[str, list[RunRow]] = {}
         room = COUNTED_MAX
         for status in (*_LIVE, *ENDED):
@@ -292,7 +292,7 @@ class _Look:
         return fresh[:limit]
 
     def _broken(self, rows: dict[str, list[RunRow]]) -> None:
-        """Quarantine is known of each run by itself, so the newest of each status are asked about."""
+        """Quarantine is stored with each run, so the newest of each status are checked."""
         passed_over = 0
         for status, listed in rows.items():
             passed_over += self.counts[status] - len(listed[:LOOKED_MAX])
@@ -304,7 +304,7 @@ class _Look:
             self.unseen.append(f"whether {passed_over:,} older runs hold (killick verify proves all)")
 
     def _due(self) -> None:
-        """What nobody has and somebody should have taken."""
+        """Finds unheld runs that a worker should have taken."""
         due = self._store.due(self._now_us, limit=READ_LIMIT)
         if len(due) == READ_LIMIT:
             self.unseen.append(f"runs that are due, beyond the first {READ_LIMIT:,}")
@@ -366,7 +366,7 @@ class _Look:
                 self._say("child", row, wait.at, wait.name)
 
     def _is_over(self, run: str) -> bool:
-        """Whether a run, and whatever it goes on as, has ended or is gone."""
+        """Returns whether a run and its continuations have ended or are gone."""
         row = self._store.index(run)
         if row is None:
             return True
@@ -377,7 +377,7 @@ class _Look:
         return self._is_over(last.run) if isinstance(last, e.RunRenewed) else True
 
     def _facts(self, run: str) -> Facts | None:
-        """What a log adds up to; None where that cannot be read, which is for `verify` to say."""
+        """Returns the folded facts of a log; None if unreadable, which `verify` reports."""
         try:
             return self._log.state(run).fold.facts
         except KillickError:

@@ -1,6 +1,6 @@
-"""Why a step happened and how it went, in plain sentences for the person whom the agent works for.
+"""Explains why a step happened and how it went, in plain sentences for the agent's user.
 
-A pure function of a timeline: it says what is on record and nothing else. Reads no clock; prints nothing.
+A pure function of a timeline: states only recorded facts. Reads no clock; prints nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from killick.history.timeline_parts import Decision, Entry, Moment, Step, Wait
 from killick.model import events as e
 
 BEFORE_MAX: Final = 5
-"""How many of the steps before are named with what they came to."""
+"""How many earlier steps are named with their outcomes."""
 
 _EFFECTS: Final = {
     "reads": "It only reads, so it may be done as often as needed.",
@@ -38,12 +38,12 @@ def why(
     text_of: Callable[[Any], str | None] = lambda _: None,
     orphaned: bool = False,
 ) -> list[str]:
-    """Paragraphs about a step; without a number about the run and the step that it is at. Unknown number: none.
+    """Returns paragraphs about a step; without a number, about the run and its current step. Unknown number: none.
 
-    zone       of the times that are told
-    chars      how much of a value is told
-    text_of    the text of a model's reply
-    orphaned   whether the process that was at the run is known to be gone
+    zone       the time zone of displayed times
+    chars      the maximum length of a displayed value
+    text_of    extracts the text of a model's reply
+    orphaned   whether the run's process is known to be dead
     """
     told = _Why(timeline, zone, chars, text_of, orphaned=orphaned)
     if number is None:
@@ -53,7 +53,7 @@ def why(
 
 
 def _paragraphs(*paragraphs: Iterable[str]) -> list[str]:
-    """Sentences joined; a quotation that ends with a full stop needs no other."""
+    """Joins sentences; a quotation that ends with a full stop gets no other."""
     joined = (" ".join(filter(None, sentences)) for sentences in paragraphs)
     return [_TWO_STOPS.sub(r"\1”", paragraph) for paragraph in joined if paragraph]
 
@@ -74,7 +74,7 @@ class _Why(Course):
     # the run ----------------------------------------------------------------------------------
 
     def run(self, step: Step | None) -> list[str]:
-        """The run as a whole, and the step that it is at or failed at."""
+        """Explains the run as a whole, and its current or failed step."""
         tl = self.timeline
         given = "" if tl.input is None else f" with the input {self.value(tl.input)}"
         told = [f"The run {tl.run} of the agent {tl.agent} was started {self.when(tl.started_at)}{given}."]
@@ -94,7 +94,7 @@ class _Why(Course):
         return [*_paragraphs(told), *self.about(step, with_input=False)]
 
     def after_failure(self) -> list[str]:
-        """What was undone of a run that failed, and what becomes of it."""
+        """Explains the compensations of a failed run, and its next step."""
         failed = self.timeline.failed
         undone = [str(step.undoes) for step in self.steps if step.sort == "undo" and step.status == "done"]
         told: list[str] = []
@@ -105,7 +105,7 @@ class _Why(Course):
         return [*told, "Nothing more happens until somebody resumes the run."]
 
     def held_up(self) -> list[str]:
-        """What keeps the whole run from going on, whatever its steps do."""
+        """Explains what blocks the whole run."""
         tl = self.timeline
         held = tl.held_back
         if held is not None and isinstance(held.event, e.RunPaused):
@@ -136,7 +136,7 @@ class _Why(Course):
     # a step -----------------------------------------------------------------------------------
 
     def about(self, step: Step, *, with_input: bool = True) -> list[str]:
-        """What it was, what was known, why, how it went, what comes next."""
+        """Explains the call, its inputs, its reason, its course, and what follows."""
         what = self.what(step)
         known = self.known(step, with_input=with_input)
         return _paragraphs(what, known, self.reason(step), self.judged(step), self.course(step), self.next(step))
@@ -170,11 +170,11 @@ class _Why(Course):
         return [f"Step {step.number} {told}", stage, _EFFECTS.get(step.effect or "", "") * (step.sort == "tool")]
 
     def judged_first(self, step: Step) -> bool:
-        """Whether somebody or something had to be asked before it could be begun, or did not let it."""
+        """Returns whether the step needed an approval, or was rejected, before it began."""
         return step.ended_by is not None or step.rejected is not None or any(wait.rule for wait in step.waits)
 
     def sent(self, step: Step) -> str:
-        """What a model was sent, by its last message."""
+        """Describes a model's request by its last message."""
         arguments = entries_of(step.arguments)
         messages: Any = arguments.get("messages") or arguments.get("input")
         if isinstance(messages, str):
@@ -211,7 +211,7 @@ class _Why(Course):
         return f"put a question to {listed(wait.to) or 'people'} {when}: {self.question(wait)}"
 
     def question(self, wait: Wait) -> str:
-        """What was asked, until when, and what counts if nobody answers."""
+        """Describes the question, its deadline, and its default answer."""
         told = [f"{self.whole(wait.prompt or wait.name)}."]
         if wait.options:
             told.append(f"The options were {listed([self.value(option) for option in wait.options])}.")
@@ -240,11 +240,11 @@ class _Why(Course):
         return ["This was known at that time.", *told] if told else []
 
     def was_over(self, each: Step, step: Step) -> bool:
-        """Whether a step came before and had ended by then."""
+        """Returns whether a step preceded this one and had ended by then."""
         return _precedes(each, step) and each.ended_at is not None and each.ended_at <= step.intended_at
 
     def context_before(self, step: Step) -> dict[str, Any]:
-        """The agent's own document as it was then."""
+        """Returns the agent's context at that time."""
         document: dict[str, Any] = {}
         for moment in self.moments(e.ContextChanged):
             if moment.seq > step.seq:
@@ -276,7 +276,7 @@ class _Why(Course):
         return told
 
     def chosen_in(self, step: Step) -> Step | None:
-        """The step before, where it decided for this very tool."""
+        """Returns the preceding step, if it decided for this tool."""
         before = [each for each in self.steps if _precedes(each, step)]
         decision = before[-1].decision if before and step.sort == "tool" else None
         return before[-1] if decision is not None and decision.choice == step.name else None
@@ -340,7 +340,7 @@ class _Why(Course):
                 return [f"Nothing happens until there is an answer{by}{until}."]
 
     def after(self, step: Step) -> list[str]:
-        """What became of the run after a step that is over."""
+        """Explains the run's course after an ended step."""
         tl = self.timeline
         if tl.failed is not None and tl.failed.step == step.number:
             return [f"The run failed with it {self.when(tl.failed.at)}.", *self.after_failure()]
@@ -361,7 +361,7 @@ class _Why(Course):
 
 
 def _precedes(each: Step, step: Step) -> bool:
-    """Whether a step came before, in the run itself or in the same branch of it."""
+    """Returns whether a step came before, at the top level or in the same branch."""
     path = each.number.rpartition(".")[0]
     return each.seq < step.seq and (not path or step.number.startswith(f"{path}."))
 

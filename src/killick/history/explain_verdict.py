@@ -1,4 +1,4 @@
-"""How an intention was judged, in sentences: the verdict and its rule, who was asked, who agreed, what they changed."""
+"""Explains a contract evaluation in sentences: the verdict and its rule, the approvers, their answers and edits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from killick.history.timeline_parts import Edit, Step, Wait
 from killick.model import events as e
 
 DIGEST_CHARS = 8
-"""How much of a contract's hash tells it from others, for a reader."""
+"""The length of a displayed contract hash."""
 
 
 class Judged(Prose):
-    """Writes about what contracts and people said before a step was begun."""
+    """Writes about the verdicts and approvals before a step began."""
 
     contracts: Mapping[e.Digest, str]
-    """The names of the contracts on record, by their hashes."""
+    """The names of the recorded contracts, by hash."""
 
     def judged(self, step: Step) -> list[str]:
-        """The verdict, what people were asked and said in their order, and what that came to."""
+        """Returns the verdict, the questions and answers in order, and the result."""
         asked = [wait for wait in step.waits if wait.rule is not None]
         told = [self.verdict(step, step.verdict)] if step.verdict is not None and not asked else []
         turns = [(wait.opened.seq, self.asking(wait, before)) for before, wait in pairwise([None, *asked]) if wait]
@@ -35,7 +35,7 @@ class Judged(Prose):
         return [sentence(each) for each in told]
 
     def verdict(self, step: Step, verdict: e.Verdict) -> str:
-        """What a contract said, by which rule, and what would have been allowed."""
+        """Returns the verdict, its rule, and what would have been allowed."""
         contract = self.contract(verdict.contract)
         if verdict.ruling == "accept":
             return f"{contract} accepted it"
@@ -49,7 +49,7 @@ class Judged(Prose):
         return f"{contract} rejected it{rule} ({verdict.code}){said}{would}"
 
     def contract(self, digest: Any) -> str:
-        """A contract by its name and the beginning of its hash."""
+        """Returns a contract's name and hash prefix."""
         if not isinstance(digest, str):
             return "the tool itself"
         name = self.contracts.get(digest)
@@ -58,7 +58,7 @@ class Judged(Prose):
     # people -----------------------------------------------------------------------------------
 
     def asking(self, wait: Wait, before: Wait | None) -> Iterator[str]:
-        """A question about what is intended: by which rule and why, of whom, and what they said."""
+        """Describes an approval request: its rule and reason, its approvers, and their answers."""
         if before is not None and before.votes and before.how != "expired":
             yield "what had been agreed to until then counted no more"
         if before is None or (wait.rule, wait.reason) != (before.rule, before.reason):
@@ -77,7 +77,7 @@ class Judged(Prose):
             yield said
 
     def replied(self, wait: Wait) -> str | None:
-        """How a question about what is intended ended; an edit is told by itself, and so are votes."""
+        """Describes how an approval request ended; edits and votes are described separately."""
         if wait.how is None:
             return None
         when = f"{self.when(wait.closed_at or wait.opened_at)}"
@@ -96,7 +96,7 @@ class Judged(Prose):
         return f"{who(wait.by)} agreed {when}{comment}" if kind == "approve" and wait.need == 1 else None
 
     def editing(self, edit: Edit) -> Iterator[str]:
-        """What somebody changed in it, which is theirs from then on."""
+        """Describes a person's edit."""
         pairs = entries_of(edit.changed).items()
         changes = listed([f"{name} from {self.value(old)} to {self.value(new)}" for name, (old, new) in pairs])
         comment = f", with the words {self.whole(edit.comment)}" if edit.comment else ""
@@ -108,7 +108,7 @@ class Judged(Prose):
             yield f"{self.contract(edit.verdict.contract)} accepted the changed call"
 
     def lacking(self, wait: Wait) -> str:
-        """What an open question about an intention still takes."""
+        """Describes what an open approval request still needs."""
         left, of = wait.need - len(wait.votes), listed(wait.to) or "people"
         until = ", or until its time is up" if wait.deadline is not None else ""
         more = f"{left} {'more ' * bool(wait.votes)}of {of} {'agrees' if left == 1 else 'agree'}"

@@ -1,6 +1,6 @@
-"""A run in a line: where it is, and what it waits for or what went wrong, in the same words wherever runs are listed.
+"""One line about a run: its position, and its wait or failure, in the same words on every surface.
 
-Reads what is shown and no more: the states of the runs of a page, and each of them again only when it went on.
+Reads only the displayed runs, and each again only when it changed.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from killick.model.typed import convert
 from killick.store.protocol import CRASHING, Head, RunQuery, RunRow, RunStanding, Store, shown_tags
 
 STATUSES: Final = ("queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "orphaned")
-"""What runs are asked for by; one that is set apart is broken besides."""
+"""The statuses of listings; a quarantined run is also broken."""
 
 KEPT_MAX: Final = 4_096
-"""Lines that are kept for the next who asks."""
+"""The number of cached lines."""
 
 ABOUT_MAX: Final = 20
-"""How many things are told that one run waits for."""
+"""The maximum number of waits listed for one run."""
 
 CHARS_MAX: Final = 400
-"""How much is told of what a run waits for, or of what went wrong."""
+"""The maximum length of a wait's or a failure's text."""
 
 _STILL: Final = ("queued", "completed", "cancelled")
 
 Kind = Literal["person", "time", "message", "child", "backoff", "crash", "failure", "code", "worker", "record", "more"]
 Through = Callable[[str, dict[str, Any]], Mapping[str, Any]]
-"""What every event's values go through before anybody sees them, with the run that they are of."""
+"""Filters every event's values before display, given their run."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a run waits for, or that went wrong with it. `at_us` is when it is over by itself."""
+    """A wait or a failure of a run. `at_us` is its deadline."""
 
     kind: Kind
     text: str
@@ -58,8 +58,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a line. `stage` is the `stage_number`-th of `stages`; `attempts` are those of its current step.
 
-    What a run that is not at work knows of itself alone (its steps, its build, its lineage) is there only where it was
-    read; `seq` is the length of its log then, or 0.
+    Details from the log of an idle run (steps, build, ancestors) are present only if it was read; `seq` is the length
+    of its log then, or 0.
     """
 
     run: str
@@ -95,7 +95,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Left(NamedTuple):
-    """Knows whether nobody is at work on a run any more."""
+    """Tests whether a run's holder is dead."""
 
     clock_us: int
     lives: Callable[[str], bool]
@@ -107,7 +107,7 @@ class _Left(NamedTuple):
 
 
 class Listing:
-    """Runs in lines, for any number of threads. `whole` also reads runs whose index says all that a short table has."""
+    """Runs in lines, thread-safe. `whole` also reads runs whose index suffices for a short table."""
 
     def __init__(self, log: Log, *, whole: bool = False, through: Through | None = None) -> None:
         self._log = log
@@ -117,7 +117,7 @@ class Listing:
         self._mutex = threading.Lock()
 
     def lines(self, rows: Sequence[RunRow], now_us: int) -> list[Line]:
-        """Runs of a listing as they stand; one that is gone meanwhile is left out."""
+        """Returns the lines of a listing's runs, without those removed meanwhile."""
         store = self._log.store
         standings = store.standings([row.run for row in rows])
         is_left = _Left(store.now_us(), cache(store.lives))
@@ -157,7 +157,7 @@ class Listing:
                 return replace(line, step=step, about=about)
             return line if not seq else self._standing(line, row.status)
         except KillickError as error:
-            # One record that cannot be read keeps nobody from seeing the others.
+            # One unreadable log must not hide the other runs.
             return replace(line, about=(About(kind="record", text=brief(f"cannot be read: {error}")),))
 
     def _standing(self, line: Line, status: str) -> Line:
@@ -186,7 +186,7 @@ class Listing:
         return replace(line, about=about, since_us=since, changed_at_us=self._log.event(line.run, state.seq).at)
 
     def _about(self, state: State) -> Iterator[About]:
-        """What a run waits for."""
+        """Returns a run's waits."""
         facts = state.fold.facts
         if facts.crashes is not None and not facts.ended:
             yield crash(self._log, state.run, facts.crashes)
@@ -221,7 +221,7 @@ class Listing:
                 return About(kind="person", text=brief(f"{', '.join(wait.to)}: {asked}" if wait.to else asked))
 
     def _failed(self, run: str, seq: int, fold: Fold | None) -> tuple[str | None, tuple[About, ...]]:
-        """Where a run failed, and with what; from its last event, where that says so."""
+        """Returns where and how a run failed; from its last event, if that says so."""
         event = self._log.event(run, seq)
         if not isinstance(event, e.RunFailed):
             seq = (fold or self._log.state(run).fold).facts.ended
@@ -244,19 +244,19 @@ class Listing:
 
 
 def crash(log: Log, run: str, crashes: Crashes) -> About:
-    """What is told of a run whose process died: how often in a row, where, and when a worker tries again."""
+    """Describes a run's crashes: how many consecutive ones, where, and when a worker retries."""
     last = log.event(run, crashes.last)
     text = crash_told(crashes, last if isinstance(last, e.LeaseLapsed) else None)
     return About(kind="crash", text=text, at_us=None if crashes.quarantined else crashes.until)
 
 
 def gone(store: Store) -> tuple[str, ...]:
-    """The holders of runs that are not at work any more."""
+    """Returns the dead holders."""
     return tuple(each.holder for each in store.holders() if not each.lives)
 
 
 def counted(store: Store, query: RunQuery) -> Counter[str]:
-    """How many runs there are of each status, of those that match in all else. Orphaned ones are not running."""
+    """Counts runs by status, of those that match in all else. Abandoned runs do not count as running."""
     counts = Counter(store.counts(query))
     if counts["running"] and (holders := gone(store)):
         counts["orphaned"] = store.counts(replace(query, holders=holders)).get("running", 0)
@@ -265,7 +265,7 @@ def counted(store: Store, query: RunQuery) -> Counter[str]:
 
 
 def asked_of_intention(waits_for: str, intention: Any) -> str | None:
-    """Whether something happened is asked by the call that it was."""
+    """Returns an unknown outcome's question, which names the call."""
     told = entries_of(intention)
     if waits_for != "settlement" or "arguments" not in told:
         return None
@@ -279,7 +279,7 @@ def asked_of_intention(waits_for: str, intention: Any) -> str | None:
 
 
 def brief(text: str, chars: int = CHARS_MAX) -> str:
-    """Text on one line, cut with … where it is longer."""
+    """Returns text on one line, cut with …."""
     line = " ".join(text.split())
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
 

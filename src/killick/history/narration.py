@@ -1,4 +1,4 @@
-"""How a step went, in sentences: its attempts, what was in doubt and how that was settled, who answered what."""
+"""Describes a step's course in sentences: attempts, unknown outcomes and their resolution, questions, answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from killick.history.timeline_parts import Attempt, Settled, Step, Wait
 from killick.model.failure import Failure
 
 ATTEMPTS_MAX: Final = 6
-"""Of more attempts than this only the first two and the last two are told."""
+"""Of more attempts, only the first two and the last two are described."""
 
 _VERBS: Final = {
     "approve": "approved it", "reject": "rejected it", "happened": "said that it had happened",
@@ -21,7 +21,7 @@ _VERBS: Final = {
 
 
 class Course(Judged):
-    """Writes about what became of steps."""
+    """Describes how steps went."""
 
     def __init__(self, zone: tzinfo, chars: int, text_of: Callable[[Any], str | None]) -> None:
         super().__init__(zone, chars)
@@ -94,7 +94,7 @@ class Course(Judged):
         return told + self.settled(step, attempt.settled)
 
     def unended(self, step: Step, attempt: Attempt, name: str) -> list[str]:
-        """An attempt of which the end is not on record."""
+        """Describes an attempt without a recorded end."""
         begun = f"it was begun {self.when(attempt.started_at)}" if name == "it" else name.removesuffix(" and")
         if not attempt.died:
             return [begun]
@@ -125,7 +125,7 @@ class Course(Judged):
         return self.quoted(text) if text else self.value(step.output)
 
     def settled(self, step: Step, settled: Settled | None) -> list[str]:
-        """How what was in doubt became known, unless the answer to a question says so itself."""
+        """Describes how an unknown outcome was resolved, unless an answer says so itself."""
         if settled is None or is_answered(step, settled):
             return []
         known = {"happened": "that it had happened", "did_not_happen": "that it had not happened", "stopped": "to stop"}
@@ -136,13 +136,13 @@ class Course(Judged):
     # waits ------------------------------------------------------------------------------------
 
     def asked(self, wait: Wait) -> str:
-        """A question within a step that is no question itself."""
+        """Describes a question within another kind of step."""
         if wait.waits_for == "settlement":
             return f"People were asked {self.when(wait.opened_at)} whether it had happened"
         return f"People were asked {self.when(wait.opened_at)}: {self.whole(wait.prompt or wait.name)}"
 
     def answered(self, wait: Wait) -> str:
-        """How a wait ended, after its name."""
+        """Describes how a wait ended, after its name."""
         when = self.when(wait.closed_at or wait.opened_at)
         after = f"{when}, after {lasted((wait.closed_at or wait.opened_at) - wait.opened_at)}"
         if wait.how == "expired":
@@ -166,7 +166,7 @@ class Course(Judged):
     # scopes -----------------------------------------------------------------------------------
 
     def branches(self, step: Step) -> list[str]:
-        """What came of the work inside a scope, branch by branch."""
+        """Describes the outcomes of a scope, branch by branch."""
         last: dict[str, Step] = {}
         for entry in step.entries:
             if isinstance(entry, Step):
@@ -178,7 +178,7 @@ class Course(Judged):
         ]
 
     def short(self, step: Step) -> str:
-        """A step in a few words."""
+        """Returns a step in a few words."""
         match step.sort:
             case "decision" if step.decision is not None:
                 return f"the decision {self.quoted(step.decision.question)}"
@@ -200,7 +200,7 @@ class Course(Judged):
         return f"the model {named or asked}" if named or isinstance(asked, str) else f"a model ({step.name})"
 
     def came_to(self, step: Step) -> str:
-        """What became of a step, after its name."""
+        """Describes a step's outcome, after its name."""
         if not step.is_over:
             return "is not over yet"
         if step.status == "cancelled":
@@ -232,14 +232,14 @@ class Course(Judged):
 
 
 def is_answered(step: Step, settled: Settled) -> bool:
-    """Whether it was settled by the answer to a question, which says it already."""
+    """Returns whether an answer resolved it, and so describes it already."""
     return any(
         wait.how == "answered" and wait.by == settled.by for wait in step.waits if wait.waits_for == "settlement"
     )
 
 
 def led_to(step: Step) -> dict[str, Any]:
-    """What a transition of a state machine led to: the next state and what is waited for before it, or the end."""
+    """Describes a state machine's transition: the next state and its wait, or the end."""
     output = entries_of(step.output)
     waits = entries_of(output.get("waits")).get("name")
     found = {name: output[name] for name in ("state", "done") if name in output}
@@ -247,7 +247,7 @@ def led_to(step: Step) -> dict[str, Any]:
 
 
 def alike(one: Failure | None, other: Failure | None) -> bool:
-    """Whether two attempts failed in the same way, for a reader."""
+    """Returns whether two attempts failed alike, for a reader."""
     if one is None or other is None:
         return False
     return (one.type, one.message, one.details) == (other.type, other.message, other.details)

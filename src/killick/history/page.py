@@ -1,7 +1,7 @@
-"""A section of a run: its steps from one to another with all that belongs to each, and what happened between them.
+"""A page of a run: some consecutive steps with their parts, and the events between them.
 
-Reads the events of those steps and no others, so that a page of a long run costs what is on it. A timeline is the
-section of everything. Values are read when somebody looks at them; nothing is written and no clock is read.
+Reads only the events of those steps, so that a page of a long run costs only its content. A timeline is the page of all
+steps. Values are read lazily; writes nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from killick.model.state import State
 
 STEPS_MAX: Final = 100
 LEFT_MAX: Final = 50
-"""How many of the steps that a rewind left behind are told in a section of a run."""
+"""The maximum number of rewound steps listed in a page."""
 
 RedactData: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Hides some of an event's values."""
 
 _ROUND: Final = 1_000
-"""How many events are read at once."""
+"""The number of events in one read."""
 
 _OF_STEPS: Final = (
     e.StepIntended, e.StepEdited, e.StepDelayed, e.StepAdopted, e.StepDrifted, e.StepOverridden, e.StepEnded,
@@ -59,10 +59,9 @@ _OF_STEPS: Final = (
 
 
 class RunPage(Part, frozen=True):
-    """Steps `first` to `last` of `total`, by the numbers of the run's own steps; those inside scopes come with them.
+    """Steps `first` to `last` of `total`, numbered by the run's top-level steps; nested steps come with them.
 
-    What came to a step only after the next section had begun, such as a drift that was found on replay, is a moment
-    there.
+    An event of a step that came after the next page began, such as a drift found on replay, is a moment there.
     """
 
     first: int
@@ -72,7 +71,7 @@ class RunPage(Part, frozen=True):
 
     @property
     def earlier(self) -> int | None:
-        """What `before` has to be for the section before this one."""
+        """The value of `before` for the previous page."""
         return self.first if self.first > 1 else None
 
 
@@ -85,17 +84,17 @@ def section(
     through: RedactData | None = None,
     fold: folds.Fold | None = None,
 ) -> RunPage:
-    """The last steps of a run, or the last before a step; no more than a limit, unless one scope alone has more.
+    """Returns the last steps of a run, or the last before a step; at most `limit`, unless one scope alone has more.
 
-    through   what every event's values go through before anybody sees them
-    fold      what the run adds up to, for whoever has it already
+    through   filters every event's values before display
+    fold      the run's fold, if the caller has it
     """
     fold = fold or log.state(run).fold
     return Making(log, run, fold, through=through).section(*bounds(fold, before, limit))
 
 
 def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
-    """The first and the last of the run's own steps that a section has."""
+    """Returns the first and the last top-level step of a page."""
     last = len(fold.tops) if before is None else max(min(before - 1, len(fold.tops)), 0)
     end = fold.tops[last] if last < len(fold.tops) else len(fold.steps)
     first = last
@@ -105,7 +104,7 @@ def bounds(fold: folds.Fold, before: int | None, limit: int) -> tuple[int, int]:
 
 
 class Making:
-    """Makes the entries of one run from its events, as they were after one of them and those of `keep`."""
+    """Builds the entries of one run from its events, as of one of them and those of `keep`."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class Making:
         return State(self.fold, self)
 
     def recorded(self, seq: int) -> Recorded:
-        """One event with its row: of those that were read, or read now."""
+        """Returns one event with its row, from the cache or the store."""
         found = self._recorded.get(seq)
         if found is None:
             [found] = self._log.read(self._run, after=seq - 1, limit=1)
@@ -157,13 +156,13 @@ class Making:
     # which events -----------------------------------------------------------------------------
 
     def everything(self) -> tuple[Entry, ...]:
-        """All entries of the timeline."""
+        """Returns all entries of the timeline."""
         events = self._standing(0, self._last, self.fold)
         events += [(seq, self.event(seq)) for seq in self._keep]
         return self._entries(self.fold, self.fold.steps, events)
 
     def section(self, first: int, last: int) -> RunPage:
-        """The entries from one of the run's own steps to another; the first has what was before it, too."""
+        """Returns the entries between two top-level steps; the first page includes what precedes its first step."""
         fold, self._left_max = self.fold, LEFT_MAX
         tops, total = fold.tops, len(fold.tops)
         begin = tops[first - 1] if 1 < first <= total else 0
@@ -178,7 +177,7 @@ class Making:
         return RunPage(first=first, last=last, total=total, entries=entries)
 
     def _standing(self, after: int, up_to: int, fold: folds.Fold) -> list[tuple[int, e.Event]]:
-        """The events of a timeline between two places. Read from the end, so that what was left is passed over."""
+        """Returns the events of a timeline between two positions. Read backwards, to skip rewound parts."""
         found: list[Recorded] = []
         kept = [(each.cut, each.seq, frozenset(each.keep)) for each in fold.facts.kept]
         end = up_to
@@ -197,7 +196,7 @@ class Making:
         return [(each.seq, each.event) for each in reversed(found)]
 
     def _late(self, steps: Sequence[folds.Step], up_to: int) -> list[tuple[int, e.Event]]:
-        """What is later of steps that are not the agent's own: it goes its way meanwhile."""
+        """Returns later events of out-of-band steps, which run concurrently with the agent."""
         beside = {step.id: step for step in steps if step.id.startswith(folds.OUT_OF_BAND)}
         ends = [step.ended or self._last for step in beside.values()]
         late = self._standing(up_to, max(ends, default=0), self.fold)
@@ -216,7 +215,7 @@ class Making:
         return self._facts[step.intended]
 
     def known_before(self, found: RunPage) -> list[Moment]:
-        """What a section goes by and does not have: the contracts in force and the context as it was made."""
+        """Returns the context before a page: the contracts in force, and the last context change."""
         if found.first <= 1:
             return []
         facts = self._facts_before(self.fold.steps[self.fold.tops[found.first - 1]])
@@ -224,7 +223,7 @@ class Making:
         return [self._moment(seq, self.event(seq)) for seq in seqs]
 
     def last(self, entries: Sequence[Entry], *kinds: type[e.Event]) -> Moment | None:
-        """The last moment of some kinds among entries; where they are not all, among the last events as well."""
+        """Returns the last moment of some kinds among entries; on a partial page, also among the last events."""
         moments = (entry for entry in reversed(entries) if isinstance(entry, Moment))
         found = next((moment for moment in moments if isinstance(moment.event, kinds)), None)
         if self._left_max is None:
@@ -244,7 +243,7 @@ class Making:
         *,
         not_told: str | None = None,
     ) -> tuple[Entry, ...]:
-        """Steps and moments in order; those inside a scope inside it. What is not told belongs to other sections."""
+        """Returns steps and moments in order, nested by scope. Other pages have the rest."""
         known = {step.id: step for step in steps}
         undone_by = _undoing(fold, known.values())
         own: dict[str, list[tuple[int, Any]]] = defaultdict(list)
@@ -285,7 +284,7 @@ class Making:
         return Moment(seq=seq, at=event.at, kind=kind, event=event, values=self.values(seq), left=left)
 
     def _left(self, seq: int, event: e.RunRewound) -> tuple[Step, ...]:
-        """The steps that a rewind took back, as they stood then."""
+        """Returns the steps that a rewind dropped, as they were then."""
         fold = self._log.state(self._run, seq - 1).fold
         begin, end = bisect_right(fold.steps, event.cut, key=lambda step: step.intended), len(fold.steps)
         up_to = seq - 1
@@ -320,7 +319,7 @@ class Making:
 
 
 def _undoing(fold: folds.Fold, steps: Iterable[folds.Step]) -> dict[str, str]:
-    """By which step each of these was undone. Those are near the end, and in reverse order."""
+    """Maps compensated steps to their compensating steps, which are near the end, in reverse order."""
     wanted = {step.id for step in steps if step.undone}
     found: dict[str, str] = {}
     index = len(fold.steps)
@@ -333,20 +332,20 @@ def _undoing(fold: folds.Fold, steps: Iterable[folds.Step]) -> dict[str, str]:
 
 
 def _belongs(event: e.Event, number: str, known: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether an event is part of the step that it names. A note of ours is; one of the agent's comes before it."""
+    """Returns whether an event is part of its step. Killick's own notes are; an agent's note precedes the step."""
     if number not in known:
         return False
     if isinstance(event, e.NoteMade):
         return event.by == "killick" and number in own
     if isinstance(event, e.AttemptSettled | e.AttemptEnded) and event.key is not None:
-        # What a timeline that was left behind had started ends and is settled under the number that it had there.
+        # The effects of a rewound timeline end and are resolved under their old step number.
         started = (each.key for _, each in own.get(number, ()) if isinstance(each, e.AttemptStarted))
         return event.key in started
     return isinstance(event, _OF_STEPS)
 
 
 def _container(number: str, known: Mapping[str, folds.Step]) -> str:
-    """The scope that a step stands in; "" for the run itself."""
+    """Returns the scope of a step; "" for the run itself."""
     while "." in number:
         number = number.rpartition(".")[0]
         if number in known:
@@ -355,7 +354,7 @@ def _container(number: str, known: Mapping[str, folds.Step]) -> str:
 
 
 class _StepParts:
-    """What the events of one step come to."""
+    """Assembles one step from its events."""
 
     def __init__(self, values: Callable[[int], Values], number: str, takings: Sequence[tuple[int, int]]) -> None:
         self._values = values
@@ -420,7 +419,7 @@ class _StepParts:
     def _asked(self, event: e.WaitOpened, values: Values) -> None:
         last = self.waits[-1] if self.waits and self.waits[-1].how is None else None
         if last is not None and event.digest == last.digest and event.round == last.round:
-            # The same question once more, because an answer to it did not fit.
+            # The same question again, because an answer did not fit.
             self.waits[-1] = replace(last, opened=values)
             return
         if last is not None:

@@ -1,4 +1,4 @@
-"""Words for what a record holds: values, times, spans and errors, as they stand in an English sentence."""
+"""English phrases for recorded values, times, durations and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MONTHS: Final = (
     "December",
 )  # fmt: skip
 _YEAR_10_000_US: Final = 253_402_300_800_000_000
-"""What no calendar has a date for."""
+"""Beyond the range of datetime."""
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
@@ -34,14 +34,14 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def crash_told(crashes: Crashes, last: e.LeaseLapsed | None) -> str:
-    """How often the process of a run died in a row, and where the last one was: a data line for every surface."""
+    """Describes consecutive crashes and the last one's place: one line for every surface."""
     told = "quarantined" if crashes.quarantined else "crash-looping" if crashes.is_suspect else "crashed"
     where = "" if last is None else f"; the last was {lapse_told(last)}"
     return f"{told}: its process died {counted(crashes.deaths, 'time')} in a row{where}"
 
 
 def lapse_told(event: e.LeaseLapsed) -> str:
-    """Which process died with a run, where, and with which build."""
+    """Describes a crashed process, its step and its build."""
     pid = event.holder.partition("-")[0]
     process = f"process {pid}" if pid.isdigit() else event.holder
     at = f"at {'steps' if len(event.steps) > 1 else 'step'} {listed(event.steps)}" if event.steps else "between steps"
@@ -50,7 +50,7 @@ def lapse_told(event: e.LeaseLapsed) -> str:
 
 
 def scope_words(name: str, given: Any) -> str:
-    """What a scope is about: branches, or calls of code that Killick did not start."""
+    """Returns the content of a scope: branches, or calls of external code."""
     if name in ("hosted", "guests"):
         return "calls of a framework" if name == "hosted" else "calls from outside"
     count = given.get("branches", "") if isinstance(given, Mapping) else ""  # pyright: ignore
@@ -64,7 +64,7 @@ _CAME_BACK: Final = {
 
 
 def paged(event: e.PageEvent) -> str:
-    """What became of pages of a window."""
+    """Describes a window's page event."""
     match event:
         case e.PageEvicted():
             pages = counted(len(event.pages), "page")
@@ -76,7 +76,7 @@ def paged(event: e.PageEvent) -> str:
 
 
 def sized(count: int) -> str:
-    """So many bytes: 640 B, 1.2 kB, 3.4 GB."""
+    """A number of bytes: 640 B, 1.2 kB, 3.4 GB."""
     if count < 1_000:
         return f"{count} B"
     amount, units = float(count), iter(("kB", "MB", "GB", "TB", "PB"))
@@ -87,7 +87,7 @@ def sized(count: int) -> str:
 
 
 def snapshot(root: e.Digest | None) -> str:
-    """A snapshot of files by the beginning of its id, as people type it."""
+    """Returns a snapshot's id prefix, as users type it."""
     return f"snapshot {e.from_text(root).hex()[:12]}" if root else "no snapshot"
 
 
@@ -98,7 +98,7 @@ _WENT_BACK: Final[Mapping[e.RestoredBecause, str]] = {
 
 
 def filed(event: e.WorkspaceEvent, data: Mapping[str, Any], when: str = "") -> str:
-    """What became of the files of a run; a snapshot may be told of late, so `when` it was is said with it."""
+    """Describes a workspace event; snapshots may be recorded late, so `when` is included."""
     match event:
         case e.WorkspaceBound():
             return f"works in {event.path}, whose files are kept in {event.vault}"
@@ -131,11 +131,11 @@ NOT_RETRIED: Final[Mapping[e.NotRetried, str]] = {
     "may_have_happened": "it may have happened, and nothing_happened=… does not name the error",
     "patience_over": "the rate limit asked for more time than patience=… allows",
 }
-"""Why a failed attempt was not followed by another one."""
+"""Why no retry followed a failed attempt."""
 
 
 def _count(value: Any) -> int:
-    """How many there are of what is told as a number or as a list."""
+    """Returns a count that is given as a number or as a list."""
     return value if isinstance(value, int) else len(value) if isinstance(value, list | tuple) else 0  # pyright: ignore
 
 
@@ -145,7 +145,7 @@ def ordinal(number: int) -> str:
 
 
 def lasted(us: int) -> str:
-    """A span of time: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
+    """A duration: 12 milliseconds, 3.2 seconds, 2 days and 4 hours."""
     if us < 1_000:
         return "less than a millisecond"
     if us < 1_000_000:
@@ -183,14 +183,14 @@ def span(us: float | None) -> str:
 
 
 def sentence(text: str) -> str:
-    """Begins with a capital, and ends with one full stop, or with that of what it quotes."""
+    """Capitalizes, and adds a full stop, unless the quoted end has one."""
     text = text.strip()
     end = "" if text.endswith((".", ":", "!", "?", ".”", "!”", "?”")) else "."
     return f"{text[:1].upper()}{text[1:]}{end}"
 
 
 def who(by: str | None) -> str:
-    """Somebody, by the name that the record has."""
+    """Returns a person's recorded name."""
     known = {
         "agent": "the agent's code", "model": "the model", "killick": "Killick", "reconcile": "the tool's own check",
         "contract": "its contract",
@@ -199,12 +199,12 @@ def who(by: str | None) -> str:
 
 
 def entries_of(value: Any) -> Mapping[str, Any]:
-    """An object's entries; none where it is none."""
+    """Returns an object's entries; none for another value."""
     return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def chain(failure: Failure) -> Iterator[Failure]:
-    """An error, and those that led to it."""
+    """Returns an error and its causes."""
     below: Failure | None = failure
     while below is not None:
         yield below
@@ -212,7 +212,7 @@ def chain(failure: Failure) -> Iterator[Failure]:
 
 
 class Prose:
-    """Writes values and times. The first day is named once; times of other days stand with theirs."""
+    """Writes values and times. The first date is written once; times of other days include theirs."""
 
     def __init__(self, zone: tzinfo, chars: int) -> None:
         self.zone = zone
@@ -241,7 +241,7 @@ class Prose:
         return time, "" if day == self._day else day
 
     def value(self, value: Any) -> str:
-        """Text in quotes, the rest as JSON; cut where it is long."""
+        """Text in quotes, the rest as JSON; cut if long."""
         if isinstance(value, Erased):
             return "a value that was erased on purpose"
         if isinstance(value, Secret):
@@ -254,7 +254,7 @@ class Prose:
         return f"“{self.cut(text if isinstance(text, str) else _json(text))}”"
 
     def whole(self, text: Any) -> str:
-        """Somebody's own words, never cut."""
+        """A person's words, never cut."""
         return f"“{' '.join(text.split())}”" if isinstance(text, str) else self.value(text)
 
     def cut(self, text: str) -> str:
@@ -262,18 +262,18 @@ class Prose:
         return line if len(line) <= self.chars else f"{line[: self.chars - 1]}…"
 
     def given(self, arguments: Any) -> str:
-        """claim 18 and to “Bob”; empty where there are none."""
+        """claim 18 and to “Bob”; empty without arguments."""
         if not isinstance(arguments, Mapping):
             return "" if arguments is None else self.value(arguments)
         return listed([f"{name} {self.value(value)}" for name, value in entries_of(arguments).items()])
 
     def named(self, failure: Failure) -> str:
-        """An error by its name and its words."""
+        """An error's name and message."""
         name = failure.type.rpartition(".")[2]
         return f"{name}: {self.quoted(failure.message.strip().partition(chr(10))[0])}" if failure.message else name
 
     def error(self, failure: Failure) -> list[str]:
-        """What led to an error, and what the far side said."""
+        """Describes an error's causes, and the remote service's reply."""
         causes = [self.named(cause) for cause in list(chain(failure))[1:4]]
         told = [sentence(f"The cause was {', and before that '.join(causes)}")] if causes else []
         if failure.members:

@@ -1,7 +1,7 @@
-"""Which later steps used what a step returned, by the ledger and by the data; and what undoing that step would mean.
+"""Finds later uses of a step's output, by ledger and by data; and previews its compensation.
 
-A value is evidence that nobody had seen before the step returned it, and that stands in what was done later. What a
-person read and typed in again in other words cannot be seen. Changes nothing.
+A value is evidence if it first appeared in the step's output and occurs in a later action. A value that a person
+paraphrased cannot be traced. Changes nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from killick.model.state import State
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """Something later that stands on what a step returned. `step` is None where the run itself has it: its context, a
-    note, its result. `what` is where the value was found; `through` is the step whose own output derives from it and
-    was used here; `run` is given where it is another run. Of an effect: whether it happened, and whether it was undone.
-    """
+    """A later use of a step's output. `step` is None if the run itself has it: its context, a note, its result. `what`
+    is where the value was found; `through` is the step whose derived output was used here; `run` is set for another
+    run. For an effect: whether it happened, and whether it was compensated."""
 
     step: e.StepId | None
     name: str
@@ -40,7 +39,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undoing(msgspec.Struct, frozen=True, kw_only=True):
-    """What undoing one effect would mean. `refuses` says why it cannot be; `claims` are rights that stay consumed."""
+    """The preview of a compensation. `refuses` says why it is impossible; `claims` are rights that stay consumed."""
 
     run: str
     step: e.StepId
@@ -59,7 +58,7 @@ class Undoing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def undoing(log: Log, run: str, step: e.StepId, tools: Mapping[str, Any]) -> Undoing:
-    """What undoing a step of the current timeline would do, who used it, and why it cannot be, if it cannot."""
+    """Previews the compensation of a step of the current timeline: its effect, its uses, and any refusal."""
     found = step_of(log, run, step)
     state = log.state(run)
     done = effects_of(log, run, [found]).get(step)
@@ -103,7 +102,7 @@ _USING: Final[dict[type[e.Event], tuple[str, ...]]] = {
     e.RunCompleted: ("result",),
     e.RunRenewed: ("input",),
 }
-"""What the agent's code put there itself, by kind of event. All other values came from outside."""
+"""By event kind, the values that the agent's code supplied. All other values came from outside."""
 
 _OF_RUN: Final[dict[type[e.Event], str]] = {
     e.ContextChanged: "context", e.NoteMade: "note", e.RunCompleted: "result", e.RunRenewed: "renewal",
@@ -111,7 +110,7 @@ _OF_RUN: Final[dict[type[e.Event], str]] = {
 
 
 def uses(log: Log, run: str, step: e.StepId) -> list[Use]:
-    """What later in the current timeline used the output of a step, in order; then other runs that stand on it."""
+    """Returns later uses of a step's output in the current timeline, in order; then dependent other runs."""
     source = step_of(log, run, step)
     state = log.state(run)
     steps = {each.id: each for each in state.fold.steps}
@@ -151,7 +150,7 @@ def _by_data(
 
 
 def _told(event: e.Event, found: Iterable[Find], steps: Mapping[str, folds.Step], source: e.StepId) -> Iterator[Use]:
-    """What was found in an event, where it is something that the agent put there."""
+    """Returns the finds in an event's values that the agent supplied."""
     if isinstance(event, e.StepIntended) and event.sort == "undo":
         return
     parts = ("effect",) if isinstance(event, e.StepAdopted) else _USING.get(type(event), ())
@@ -176,7 +175,7 @@ def _with_effect(use: Use, step: folds.Step | None, done: RecordedEffect | None)
 
 
 def _by_lineage(log: Log, run: str, source: folds.Step, effect: ledgers.Effect) -> Iterator[Use]:
-    """Runs of the same lineage in whose timelines this very effect stands: the parent, and forks made later."""
+    """Returns related runs whose timelines contain this effect: the parent, and later forks."""
     head = log.head(run)
     if head.parent is not None and source.intended <= head.base:
         yield _stands(head.parent, source, effect, "stands on it too")

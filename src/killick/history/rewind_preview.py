@@ -1,4 +1,4 @@
-"""What a run leaves behind when it is taken back to a place, and what of that stays on its ledger. Changes nothing."""
+"""Previews a rewind: the steps that a run leaves, and their effects that stay on the ledger. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from killick.model.fold import Step
 from killick.model.ledger import EffectStatus, Ledger, Spend
 
 STANDING: Final = ("happened", "in_doubt", "open")
-"""An effect of such a status is in the world, or may be."""
+"""The statuses of effects that are, or may be, in the world."""
 
 
 class LeftEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that was done to the world, and stays done."""
+    """An effect that stays in the world."""
 
     step: e.StepId
     tool: str
@@ -36,14 +36,14 @@ class LeftEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftChild(msgspec.Struct, frozen=True):
-    """A run that was started, and goes on."""
+    """A child run that continues."""
 
     run: str
     status: str
 
 
 class LeftAnswer(msgspec.Struct, frozen=True):
-    """What somebody answered; who asks the same again has to ask again."""
+    """An answer that is dropped; the same question will be asked again."""
 
     step: e.StepId
     by: str
@@ -51,7 +51,7 @@ class LeftAnswer(msgspec.Struct, frozen=True):
 
 
 class LeftFiles(msgspec.Struct, frozen=True):
-    """What becomes of the files: in which folder they go back to which snapshot, and how much is other then."""
+    """The restore of the workspace: its folder, the snapshot, and the number of changes."""
 
     folder: str
     snapshot: str
@@ -59,8 +59,7 @@ class LeftFiles(msgspec.Struct, frozen=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rewind would leave behind: the steps, and of what they did all that stays. `messages` go back to the
-    inbox, by name."""
+    """The preview of a rewind: the dropped steps, and their lasting effects. `messages` return to the inbox."""
 
     run: str
     to: str
@@ -76,14 +75,14 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def leaving(log: Log, run: str, to: str) -> Leaving:
-    """What taking a run back to a place would leave behind. TimeRefused where it cannot be taken back at all."""
+    """Previews rewinding a run to a position. TimeRefused if that is impossible."""
     ledger, state = log.ledger(run), log.state(run)
     refuse_own(state.agent, run)
     if (goes_on := state.fold.facts.renewed_as) is not None:
         raise TimeRefused(run, f"goes on as {goes_on}; rewind that, or fork this one")
     found = cut(log, run, to)
     steps = left(log, run, found.seq, found.keep)
-    # What was done to the workspace alone goes back with its files, and is done anew.
+    # File-only effects are undone with the files, and will be repeated.
     done = effects_of(log, run, [step for step in steps if step.sort == "tool" and step.effect != "workspace"])
 
     def is_left(seq: int) -> bool:
@@ -128,14 +127,14 @@ def _files(log: Log, run: str, ledger: Ledger, place: RunMoment) -> LeftFiles | 
 
 
 def left(log: Log, run: str, seq: int, keep: Sequence[int] = ()) -> list[Step]:
-    """The steps of the current timeline that do not stand at a cut; not those by which something was undone."""
+    """Returns the steps of the current timeline that a cut drops, without compensating ones."""
     kept = set(keep)
     steps = log.state(run).fold.steps
     return [step for step in steps if step.sort != "undo" and step.intended > seq and step.intended not in kept]
 
 
 def rights(claims: Iterable[str]) -> tuple[str, ...]:
-    """The names of consumed rights, less those that Killick takes for itself so that a lineage acts once."""
+    """Returns the names of consumed rights, without Killick's internal ones."""
     return tuple(dict.fromkeys(name for claim in claims if (name := claim.partition(":")[0]) != "killick.action"))
 
 
@@ -144,7 +143,7 @@ def _since(before: Spend, now: Spend) -> Spend:
 
 
 def _answers(log: Log, run: str, steps: Iterable[Step]) -> Iterator[LeftAnswer]:
-    """What people answered in steps that are left."""
+    """Returns people's answers in dropped steps."""
     intended = {step.id: step.intended for step in steps}
     state = log.state(run)
     asked: dict[e.StepId, e.WaitFor] = {}

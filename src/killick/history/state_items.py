@@ -1,6 +1,6 @@
-"""The items that the parts of a state are made of: what each is matched by in another state, and how to read it.
+"""The items of a state's parts: their matching keys, and how to read them.
 
-Changes nothing, and reads nothing before somebody loads an item.
+Changes nothing, and reads an item only when it is loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from killick.model.state import Output, State
 
 
 def as_written(state: State) -> State:
-    """The same state, with every value as it is written in the log, tags and all."""
+    """Returns the same state with values in their stored form."""
     return State(state.fold, _AsWritten(state))
 
 
@@ -31,7 +31,7 @@ class _AsWritten:
 
 
 class _Written(Mapping[str, Any]):
-    """The values of an event, each brought into its written form when it is asked for."""
+    """An event's values, converted to their stored form on access."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -46,12 +46,12 @@ class _Written(Mapping[str, Any]):
         return len(self._data)
 
     def get(self, name: str, default: Any = None) -> Any:
-        # Of erased values whatever is asked for is there, as a marker.
+        # Every key of erased values is present, as a marker.
         return plain(self._data.get(name, default))
 
 
 class Item(NamedTuple):
-    """One item of a part: what it is matched by, what it is made of, and how to read it."""
+    """One item of a part: its matching key, its content hash, and its reader."""
 
     key: str
     step: str
@@ -61,7 +61,7 @@ class Item(NamedTuple):
 
 
 def items(state: State, part: str) -> list[Item]:
-    """The items of a part that is a list, in order."""
+    """Returns the items of a list part, in order."""
     fold = state.fold
     if part == "pending":
         waits = fold.facts.waits.values()
@@ -92,6 +92,6 @@ def _failure(state: State, nth: int, seq: int) -> Item:
 
 
 def _last(step: Step) -> int:
-    """The last event that says something of a step."""
+    """Returns the last event of a step."""
     attempts = (max(attempt.started, attempt.ended) for attempt in step.attempts)
     return max(step.intended, step.ended, step.output, *attempts)

@@ -1,6 +1,6 @@
-"""A run as people read it: where it is, what it waits for, and its steps in order with all that belongs to each.
+"""A run for readers: its position, its waits, and its steps in order with their parts.
 
-Made from the log alone. Values are read when somebody looks at them; nothing is written and no clock is read.
+Built from the log alone. Values are read lazily; writes nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TIMELINE_VERSION: Final = 1
 
 
 class Timeline(Part, frozen=True):
-    """A run at its head, or as it was after an event. `held_back`: it waits since then for somebody to resume it.
+    """A run at its head, or as of an event. `held_back`: since when it waits for a person to resume it.
 
-    Of a long run it may have a section only, and then `skipped` is how many of the run's own steps come before that.
+    For a long run it may contain one page; then `skipped` counts the top-level steps before it.
     """
 
     run: str
@@ -69,34 +69,34 @@ class Timeline(Part, frozen=True):
 
     @property
     def context(self) -> Any:
-        """The agent's own document."""
+        """The agent's context."""
         return self.state.context.document
 
     @property
     def place(self) -> str | None:
-        """Where it is in its plan: `approve: step 6 of 9`."""
+        """The position in its plan: `approve: step 6 of 9`."""
         if self.stage is None or self.stage not in self.plan:
             return self.stage
         return f"{self.stage}: step {self.plan.index(self.stage) + 1} of {len(self.plan)}"
 
     def steps(self) -> Iterator[Step]:
-        """Every step, those inside scopes after the scope."""
+        """Yields every step, nested ones after their scope."""
         return walked(self.entries)
 
     def step(self, number: str) -> Step | None:
-        """A step by its number."""
+        """Returns a step by its number."""
         return next((step for step in self.steps() if step.number == number), None)
 
     @property
     def at_work(self) -> Step | None:
-        """The step that people ask about: the one that failed, else the one that waits, else the last."""
+        """The step of interest: the failed one, else the waiting one, else the last."""
         failed = self.failed.step if self.failed is not None else None
         waits = self.waits[0].step if self.waits and self.failed is None else None
         number = failed or waits or self.current
         return self.step(number) if number is not None else None
 
     def document(self) -> dict[str, Any]:
-        """Everything at once, as JSON has it; as long as the run is."""
+        """Returns everything as JSON. Its size grows with the run."""
         document = {"version": TIMELINE_VERSION, **_document(self)}
         del document["skipped"]
         return document
@@ -105,7 +105,7 @@ class Timeline(Part, frozen=True):
 _READ: Final[dict[type[Part], tuple[str, ...]]] = {
     Step: ("output", "failure"), Moment: ("data",), Timeline: ("place", "input", "result", "context"),
 }  # fmt: skip
-"""What the JSON form has of a part beside its fields and what it said."""
+"""The JSON form's additions to a part's fields and values."""
 
 
 def _document(part: Any) -> Any:
@@ -132,7 +132,7 @@ def _built(part: msgspec.Struct) -> Any:
 def timeline(
     log: Log, run: str, at: int | None = None, *, keep: Sequence[int] = (), through: RedactData | None = None
 ) -> Timeline:
-    """The timeline of a run at its head, or as it was after an event and those of `keep`, as a place has them."""
+    """Returns a run's timeline at its head, or as of an event and those of `keep`."""
     making = Making(log, run, log.state(run, at, keep=keep).fold, at, keep, through=through)
     return _around(making, run, making.everything())
 
@@ -147,10 +147,9 @@ def part_of(
     fold: Fold | None = None,
     known: bool = True,
 ) -> Timeline:
-    """The run at its head with a section of its steps: the last ones, or the last before one of its own steps.
+    """Returns the run at its head with a page of its steps: the last ones, or the last before a top-level step.
 
-    What it knew of contracts and context when the section began stands before it, if that is wanted: every change of
-    the context is read for it.
+    If requested, the contracts and the context at the page's start precede it; that reads every context change.
     """
     fold = fold or log.state(run).fold
     making = Making(log, run, fold, through=through)
@@ -163,7 +162,7 @@ _HOLDS_BACK: Final = (e.RunPaused, e.RunDiverged, e.RunRepaired, e.RunQuarantine
 
 
 def _around(making: Making, run: str, entries: tuple[Entry, ...], skipped: int = 0) -> Timeline:
-    """Entries with where the run is."""
+    """Combines entries with the run's position."""
     facts = making.fold.facts
     taken = making.last(entries, e.RunTaken)
     held = making.last(entries, *_HOLDS_BACK) if facts.paused or facts.mend else None

@@ -1,6 +1,6 @@
-"""What a timeline is made of: steps with their attempts, waits and decisions, and what happened between them.
+"""The parts of a timeline: steps with their attempts, waits and decisions, and the moments between them.
 
-Frozen, and lazy: a value is read when somebody looks at it. Reads no log by itself.
+Frozen and lazy: values are read on access. Reads no log by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from killick.model.typed import convert
 
 
 class Values:
-    """The values of one event, read when somebody looks. What was erased is `Erased`."""
+    """The values of one event, read on access. Erased ones are `Erased`."""
 
     __slots__ = ("_found", "_read", "seq")
 
@@ -54,7 +54,7 @@ class Said:
 
 
 class SaidFailure(Said):
-    """The same for an error, as the record has it."""
+    """The same for a recorded error."""
 
     def __get__(self, part: Any, owner: type) -> Any:
         found = super().__get__(part, owner)
@@ -64,7 +64,7 @@ class SaidFailure(Said):
 
 
 class SaidList(Said):
-    """The same for a list: empty where there is none."""
+    """The same for a list: empty if absent."""
 
     def __get__(self, part: Any, owner: type) -> Any:
         found = super().__get__(part, owner)
@@ -76,7 +76,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled(Part, frozen=True):
-    """What was in doubt became known: from a reconciler, a late result, or a person."""
+    """An unknown outcome was resolved: by a reconciler, a late result, or a person."""
 
     at: int
     how: e.Settlement
@@ -86,7 +86,7 @@ class Settled(Part, frozen=True):
 
 
 class Attempt(Part, frozen=True):
-    """One try of a step. `died`: its process was gone before it had said how it ended."""
+    """One attempt of a step. `died`: its process died before recording an outcome."""
 
     number: int
     key: str
@@ -107,7 +107,7 @@ class Attempt(Part, frozen=True):
 
 
 class Vote(Part, frozen=True):
-    """One of several people agreed."""
+    """One approval of a quorum."""
 
     at: int
     by: str
@@ -117,10 +117,10 @@ class Vote(Part, frozen=True):
 
 
 class Wait(Part, frozen=True):
-    """Something that was or is waited for within a step, who may answer, and who did. No verbs: no person answers.
+    """A wait within a step, its permitted approvers, and its answers. No verbs: no person answers.
 
-    A question that was passed on to others is one wait for each of those who were asked, with the number of its round.
-    `rule` is there where a contract, or a tool itself, has people asked whether something may be done.
+    An escalated question is one wait for each round, with its number. `rule` is set if a contract or a tool requires
+    the approval.
     """
 
     step: str
@@ -153,8 +153,8 @@ class Wait(Part, frozen=True):
 
 
 class Edit(Part, frozen=True):
-    """A person changed what a step was to do; by argument, `changed` has what it was and what they made of it. One
-    that the contract rejected changed nothing."""
+    """A person's edit of a step's arguments; `changed` has the old and the new value by argument. A rejected edit
+    changed nothing."""
 
     at: int
     by: str
@@ -171,7 +171,7 @@ class Edit(Part, frozen=True):
 
 
 class Delay(Part, frozen=True):
-    """The step was put off: for a limit, or because the last holder might still have been at it."""
+    """The step was delayed: by a rate limit, or because the previous holder might still be active."""
 
     at: int
     until: int
@@ -179,7 +179,7 @@ class Delay(Part, frozen=True):
 
 
 class Drift(Part, frozen=True):
-    """Code that ran later asked for the same with other arguments; the record kept its result."""
+    """Later code made the same call with other arguments; the recorded result was kept."""
 
     at: int
     values: Values
@@ -197,7 +197,7 @@ class Note(Part, frozen=True):
 
 
 class Decision(Part, frozen=True):
-    """What was chosen, from what, by whom and why."""
+    """A decision: its options, choice, author and reason."""
 
     by: str
     values: Values
@@ -208,7 +208,7 @@ class Decision(Part, frozen=True):
 
 
 class Adopted(Part, frozen=True):
-    """Whose recorded result a step took instead of acting: that of the effect with this key, started in `run`."""
+    """The source of a reused result: the effect with this key, started in `run`."""
 
     run: str
     key: str
@@ -216,7 +216,7 @@ class Adopted(Part, frozen=True):
 
 
 class Child(Part, frozen=True):
-    """A run that a step started, or waited for; and how it ended, where that is on record."""
+    """A run that a step started or waited for; and its outcome, if recorded."""
 
     run: str
     agent: str = ""
@@ -224,11 +224,11 @@ class Child(Part, frozen=True):
 
 
 class Step(Part, frozen=True):
-    """One step with everything that belongs to it. `entries` is what happened inside a scope.
+    """One step with all its parts. `entries` are the entries of a scope.
 
-    verdict    what the contract said when it was intended; `last_verdict`, what it said when the step ended before it
-               was begun, after somebody had been asked
-    ended_by   who ended it before it was done: the person who said no to it, or skipped it
+    verdict    the contract's verdict on the intention; `last_verdict`, the one that ended the step before it began,
+               after an approval request
+    ended_by   the person who rejected or skipped it
     """
 
     number: str
@@ -267,30 +267,30 @@ class Step(Part, frozen=True):
 
     @property
     def given(self) -> Any:
-        """The arguments that count: the agent's, or those that a person made of them."""
+        """The effective arguments: the agent's, or a person's edit."""
         standing = [edit.arguments for edit in self.edits if edit.stands]
         return standing[-1] if standing else self.arguments
 
     @property
     def rejected(self) -> e.Verdict | None:
-        """The verdict of a contract that ended it."""
+        """The verdict that rejected it."""
         found = self.last_verdict or self.verdict
         return found if found is not None and found.ruling == "reject" else None
 
     @property
     def is_skipped(self) -> bool:
-        """Whether somebody ended it before it was done, without being asked."""
+        """Whether a person skipped it without being asked."""
         return self.ended_by is not None and (failure := self.failure) is not None and failure.type == "killick.Skipped"
 
     @property
     def output(self) -> Any:
-        """What it came to, whichever way it ended; None while it has not."""
+        """Its output, for any kind of end; None while open."""
         data: Mapping[str, Any] = self.ended.all if self.status == "done" else {}
         return next((data[name] for name in ("output", "answer", "choice", "result") if name in data), None)
 
     @property
     def failure(self) -> Failure | None:
-        """Why it failed: in its own words, or those of its last attempt."""
+        """Its failure: its own, or its last attempt's."""
         if self.status != "failed":
             return None
         last = self.attempts[-1] if self.attempts else None
@@ -303,7 +303,7 @@ class Step(Part, frozen=True):
 
     @property
     def usage(self) -> e.Usage | None:
-        """What a model call used."""
+        """A model call's usage."""
         return next((attempt.usage for attempt in reversed(self.attempts) if attempt.usage is not None), None)
 
     @property
@@ -312,7 +312,7 @@ class Step(Part, frozen=True):
 
 
 class Moment(Part, frozen=True):
-    """Something that happened to the run between its steps, as its event says; `left` is what a rewind left behind."""
+    """An event between the run's steps; `left` are the steps that a rewind dropped."""
 
     seq: int
     at: int
@@ -330,7 +330,7 @@ Entry: TypeAlias = Step | Moment
 
 
 class Failed(Part, frozen=True):
-    """How a run failed; `not_undone` is what was to be undone and could not be."""
+    """A run's failure; `not_undone` are the failed compensations."""
 
     at: int
     step: str | None
@@ -340,7 +340,7 @@ class Failed(Part, frozen=True):
 
 
 def walked(entries: Sequence[Entry]) -> Iterator[Step]:
-    """The steps among entries, and those inside them."""
+    """Yields the steps among entries, and the nested ones."""
     for entry in entries:
         if isinstance(entry, Step):
             yield entry

@@ -1,7 +1,7 @@
-"""Looks at stored values for others that it was told to expect: whole, as a document, or within a text.
+"""Searches stored values for expected ones: as whole values, as documents, or within a text.
 
-Works on the stored form, each stored piece once, so that it costs what is on record and not what a conversation that
-grows would add up to. Reads no log by itself.
+Works on the stored form, each chunk once, so that it costs the stored size and not that of a growing conversation.
+Reads no log by itself.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ How = Literal["the same value", "within a text", "the same document", "adopted i
 TEXT_CHARS_MIN: Final = 4
 DIGITS_MIN: Final = 3
 DOCUMENT_BYTES_MIN: Final = 32
-"""What is shorter may be the same by chance."""
+"""A shorter value may match by chance."""
 
 SEAM_CHARS: Final = 120
-"""How much of a stored piece of text is kept, to look at the seam between it and the next."""
+"""How much of a text chunk's ends is kept, to search across the seam with the next."""
 
 FINDS_MAX: Final = 8
-"""How many values are told of one step."""
+"""The maximum number of finds listed for one step."""
 
 SHOWN_CHARS: Final = 80
-"""How much of a value is told."""
+"""The maximum length of a displayed value."""
 
 COMMON: Final = frozenset(
     """accepted active approved cancelled closed complete completed created declined done error failed false finished
     found good high info invalid missing more none null okay open paid passed pending ready refused rejected sent
     success succeeded true unknown updated valid value warning waiting 100 200 201 204 400 404 500 1000""".split()  # noqa: SIM905
 )
-"""Words and numbers by which tools say how it went: the same ones again are evidence of nothing."""
+"""Common status words and numbers of tools: their repetition is no evidence."""
 
 _WORD: Final = re.compile(r"\w+")
 _TOKEN: Final = re.compile(r"\w[\w.@:/+#~-]*\w")
@@ -50,7 +50,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 class Needle(NamedTuple):
-    """A value that a step brought; `inside`: it is evidence also as a part of a longer text."""
+    """A value from a step; `inside`: it is also evidence as a part of a longer text."""
 
     text: str
     source: StepId
@@ -59,7 +59,7 @@ class Needle(NamedTuple):
 
 
 class Find(NamedTuple):
-    """Where something expected was found."""
+    """Where an expected value was found."""
 
     path: Path
     needle: Needle
@@ -67,7 +67,7 @@ class Find(NamedTuple):
 
 
 class _Looked(NamedTuple):
-    """A stored piece that was looked at: what is in it, how many items of a list it holds, and a text's two ends."""
+    """A searched chunk: its finds, its number of list items, and a text's two ends."""
 
     found: tuple[Find, ...] = ()
     items: int = 0
@@ -76,10 +76,10 @@ class _Looked(NamedTuple):
 
 
 class Sight:
-    """Looks at stored values in order, for what it was told to expect; remembers every word that it saw. What the
-    first source brought goes before what others made of it.
+    """Searches stored values in order for expected ones, and remembers every seen word. The first source of a value
+    takes precedence over derived ones.
 
-    Until `is_after` is set, what it finds was known before, and is expected no more.
+    Until `is_after` is set, a found value was known before, and is no longer expected.
     """
 
     def __init__(self, fetch: Fetch, first: StepId) -> None:
@@ -95,7 +95,7 @@ class Sight:
     # expecting --------------------------------------------------------------------------------
 
     def expect(self, value: Any, source: StepId, *, known: Set[str] = frozenset[str]()) -> bool:
-        """Expect a value and its parts, but not what is made of known words. Says whether it expects any."""
+        """Expects a value and its parts, except known words. Returns whether it expects any."""
         if value is None or isinstance(value, bool | Secret | Erased):
             return False
         parts = _parts(value)
@@ -136,7 +136,7 @@ class Sight:
     # looking ----------------------------------------------------------------------------------
 
     def look(self, raw: bytes | None) -> list[Find]:
-        """What is found in the stored values of an event, each with its path."""
+        """Returns the finds in an event's stored values, each with its path."""
         if raw is None:
             return []
         self._gather(raw)
@@ -148,7 +148,7 @@ class Sight:
         return found
 
     def _gather(self, raw: bytes) -> None:
-        """Fetch the pieces below that were not looked at yet, level by level."""
+        """Fetches the unsearched chunks below, level by level."""
         wanted = references(raw)
         while wanted := [name for name in wanted if not self._is_known(to_text(name))]:
             level = self._fetch(wanted)
@@ -159,7 +159,7 @@ class Sight:
         return name in self._bodies or (name, False) in self._looked or (name, True) in self._looked
 
     def _node(self, node: Any, path: Path, *, pairs: bool = False) -> list[Find]:
-        """What is found in a node of stored JSON. `pairs`: it lists the entries of an object."""
+        """Searches a node of stored JSON. `pairs`: it lists the entries of an object."""
         tag, payload = _tagged(node)
         if tag in ("$secret", "$erased"):
             return []
@@ -195,7 +195,7 @@ class Sight:
         return found
 
     def _list(self, names: list[str], path: Path, first: int = 0, *, pairs: bool) -> tuple[list[Find], int]:
-        """Chunks of a list, one after the other; and how many items they hold."""
+        """Searches consecutive chunks of a list; counts their items."""
         found: list[Find] = []
         begin = first
         for name in names:
@@ -206,7 +206,7 @@ class Sight:
         return found, first - begin
 
     def _text_pieces(self, names: list[str], path: Path) -> list[Find]:
-        """Pieces of a long text, and what lies across their seams."""
+        """Searches the chunks of a long text, and across their seams."""
         found: list[Find] = []
         last = ""
         for name in names:
@@ -217,7 +217,7 @@ class Sight:
         return list(dict.fromkeys(found))
 
     def _piece(self, name: str, *, pairs: bool = False) -> _Looked:
-        """A stored piece, looked at once. One that was looked at before holds nothing that was new afterwards."""
+        """Searches a chunk once. One searched before contains nothing new."""
         looked = self._looked.get((name, pairs)) or self._looked.get((name, not pairs))
         if looked is None:
             looked = self._look_at(self._bodies.get(name), pairs=pairs)
@@ -226,7 +226,7 @@ class Sight:
         return looked
 
     def _few(self, found: tuple[Find, ...]) -> tuple[Find, ...]:
-        """As many finds as anybody is told, those of the first source before others."""
+        """Returns at most the listed number of finds, the first source's first."""
         if len(found) <= FINDS_MAX:
             return found
         return tuple(sorted(found, key=lambda find: find.needle.source != self._first)[:FINDS_MAX])
@@ -267,20 +267,20 @@ class Sight:
 
 
 def _covers(more: Find, find: Find) -> bool:
-    """Whether a longer value of the same source says it already."""
+    """Returns whether a longer value of the same source covers it."""
     longer, shorter = more.needle, find.needle
     return longer.source == shorter.source and len(longer.text) > len(shorter.text) and shorter.text in longer.text
 
 
 def _parts(value: Any) -> Collection[Any] | None:
-    """What a container holds; None for what is no container."""
+    """Returns a container's parts; None for another value."""
     if isinstance(value, Mapping):
         return value.values()  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
     return value if isinstance(value, list | tuple | set | frozenset) else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def _leaf(value: Any) -> str:
-    """A value as its stored form writes it, less the tag."""
+    """Returns a value in its stored form, without the tag."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):
@@ -306,7 +306,7 @@ def _tagged(node: Any) -> tuple[str | None, Any]:
 
 
 def _is_worth(text: str, *, whole: bool) -> bool:
-    """Whether a value is evidence when it turns up again. A word of a longer text is only where it looks like an id."""
+    """Returns whether a value's reappearance is evidence. Within a longer text, only if it looks like an id."""
     digits = sum(map(str.isdigit, text))
     if text.casefold() in COMMON or (len(text) < TEXT_CHARS_MIN and digits < DIGITS_MIN):
         return False
@@ -316,7 +316,7 @@ def _is_worth(text: str, *, whole: bool) -> bool:
 
 
 def _stands_in(part: str, text: str) -> bool:
-    """Whether a text has a part that begins and ends where words do."""
+    """Returns whether a text contains another at word boundaries."""
     at = text.find(part)
     while at >= 0:
         before, after = text[at - 1 : at] if at else "", text[at + len(part) : at + len(part) + 1]
@@ -335,6 +335,6 @@ def _later(path: Path, first: int) -> Path:
 
 
 def written(path: Path) -> str:
-    """A path as people write it: arguments.messages[3].content."""
+    """Returns a path as users write it: arguments.messages[3].content."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")

@@ -1,6 +1,6 @@
-"""Where the files of runs are kept: which vault, what of it is on record, whether that is whole, and what can go.
+"""The vaults of a store's runs: location, recorded snapshots, verification and cleaning.
 
-A vault knows snapshots by their owners: the store and the run that they are of.
+A vault knows snapshots by owner: the store and the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from killick.workspace.vault.verify import Progress
 
 
 def on_record(log: Log, run: str) -> Iterator[Id]:
-    """Every snapshot that a run's record names, in order: those at boundaries, and what restores kept."""
+    """Returns every snapshot that a run's log names, in order: at boundaries, and before restores."""
     for capture in log.ledger(run).captures:
         yield e.from_text(capture.root)
     for row in log.rows(run):
@@ -37,7 +37,7 @@ def on_record(log: Log, run: str) -> Iterator[Id]:
 
 
 def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
-    """The vault that a run's snapshots are in. One that was moved along with its store is found beside it."""
+    """Returns the vault of a run's snapshots. One that moved with its store is found next to it."""
     facts = (ledger or log.ledger(run)).facts
     if facts.workspace is None or facts.vault is None:
         raise WorkspaceRefused(run, "has no workspace, so no files of it are on record")
@@ -48,7 +48,7 @@ def vault_of(log: Log, run: str, ledger: Ledger | None = None) -> Vault:
 
 
 class Vaults:
-    """Objects from several vaults, whichever has them; closed together."""
+    """Reads objects from several vaults; closes them together."""
 
     def __init__(self, vaults: Iterable[Vault]) -> None:
         self._vaults = list({vault.path: vault for vault in vaults}.values())
@@ -73,7 +73,7 @@ class Vaults:
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of proving snapshots: how many, of how many runs, in which vaults; what does not hold, in words."""
+    """The result of verifying snapshots: their number, runs and vaults; and the problems, in words."""
 
     runs: int
     snapshots: int
@@ -86,7 +86,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(log: Log, runs: Collection[str], progress: Progress | None = None) -> Held:
-    """Prove that every snapshot on record of these runs is whole in its vault, bit by bit."""
+    """Verifies that every recorded snapshot of these runs is complete in its vault."""
     kept: dict[Path, tuple[Vault, dict[Id, None]]] = {}
     broken: list[str] = []
     count, snapshots = 0, 0
@@ -115,8 +115,8 @@ def verify(log: Log, runs: Collection[str], progress: Progress | None = None) ->
 
 
 class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
-    """What left a vault, or would: snapshots that no run of the store has any more, and the bytes that this frees.
-    `problem` is why it could not be cleaned."""
+    """The result of cleaning a vault, or its preview: unreferenced snapshots, and the freed bytes. `problem` says why
+    it failed."""
 
     vault: str
     snapshots: int = 0
@@ -126,20 +126,20 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_runs(log: Log, runs: Iterable[str]) -> set[Path]:
-    """The vaults of a store: that beside it, and those that these runs name."""
+    """Returns the vaults of a store: the one next to it, and those that these runs name."""
     named = (log.ledger(run).facts.vault for run in runs)
     places = {Path(vault) for vault in named if vault is not None}
     return {place for place in {*places, vault_place(log.store)} if place.is_dir() and _is_ours(log, place)}
 
 
 def _is_ours(log: Log, vault: Path) -> bool:
-    """A copy of a store has the id of the original, whose vault is not the copy's to clean."""
+    """A copied store has the original's id, but must not clean the original's vault."""
     other = vault.with_suffix(".db")
     return vault == vault_place(log.store) or not other.exists() or other.resolve() == Path(log.store.place).resolve()
 
 
 def clean(log: Log, vaults: Iterable[Path], *, going: Collection[str] = (), dry_run: bool = False) -> list[Cleaned]:
-    """Forget the snapshots of runs that are not in the store, and give back the room; `going` are as good as gone."""
+    """Drops the snapshots of runs that are not in the store, and frees their space; `going` count as removed."""
     prefix = owner_of(log.store, "")
 
     def stays(owner: str) -> bool:
@@ -169,7 +169,7 @@ def _cleaned(path: Path, prefix: str, stays: Callable[[str], bool], *, dry_run: 
 
 
 def condition(log: Log, runs: Iterable[str]) -> Condition | None:
-    """How the vaults of a store are; None where there is none, and none of these runs names one."""
+    """Returns the condition of a store's vaults; None if there are none."""
     named = [log.ledger(run).facts.vault for run in runs]
     places = {Path(each) for each in named if each is not None}
     if (own := vault_place(log.store)).is_dir():

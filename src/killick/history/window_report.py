@@ -1,7 +1,7 @@
-"""What a run's model calls were sent: what filled them, what was wasted, what left and came back, and what it cost.
+"""Reports on a run's model requests: their composition, waste, evictions, faults and cost.
 
-Reads the record of any run that called a model, with a window or without one, at the cost of what is new in each call.
-Tokens are estimates, the same for every call, so that they can be compared; what a provider counted stands beside.
+Reads any run with model calls, windowed or not; its cost is that of the new content of each call. Tokens are consistent
+estimates, so that they are comparable; the provider's counts are listed too.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WINDOWS_VERSION: Final = 1
 """The version of the JSON form, which docs/showing.md describes."""
 
 _MESSAGES_EACH: Final = 6
-"""How many messages for each of the calls that may be read are looked at in a run that has more."""
+"""The message budget for each call read of a long run."""
 
 _AT_ONCE: Final = 256
-"""Of how many calls the values are fetched together."""
+"""The number of calls whose values are fetched together."""
 
 _NAMES_MAX: Final = 12
 
@@ -40,15 +40,15 @@ _DECISIVE: Final = tuple(
     b'{"kind":"%s"' % str(kind.__struct_config__.tag).encode()
     for kind in (e.PageEvicted, e.PageFaulted, e.PagePinned, e.RunRewound, e.RunForked)
 )
-"""How events begin that say what left and came back, and which of that counts."""
+"""Prefixes of the events about evictions and faults, and of those that decide which count."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What the document is made of."""
+    """A part of the document."""
 
 
 class Fill(_Part, frozen=True):
-    """How much of a request is of a kind, and in how many pieces."""
+    """The tokens of one kind in a request, and their number of parts."""
 
     kind: Kind
     tokens: int
@@ -56,8 +56,8 @@ class Fill(_Part, frozen=True):
 
 
 class Waste(_Part, frozen=True):
-    """What was sent for nothing over the whole run: schemas of tools that were never called, what a later read had
-    outdated, and what stood in the same request before. `names` are the tools, the largest first."""
+    """Wasted tokens over the whole run: schemas of never called tools, outdated reads, and duplicates. `names` are the
+    tools, the largest first."""
 
     kind: Literal["unused", "stale", "duplicate"]
     tokens: int
@@ -65,9 +65,8 @@ class Waste(_Part, frozen=True):
 
 
 class Sent(_Part, frozen=True):
-    """One call. `without` is what it would have been sent if nothing had left; `counted` and `cached` are what the
-    provider says that it read, and read from its cache. `evicted` pages left just before it, `faulted` were wanted
-    back by its reply."""
+    """One call. `without` is its size without evictions; `counted` and `cached` are the provider's counts of read and
+    cached tokens. `evicted` pages were evicted just before it, `faulted` were requested by its reply."""
 
     number: int
     step: str
@@ -82,7 +81,7 @@ class Sent(_Part, frozen=True):
 
 
 class Gone(_Part, frozen=True):
-    """A page that left, and why this one."""
+    """An evicted page, and the reason."""
 
     page: str
     kind: str
@@ -92,7 +91,7 @@ class Gone(_Part, frozen=True):
 
 
 class Eviction(_Part, frozen=True):
-    """Pages that left at once, before the call `call`; each later one saves `tokens`."""
+    """Pages evicted together before call `call`; each later call saves `tokens`."""
 
     seq: int
     at_us: int
@@ -104,7 +103,7 @@ class Eviction(_Part, frozen=True):
 
 
 class Fault(_Part, frozen=True):
-    """A page that was wanted back by the reply of the call `call`, and how it came."""
+    """A page that the reply of call `call` requested again, and how it returned."""
 
     seq: int
     at_us: int
@@ -117,7 +116,7 @@ class Fault(_Part, frozen=True):
 
 
 class Pin(_Part, frozen=True):
-    """A page that stays, until a turn."""
+    """A page pinned until a turn."""
 
     seq: int
     at_us: int
@@ -130,7 +129,7 @@ class Pin(_Part, frozen=True):
 
 
 class PageSeen(_Part, frozen=True):
-    """A page of the request that is told: `age` and `idle` are in turns, since it came and since it was spoken of."""
+    """A page of the displayed request: `age` and `idle` are turns since its arrival and since its last mention."""
 
     page: str
     kind: str
@@ -142,8 +141,8 @@ class PageSeen(_Part, frozen=True):
 
 
 class Money(_Part, frozen=True):
-    """What the calls cost in millionths of a US dollar, and would have cost with everything sent, read from the
-    provider's cache as far as it had been sent before. None where no price is known; `unpriced` are those models."""
+    """The calls' cost in millionths of a US dollar, and the cost without evictions, with the provider's cache. None
+    without a known price; `unpriced` lists those models."""
 
     spent_micros: int | None
     without_micros: int | None
@@ -151,14 +150,14 @@ class Money(_Part, frozen=True):
 
 
 class Windows(_Part, frozen=True):
-    """What the model calls of a run were sent. `at` is the call whose filling and pages are told: the last one."""
+    """The model requests of a run. `at` is the displayed call: the last one."""
 
     version: int
     run: str
     at: Sent
     messages: int
     read: int
-    """How many calls were read; between these, sizes are taken to grow evenly."""
+    """The number of calls read; sizes in between are interpolated."""
     fills: tuple[Fill, ...]
     pages: tuple[PageSeen, ...]
     budget: int | None
@@ -173,16 +172,16 @@ class Windows(_Part, frozen=True):
     faults: tuple[Fault, ...]
     pins: tuple[Pin, ...]
     left: int
-    """How many different pages left, not counting copies of what stayed and schemas."""
+    """The number of distinct evicted pages, without duplicates and schemas."""
     wanted: int
-    """How often one of these was wanted back."""
+    """How often one of these was requested again."""
     thrashed: tuple[str, ...]
-    """Pages that were wanted back more than once."""
+    """Pages that were requested again more than once."""
     calls: tuple[Sent, ...]
 
 
 def grouped(calls: Sequence[Sent], columns: int) -> list[Sequence[Sent]]:
-    """The calls in as many groups as there is room for, all about as large."""
+    """Groups the calls evenly into as many groups as fit."""
     count = min(columns, len(calls))
     edges = [round(at * len(calls) / count) for at in range(count + 1)]
     return [calls[start:end] for start, end in pairwise(edges)]
@@ -197,10 +196,10 @@ def windows(
     prices: Prices | None = None,
     tokens: Tokens = estimate,
 ) -> Windows | None:
-    """What a run's model calls were sent, at its head or at a place of its history; None where it called no model.
+    """Reports on a run's model requests, at its head or at a position; None if it called no model.
 
-    Of a run with more calls than `read_max` only some are read, the first and the last among them; between these, sizes
-    are taken to grow evenly.
+    Of a run with more than `read_max` calls only some are read, including the first and the last; sizes in between are
+    interpolated.
     """
     at = log.head(run).seq if place is None else place.seq
     keep = place.keep if place is not None else ()
@@ -212,7 +211,7 @@ def windows(
 
 
 class _Line(msgspec.Struct):
-    """A call while it is read; `filled` is None where it is only counted."""
+    """A call while it is processed; `filled` is None if it is only counted."""
 
     step: Step
     usage: e.Usage
@@ -228,12 +227,12 @@ class _Line(msgspec.Struct):
 
     @property
     def scope(self) -> str:
-        """The branch that it belongs to: a conversation does not leave it."""
+        """The branch of its conversation."""
         return self.step.id.rpartition(".")[0]
 
 
 class _Reading:
-    """Goes through a run's calls in order, and through what was decided between them."""
+    """Processes a run's calls in order, and the decisions between them."""
 
     def __init__(self, log: Log, run: str, rows: Mapping[int, Row], fold: Fold, tokens: Tokens) -> None:
         self._run, self._rows, self._tokens = run, rows, tokens
@@ -244,7 +243,7 @@ class _Reading:
         self._fillings: dict[str, Filling] = {}
         self._scopes = {step.id.rpartition(".")[0] for step in self._steps}
         self._latest: dict[str, int] = {}
-        """For each branch the number of its last call so far, and which evictions come before its next one."""
+        """For each branch, the number of its last call, and the evictions before its next one."""
         self._waiting: dict[str, list[int]] = {}
         self._last = Filling(tokens)
         self.lines: list[_Line] = []
@@ -269,7 +268,7 @@ class _Reading:
         self._between()
 
     def _chosen(self, read_max: int) -> Collection[int]:
-        """Some calls of a long run: as many as can be looked at in no time, by how long the last one is."""
+        """Selects calls of a long run, as many as can be read quickly, given the last one's length."""
         count = len(self._steps)
         if count <= read_max:
             return range(count)
@@ -286,7 +285,7 @@ class _Reading:
             self._sharing.expect(raw for raw in raws if raw is not None)
 
     def _decisions(self) -> list[tuple[int, e.Event]]:
-        """The events that say what left and came back, and those that say which of them count."""
+        """Returns the events about evictions and faults, and those that decide which count."""
         bodies = ((row.seq, row.body) for row in self._rows.values())
         return [(seq, e.decode(body)) for seq, body in bodies if body.startswith(_DECISIVE)]
 
@@ -316,15 +315,14 @@ class _Reading:
                 left |= {each.page: Left(each.page, each.kind, each.what, each.tokens) for each in gone}
 
     def _scope(self, step: str) -> str:
-        """The branch whose conversation a decision is about: where several tools are called at once, each is answered
-        in a branch of its own."""
+        """Returns the branch of a decision's conversation: parallel tool calls are answered in separate branches."""
         scope = step.rpartition(".")[0]
         while scope and scope not in self._scopes:
             scope = scope.rpartition(".")[0]
         return scope
 
     def _data(self, seq: int, *, whole: bool) -> Mapping[str, Any]:
-        """The values of a decision; of one that brought a page back not that page, which is long."""
+        """Returns a decision's values, without a faulted page's text, which is long."""
         raw = self._rows[seq].data
         if raw is None:
             return {}
@@ -332,7 +330,7 @@ class _Reading:
         return found
 
     def _filling(self, scope: str) -> Filling:
-        """The conversation of a branch."""
+        """Returns a branch's conversation."""
         return self._fillings.setdefault(scope, Filling(self._tokens))
 
     # one call ---------------------------------------------------------------------------------------
@@ -370,7 +368,7 @@ class _Reading:
         return event.usage or e.Usage() if isinstance(event, e.AttemptEnded) else e.Usage()
 
     def _between(self) -> None:
-        """Sizes of the calls that were not read, from those before and after."""
+        """Interpolates the sizes of unread calls."""
         read = [at for at, line in enumerate(self.lines) if line.filled is not None]
         for start, end in pairwise(read):
             old, new = self.lines[start], self.lines[end]
@@ -378,7 +376,7 @@ class _Reading:
                 line, part = self.lines[at], (at - start) / (end - start)
                 for name in ("sent", "without", "stale", "duplicate"):
                     setattr(line, name, round(getattr(old, name) * (1 - part) + getattr(new, name) * part))
-                # What the provider counted tells more than what was sent before and after, unless it tells nonsense.
+                # The provider's count is more accurate than interpolation, unless it is implausible.
                 ratios = [each.sent / each.usage.tokens_in for each in (old, new) if each.usage.tokens_in]
                 if line.usage.tokens_in and len(ratios) == 2 and 0.4 < min(ratios) <= max(ratios) < 2.5:
                     line.sent = round(line.usage.tokens_in * (ratios[0] * (1 - part) + ratios[1] * part))
@@ -444,7 +442,7 @@ class _Reading:
             whole = round(read * line.without / line.sent) if line.sent else read
             known = min(sent_before.get(line.scope, 0), whole) if caches else 0
             sent_before[line.scope] = whole
-            # A contract may have prices of its own: what is on record was counted by them.
+            # A contract may have its own prices: the recorded cost uses them.
             asked = price.cost(replace(usage, tokens_in=read)) if price is not None else read
             more = replace(usage, tokens_in=whole, tokens_cached=max(known, usage.tokens_cached))
             paid = usage.cost_micros or asked
@@ -469,7 +467,7 @@ def _sent(number: int, line: _Line) -> Sent:
 
 
 def _tables(found: Any) -> Iterator[Mapping[str, Any]]:
-    """What of a list are tables; what was erased is none."""
+    """Returns the tables of a list, without erased ones."""
     yield from (each for each in found if is_map(each)) if is_list(found) else ()
 
 

@@ -1,7 +1,7 @@
-"""The files of a run's workspace at a place in its time, and what changed between two. Changes nothing.
+"""The files of a run's workspace at a position, and the changes between two. Read-only.
 
-Names of files are bytes; people see and type them as text, in which what is no text, or would move a cursor, is
-escaped. Whatever can be large is told up to a limit, and how much was left out is said.
+File names are bytes; users see and type them as text, with undecodable bytes and control characters escaped. Large
+results are limited, and the omitted number is reported.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from killick.workspace.vault.vault import Vault
 How = Literal["added", "removed", "changed", "touched"]
 
 LISTED_MAX: Final = 100_000
-"""So many entries of a listing, and so many changes, are told; the others are counted."""
+"""The maximum number of listed entries and changes; the others are counted."""
 
 TEXT_BYTES_MAX: Final = 256 << 10
 LINES_MAX: Final = 4_000
-"""Files that are longer are not compared line by line."""
+"""Longer files are not compared line by line."""
 
 DIFFED_MAX: Final = 200
 DIFF_LINES_MAX: Final = 5_000
-"""So many files, and so many lines of them, are shown with their lines; of the others only what became of them."""
+"""The maximum number of files and lines shown with their lines; for the others only the kind of change."""
 
 ID_DIGITS: Final = 12
-"""How much of a snapshot's id people see; what they type may be shorter."""
+"""The length of a displayed snapshot id; users may type less."""
 
 _PREFIX_MIN: Final = 4
 _AFTER: Final = re.compile(r"(?P<step>\d+(?:\.\d+)*(?:~\d+)?):after\b")
@@ -54,7 +54,7 @@ _ESCAPED: Final = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 def shown(path: bytes) -> str:
-    """A path as people see it: what is no text, or would move a cursor, as `\\xNN`."""
+    """Returns a path for display: undecodable bytes and control characters as `\\xNN`."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else "".join(map(_visible, text))
 
@@ -64,7 +64,7 @@ def _visible(char: str) -> str:
 
 
 def typed(path: str, folder: str | None = None) -> bytes:
-    """A path below the folder as people type it: from there, or whole; the folder itself is empty."""
+    """Parses a path below the folder, relative or absolute; the folder itself is empty."""
     found = os.path.normpath(path)
     if folder is not None and os.path.isabs(found):
         found = os.path.relpath(found, folder)
@@ -74,7 +74,7 @@ def typed(path: str, folder: str | None = None) -> bytes:
 
 
 def id_of(root: Id) -> str:
-    """A snapshot's id as people see it."""
+    """Returns a snapshot's displayed id."""
     return root.hex()[:ID_DIGITS]
 
 
@@ -82,8 +82,8 @@ def id_of(root: Id) -> str:
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of a snapshot. `size` of a folder is that of all files below it, where it was looked at; `target` is
-    where a link leads; `how` says what became of it since the snapshot before."""
+    """One path of a snapshot. A folder's `size` is the total below it, if computed; `target` is a link's target; `how`
+    is its change since the previous snapshot."""
 
     path: str
     kind: tree.Kind
@@ -96,7 +96,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot holds below a path, and what of it is other than `since`; counts are of all of it."""
+    """A snapshot's entries below a path, and their changes since `since`; counts are totals."""
 
     run: str
     at: str
@@ -114,7 +114,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Files:
-    """The files of a run as they were at a place. Close it, or use it in a `with` block."""
+    """The files of a run at a position. Close it, or use it in a `with` block."""
 
     def __init__(self, *, run: str, at: str, seq: int, root: Id, folder: str, vault: Vault) -> None:
         self.run = run
@@ -124,7 +124,7 @@ class Files:
         self.folder = folder
         self.vault = vault
         self.since: tuple[str, Id] | None = None
-        """What it is compared with in a listing: the step's before, or the snapshot before."""
+        """The snapshot that a listing compares with: the one before the step, or the previous one."""
 
     def __enter__(self) -> Files:
         return self
@@ -140,7 +140,7 @@ class Files:
         return tree.root(self.root, self.vault.load)
 
     def find(self, path: str) -> tuple[bytes, Entry]:
-        """What stands at a path, and the path as the snapshot has it; refused where there is nothing."""
+        """Returns the entry at a path, and its path in the snapshot; refuses an unknown path."""
         name = typed(path, self.folder)
         for each in (name, _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name)):
             found = tree.find(self.top, each, self.vault.load)
@@ -159,7 +159,7 @@ class Files:
         return f"{where} had {told or 'nothing'}"
 
     def listing(self, path: str = "", *, deep: bool = True, limit: int = LISTED_MAX) -> Listing:
-        """What there was below a path, and what of it had changed; only its own names unless `deep`."""
+        """Lists the entries below a path, and their changes; only direct ones unless `deep`."""
         name, entry = self.find(path) if path else (b"", self.top)
         changed = {each.path: each for each in self._changes() if each.path and _is_below(each.path, name)}
         told: dict[bytes, How] = {place: each.how for place, each in changed.items() if not is_only_dated(each)}
@@ -196,19 +196,19 @@ class Files:
             yield from tree.changes(tree.root(self.since[1], self.vault.load), self.top, self.vault.load)
 
     def diff(self) -> FilesDiff | None:
-        """What is other than in what it is compared with; None where that is nothing."""
+        """Returns the changes since the compared snapshot; None without one."""
         if self.since is None:
             return None
         sides = [FilesSide(self.run, self.seq, label, root.hex()) for label, root in (self.since, (self.at, self.root))]
         return compared(sides[0], sides[1], self.since[1], self.root, self.vault.load)
 
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """The content of a file, or so much of its beginning; of a link where it leads."""
+        """Returns a file's content, or its beginning; a link's target."""
         _, entry = self.find(path)
         return b"".join(self.pieces(path, entry, limit))
 
     def pieces(self, path: str, entry: Entry, limit: int | None = None) -> Iterator[bytes]:
-        """The content of a file, piece by piece: of one that is larger than memory, too."""
+        """Yields a file's content in chunks, also for one larger than memory."""
         if entry.kind not in (tree.FILE, tree.LINK):
             raise WorkspaceRefused(path, f"is a {entry.sort} in the snapshot, which has no content")
         return content(entry, self.vault.load, limit)
@@ -219,7 +219,7 @@ def _is_below(path: bytes, above: bytes) -> bool:
 
 
 def _first_below(path: bytes, above: bytes) -> bytes:
-    """The path as far as the first name below another."""
+    """Returns the path up to the first name below another."""
     start = len(above) + 1 if above else 0
     end = path.find(b"/", start)
     return path if end < 0 else path[:end]
@@ -232,7 +232,7 @@ def _summed(each: Listed, files: int, size: int) -> Listed:
 
 
 def is_only_dated(change: tree.Change) -> bool:
-    """A folder in which something was made or removed has another time, and nothing else to tell."""
+    """A folder whose contents changed has another time, and no other change."""
     before, after = change.before, change.after
     return (
         before is not None and after is not None and before.is_folder and after.is_folder and before.mode == after.mode
@@ -240,7 +240,7 @@ def is_only_dated(change: tree.Change) -> bool:
 
 
 def listed(path: bytes, entry: Entry, how: How | None = None) -> Listed:
-    """An entry as it is told."""
+    """Returns an entry for a listing."""
     return Listed(
         path=shown(path), kind=entry.sort, mode=entry.mode, size=0 if entry.is_folder else entry.size,
         mtime_ns=entry.mtime_ns, target=shown(entry.ref) if entry.kind == tree.LINK else None, how=how,
@@ -248,7 +248,7 @@ def listed(path: bytes, entry: Entry, how: How | None = None) -> Listed:
 
 
 def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[bytes]:
-    """What a file holds, or a link; holes as the zeros that they are."""
+    """Yields the content of a file or a link; holes as zeros."""
     if entry.kind == tree.LINK or not entry.is_long:
         whole = entry.ref if entry.kind == tree.LINK else load(entry.ref) if entry.size else b""
         yield whole if limit is None else whole[:limit]
@@ -269,7 +269,7 @@ def content(entry: Entry, load: Load, limit: int | None = None) -> Iterator[byte
 
 
 def at(log: Log, run: str, text: str = "now") -> Files:
-    """The files of a run at a place. WorkspaceRefused where it has no workspace, or no snapshot so early."""
+    """Returns a run's files at a position. WorkspaceRefused without a workspace, or without a snapshot that early."""
     place = place_at(log, run, text)
     ledger = log.ledger(run)
     root = root_at(ledger, place)
@@ -281,7 +281,7 @@ def at(log: Log, run: str, text: str = "now") -> Files:
 
 
 def by_id(log: Log, run: str, text: str) -> Files:
-    """The files of a snapshot of a run by its id, or the beginning of it."""
+    """Returns a run's snapshot by its id, or a prefix."""
     ledger = log.ledger(run)
     if not re.fullmatch(r"[0-9a-f]+", text := text.lower().rstrip("…")) or len(text) < _PREFIX_MIN:
         raise WorkspaceRefused(run, f"{text!r} is no snapshot's id; killick show {run} --log has them")
@@ -296,7 +296,7 @@ def by_id(log: Log, run: str, text: str) -> Files:
 
 
 def root_at(ledger: Ledger, place: RunMoment) -> Id | None:
-    """The snapshot of the files at a place. Of what a rewind kept, that which was there when it ended."""
+    """Returns the snapshot at a position. For steps that a rewind kept, the one at their end."""
     root = ledger.files_at(max((place.seq, *place.keep)))
     return None if root is None else e.from_text(root)
 
@@ -315,7 +315,7 @@ def _too_early(log: Log, run: str, ledger: Ledger, place: RunMoment) -> Workspac
 
 
 def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> tuple[str, Id] | None:
-    """What a place is compared with: after a step, what was before it; elsewhere the snapshot before this one."""
+    """Returns the snapshot to compare with: after a step, the one before it; elsewhere the previous one."""
     if written := _AFTER.match(place.label):
         label = f"{written['step']}:before"
         found = root_at(ledger, place_at(log, run, label))
@@ -333,7 +333,7 @@ def _before(log: Log, run: str, ledger: Ledger, place: RunMoment, root: Id) -> t
 
 
 class FilesSide(msgspec.Struct, frozen=True):
-    """One of two snapshots: of which run, at which place."""
+    """One of two snapshots: its run and position."""
 
     run: str
     seq: int
@@ -342,8 +342,8 @@ class FilesSide(msgspec.Struct, frozen=True):
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one path. `lines` are of a unified diff where both sides are text, or there is only one;
-    `about` says what else there is to say: that it is binary, how large, where it leads, which mode it got."""
+    """The change of one path. `lines` is a unified diff if both sides are text, or only one exists; `about` has the
+    rest: binary, size, link target, new mode."""
 
     path: str
     how: How
@@ -356,7 +356,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilesDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is other between two snapshots, by path. False: nothing is."""
+    """All changes between two snapshots, by path. False: none."""
 
     before: FilesSide
     after: FilesSide
@@ -369,7 +369,7 @@ class FilesDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def between(log: Log, one: tuple[str, RunMoment], two: tuple[str, RunMoment]) -> FilesDiff | str | None:
-    """What is other between two places, of one run or of two; why that cannot be said; None where no files are kept."""
+    """Returns the changes between two positions; or why they are unknown; None without a workspace."""
     ledgers = [log.ledger(run) for run, _ in (one, two)]
     bound = [ledger.facts.workspace is not None for ledger in ledgers]
     if not all(bound):
@@ -379,7 +379,7 @@ def between(log: Log, one: tuple[str, RunMoment], two: tuple[str, RunMoment]) ->
     for (run, place), ledger in zip((one, two), ledgers, strict=True):
         root, label = root_at(ledger, place), place.label
         if root is None:
-            # Before the first snapshot nothing of ours had changed anything.
+            # Before the first snapshot the run had changed nothing.
             first = min(ledger.captures, key=lambda capture: capture.after, default=None)
             if first is None:
                 return f"no snapshot of the files of {run} was made yet"
@@ -396,7 +396,7 @@ def between(log: Log, one: tuple[str, RunMoment], two: tuple[str, RunMoment]) ->
 
 
 def compared(before: FilesSide, after: FilesSide, one: Id, two: Id, load: Load) -> FilesDiff:
-    """What is other between two snapshots, with the lines of small texts."""
+    """Returns the changes between two snapshots, with the lines of small texts."""
     counts: Counter[How] = Counter()
     changes: list[FileChange] = []
     left_out, diffed, lines = 0, 0, 0
@@ -435,7 +435,7 @@ def _told(change: tree.Change, load: Load, *, with_lines: bool) -> FileChange:
 
 
 def _other(before: Entry | None, after: Entry | None) -> str:
-    """What changed beside the content."""
+    """Describes changes beyond the content."""
     if before is None or after is None:
         only = before or after
         return "" if only is None or only.kind == tree.FILE else f"{only.sort}{_leads(only)}"
@@ -456,7 +456,7 @@ def _leads(entry: Entry) -> str:
 
 
 class _No(msgspec.Struct, frozen=True):
-    """Why something is not compared line by line."""
+    """Why a file is not compared line by line."""
 
     why: str
 
@@ -478,7 +478,7 @@ def _text(entry: Entry | None, load: Load) -> str | _No:
 
 
 def _unified(before: str, after: str) -> Iterator[str]:
-    """The lines of a unified diff, less its head; a last line that is not ended says so."""
+    """Returns the lines of a unified diff without its header; marks a missing final newline."""
     made = unified_diff(_lines(before), _lines(after), lineterm="\n")
     for number, line in enumerate(made):
         if number < 2:

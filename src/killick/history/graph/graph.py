@@ -1,8 +1,7 @@
-"""A run with its forks, its children and what its rewinds left, as lanes of one drawing. Changes nothing.
+"""A run with its forks, its children and its rewound timelines, as the lanes of a graph. Read-only.
 
-A lane is one timeline, less what it shares with the lane that it leaves: so each step is on one lane, and a lane hangs
-off the step after which it leaves. Where a drawing has no room for all, `kept` says what stays; of a long timeline only
-that is read.
+A lane is one timeline without the prefix shared with its parent lane. So each step is on one lane, and a lane branches
+off after a step. If the graph is too large, `kept` selects the steps; of a long timeline only those are read.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from killick.model.fold import Fold, StepStatus
 from killick.model.ledger import EffectStatus, Ledger
 
 RUNS_MAX: Final = 40
-"""So many runs of a family are drawn; the others are counted."""
+"""The maximum number of runs in a graph; the others are counted."""
 
 LEFT_MAX: Final = 20
-"""Of each run the parts that so many rewinds left, the latest; the others are counted."""
+"""The maximum number of rewound parts of each run, the latest; the others are counted."""
 
 CHILDREN_MAX: Final = 60
-"""Of each run so many children, the last; the others are counted."""
+"""The maximum number of children of each run, the last; the others are counted."""
 
 NOTABLE_MAX: Final = 24
-"""So many steps that something is to be said of stay on a lane that is folded."""
+"""The maximum number of notable steps that stay on a folded lane."""
 
 GRAPH_VERSION: Final = 1
 """The version of the JSON form, which docs/graph.md describes."""
@@ -45,7 +44,7 @@ _KEY: Final = re.compile(r":step_(?P<step>\d+(?:\.\d+)*)(?:~(?P<generation>\d+))
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Whose effect a step took instead of acting: of which run, and at which step there."""
+    """The run and the step whose effect a step reused."""
 
     run: str
     step: str
@@ -53,9 +52,9 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A step on its lane. `stands` is what the ledger knows of its effect today; `inside` are the steps of a scope.
+    """A step on its lane. `stands` is its effect's current status in the ledger; `inside` are the steps of a scope.
 
-    One that is `folded` stands for so many steps of a long lane that were not read.
+    A `folded` node replaces that many unread steps of a long lane.
     """
 
     number: str
@@ -79,18 +78,18 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether it is not known if it happened."""
+        """Whether its outcome is unknown."""
         return self.status == "in_doubt" or self.stands == "in_doubt"
 
     @property
     def notable(self) -> bool:
-        """Whether there is more to say of it than that it is done."""
+        """Whether it deserves more than "done"."""
         told = self.undone or self.adopted or self.undoes or self.given_by or self.in_doubt
         return bool(told) or self.status != "done" or any(each.notable for each in self.inside)
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One timeline. It leaves `parent` after that lane's node `after` (-1: before its first), at the place `cut`."""
+    """One timeline. It branches off `parent` after node `after` (-1: before its first), at position `cut`."""
 
     run: str
     sort: LaneSort
@@ -113,7 +112,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The family of a run: its lanes, each after the one that it leaves. `left_out`: how many lanes are not there."""
+    """A run tree: its lanes, each after its parent. `left_out`: the number of omitted lanes."""
 
     run: str
     root: str
@@ -121,7 +120,7 @@ class Graph(msgspec.Struct, frozen=True):
     left_out: int = 0
 
     def branches(self, lane: int) -> dict[int, list[int]]:
-        """The lanes that leave a lane, by the node after which they do."""
+        """Returns the lanes that branch off a lane, by node."""
         found: dict[int, list[int]] = {}
         for index, each in enumerate(self.lanes):
             if each.parent == lane:
@@ -130,7 +129,7 @@ class Graph(msgspec.Struct, frozen=True):
 
     @property
     def here(self) -> tuple[int, int] | None:
-        """Where the run is that was asked for: its lane, and the step that is not over, or the last."""
+        """The requested run's lane, and its open step, or its last."""
         for index, lane in enumerate(self.lanes):
             if lane.asked and lane.nodes:
                 live = (place for place, node in enumerate(lane.nodes) if not node.folded and not node.step.is_over)
@@ -138,7 +137,7 @@ class Graph(msgspec.Struct, frozen=True):
         return None
 
     def document(self) -> dict[str, Any]:
-        """The graph as JSON has it: no values, which `show --json` has."""
+        """Returns the graph as JSON, without values, which `show --json` has."""
         return {"version": GRAPH_VERSION, **_document(self)}
 
 
@@ -155,7 +154,7 @@ def _document(part: Any) -> Any:
 
 
 def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData | None = None) -> Graph:
-    """The whole lineage that a run belongs to, from the run that was never forked, with all their children."""
+    """Returns the run tree of a run, from its root, with all children."""
     lineage = list(ancestors(log, run))
     root = lineage[-1]
     making = _Making(log, run, through)
@@ -178,12 +177,12 @@ def family(log: Log, run: str, *, runs_max: int = RUNS_MAX, through: RedactData 
 
 
 def _children(ledger: Ledger) -> list[str]:
-    """The runs that a run started; of very many the last."""
+    """Returns a run's children; of very many the last."""
     return list(dict.fromkeys(child.run for child in ledger.children[-CHILDREN_MAX:]))
 
 
 class _Making:
-    """Makes lanes, run by run, each run after the one that it comes from."""
+    """Builds lanes, run by run, each after its parent."""
 
     def __init__(self, log: Log, asked: str, through: RedactData | None) -> None:
         self.log = log
@@ -197,7 +196,7 @@ class _Making:
         self._stands: dict[tuple[str, str], EffectStatus] = {}
 
     def take(self, run: str, lineage: Sequence[str] = ()) -> Ledger:
-        """Add the lanes of a run: its timeline now, then what its rewinds left, the latest first."""
+        """Adds a run's lanes: its current timeline, then its rewound parts, the latest first."""
         log, head = self.log, self.log.head(run)
         fold, ledger = log.state(run).fold, log.ledger(run)
         is_long = len(fold.steps) > lanes.LONG
@@ -226,7 +225,7 @@ class _Making:
     def _leaving(
         self, run: str, ledger: Ledger, lineage: Sequence[str], rewinds: Sequence[tuple[int, e.RunRewound]]
     ) -> Iterator[int]:
-        """The events of a run beside which others leave it."""
+        """Returns the events of a run at which others branch off."""
         log = self.log
         forks = [*(each for each in lineage if log.head(each).parent == run), *ledger.facts.forks[:RUNS_MAX]]
         for fork in forks:
@@ -238,7 +237,7 @@ class _Making:
         yield from (event.cut for _, event in rewinds)
 
     def finished(self) -> Iterator[Lane]:
-        """The lanes, when all runs were taken: then it is known what became of effects that steps took from others."""
+        """Returns the lanes once all runs are added, because only then the reused effects are resolved."""
         for lane in self.lanes:
             yield replace(lane, nodes=tuple(map(self._settled, lane.nodes)))
 
@@ -279,14 +278,14 @@ class _Making:
         )  # fmt: skip
 
     def _cut(self, forked: e.RunForked, conditions: Sequence[Condition]) -> str:
-        """Where a fork left: after the step whose output it was given, or at the place of its cut."""
+        """Returns where a fork branches off: after the step whose output it replaced, or at its cut."""
         given = [condition.step for condition in conditions if condition.what == "output"]
         if given:
             return f"{given[-1]}:after"
         return place_of(self.log, forked.parent, forked.cut, "after")
 
     def _add(self, lane: Lane, path: Line, run: str, stands: Mapping[int, EffectStatus]) -> None:
-        """Put a lane down with those steps of its path that are on no other lane yet."""
+        """Adds a lane with the steps of its path that no other lane has."""
         index, nodes = len(self.lanes), list[Node]()
         for step in path.steps:
             if isinstance(step, int):
@@ -307,7 +306,7 @@ class _Making:
 
 
 def _folded(count: int) -> Node:
-    """So many steps that were not read."""
+    """Returns a node for that many unread steps."""
     step = Step(number="", sort="tool", name="", status="done", seq=0, intended_at=0)
     return replace(_node(step, "", {}, lambda _: True), folded=count)
 
@@ -324,7 +323,7 @@ def _node(step: Step, run: str, stands: Mapping[int, EffectStatus], wanted: Call
 
 
 def _source(step: Step, run: str) -> Source | None:
-    """Where an adopted effect was done. In the step's own run that is a generation before, so it is named."""
+    """Returns the source of a reused effect. In the step's own run it is an earlier generation, so it is named."""
     if step.adopted is None:
         return None
     found = _KEY.search(step.adopted.key)
@@ -335,7 +334,7 @@ def _source(step: Step, run: str) -> Source | None:
 
 
 def _inner(step: Step) -> list[Step]:
-    """The steps of a scope, branch by branch."""
+    """Returns the steps of a scope, branch by branch."""
     found = (entry for entry in step.entries if isinstance(entry, Step))
     return sorted(found, key=lambda each: [int(part) for part in each.number.split(".")])
 
@@ -347,19 +346,19 @@ def _inside(node: Node) -> Iterator[Node]:
 
 
 class Past(Boundary, frozen=True):
-    """A step of any timeline of a run. It is `left` if the run no longer stands on it; `~generation` then names it."""
+    """A step of any timeline of a run. It is `left` if rewound; `~generation` then names it."""
 
     generation: int
     left: bool
 
     @property
     def label(self) -> str:
-        """The step as a place is written."""
+        """Returns the step as a position is written."""
         return f"{self.step}~{self.generation}" if self.left else self.step
 
 
 def generations(log: Log, run: str) -> list[Past]:
-    """Every step that a run ever took, in the order in which it did: what it stands on, and what its rewinds left."""
+    """Returns every step that a run ever made, in order: current and rewound ones."""
     head = log.head(run)
     own = log.read(run, after=head.base, limit=max(head.seq, 1))
     leaves = [each.seq - 1 for each in own if isinstance(each.event, e.RunRewound)]
@@ -380,9 +379,9 @@ def generations(log: Log, run: str) -> list[Past]:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where everything stands on a grid: the column and the first row of each lane, and which rows are shown.
+    """A grid: the column and the first row of each lane, and the displayed rows.
 
-    Steps of one number share a row as long as their lanes are of one lineage; a range of rows is folded into one.
+    Steps with one number share a row while their lanes share ancestors; a range of rows is folded into one.
     """
 
     columns: tuple[int, ...]
@@ -391,7 +390,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def layout(graph: Graph) -> Layout:
-    """A grid on which no two lanes are in each other's way, and branches cross as few lanes as they can."""
+    """Returns a grid without overlapping lanes and with few crossings."""
     starts: list[int] = []
     for lane in graph.lanes:
         starts.append(0 if lane.parent is None else starts[lane.parent] + lane.after + 1)
@@ -407,7 +406,7 @@ def layout(graph: Graph) -> Layout:
         taken.extend([] for _ in range(len(taken), column + 1))
         taken[column].append((start, end))
         columns[lane] = column
-        # Who leaves last stands nearest, so that nobody who left before has to cross it.
+        # The latest branch is nearest, so that no earlier one crosses it.
         for _, branches in sorted(graph.branches(lane).items(), reverse=True):
             for branch in branches:
                 put(branch, column + 1)
@@ -436,9 +435,9 @@ def layout(graph: Graph) -> Layout:
 
 
 def kept(count: int, notable: Collection[int], anchors: Collection[int]) -> list[int | range]:
-    """What is shown of so many places in a row: those beside the ends and the anchors, and some of the notable ones.
+    """Selects the displayed positions of a row: those next to the ends and the anchors, and some notable ones.
 
-    A stretch that is not is a range; one that is shorter than the words for it is shown.
+    Omitted ranges are folded; one shorter than its label is displayed.
     """
     near = {place + by for place in (0, count - 1, *anchors) for by in (-1, 0, 1)}
     others = [place for place in sorted(notable) if place not in near]

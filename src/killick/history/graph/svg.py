@@ -1,9 +1,9 @@
-"""Draws a graph as SVG: one file, no scripts, no fonts from elsewhere, for light and dark. A pure function of a graph.
+"""Renders a graph as SVG: one file, no scripts, no external fonts, for light and dark. A pure function of a graph.
 
-Or as a part of a page, which brings the style, and where runs and steps are links.
+Also renders it as a part of a page, which supplies the style, with links on runs and steps.
 
-Lanes go down, side by side; steps of one number stand beside each other. A lane leaves the one that it comes from in
-the gap before its first step, where nothing is written but headings, so that no line runs through words.
+Lanes run downwards; steps with one number are in one row. A lane branches off in the gap before its first step, where
+only headings are, so that no line crosses text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from killick.history.graph.text import INSIDE_MAX, TextOf, brief, came_to, cells
 from killick.history.phrasing import counted
 
 CHAR: Final = 7.3
-"""How wide a letter is, at the most, in the fonts that are named."""
+"""The maximum character width in the named fonts."""
 
 LINE: Final = 17
 MARGIN: Final = 20
@@ -62,16 +62,16 @@ _DARK: Final = {
 
 
 LinkTo = Callable[[Lane, Node | None], str]
-"""Where a page tells more of a step, or of the run of a lane."""
+"""Returns the link of a step, or of a lane's run."""
 
 
 def svg(graph: Graph, *, text_of: TextOf = lambda _: None, link_to: LinkTo | None = None) -> str:
-    """The graph as one SVG document; with links, for a page that has the style."""
+    """Returns the graph as one SVG document; with links, for a page that supplies the style."""
     return "\n".join(_Svg(graph, layout(graph), text_of, link_to).document())
 
 
 class _Words(NamedTuple):
-    """A line of text at a place: its pieces, each with a class, and how far it is set in."""
+    """A line of text at a position: its spans, each with a class, and its indent."""
 
     pieces: tuple[tuple[str, str], ...]
     indent: int = 0
@@ -82,7 +82,7 @@ class _Words(NamedTuple):
 
 
 class _Svg:
-    """Places everything of one graph, then writes it."""
+    """Lays out one graph, then writes it."""
 
     def __init__(self, graph: Graph, grid: Layout, text_of: TextOf, link_to: LinkTo | None) -> None:
         self.graph = graph
@@ -92,7 +92,7 @@ class _Svg:
         self.count = max(grid.columns, default=0) + 1
         self.room = TEXT_MAX if self.count <= 6 else 30
         if link_to is not None:
-            # A page is as wide as it is; one or two lanes may have it.
+            # One or two lanes may use a page's full width.
             self.room = {1: 110, 2: 60}.get(self.count, self.room)
         self.headings = [self._heading(lane) for lane in graph.lanes]
         self.nodes: dict[tuple[int, int], list[_Words]] = {}
@@ -141,7 +141,7 @@ class _Svg:
             yield _Words(((more, "quiet"),), INDENT * (depth + 1))
 
     def _tip(self, node: Node, lane: Lane) -> str:
-        """What is told of a step when somebody points at it."""
+        """Returns a step's tooltip."""
         step = node.step
         at = datetime.fromtimestamp(node.at / 1_000_000, UTC).isoformat(" ", "seconds")
         given = cut(brief(step.arguments), TIP_CHARS) if step.arguments else ""
@@ -154,7 +154,7 @@ class _Svg:
     # where it stands --------------------------------------------------------------------------
 
     def _columns(self) -> list[float]:
-        """The left edge of each column, and of what would come next."""
+        """Returns the left edge of each column, and the right edge of the last."""
         widths = [TEXT_MIN] * self.count
         for index, lane in enumerate(self.graph.lanes):
             said = [*self.headings[index], _Words(((cut(ending(lane), self.room), ""),))]
@@ -167,7 +167,7 @@ class _Svg:
         return edges
 
     def _down(self) -> float:
-        """Give every gap, row and fold its place; the last is where the drawing ends."""
+        """Positions every gap, row and fold; the last is the bottom of the drawing."""
         y = MARGIN + (30.0 if self.link_to is None else 0.0)
         starts, ends = self._starts(), self._ends()
         for row in self.grid.rows:
@@ -195,7 +195,7 @@ class _Svg:
         return found
 
     def _ends(self) -> dict[int, list[int]]:
-        """The lanes that have steps, by the row after their last."""
+        """Returns the lanes that have steps, by the row after their last."""
         found: dict[int, list[int]] = {}
         for index, lane in enumerate(self.graph.lanes):
             if lane.nodes:
@@ -203,7 +203,7 @@ class _Svg:
         return found
 
     def _end(self, lane: int) -> float:
-        """Where a lane ends: in the gap after its last step, or in its own row if it has none."""
+        """Returns where a lane ends: in the gap after its last step, or in its own row if it has none."""
         row = self.grid.starts[lane] + len(self.graph.lanes[lane].nodes)
         return (self.words if self.graph.lanes[lane].nodes else self.rows)[row] + LINE / 2
 
@@ -246,7 +246,7 @@ class _Svg:
         return " ".join(told)
 
     def _rails(self, index: int) -> Iterator[str]:
-        """The line of a lane, and the one by which it leaves another."""
+        """Draws a lane's line, and its branch line."""
         lane, start, x = self.graph.lanes[index], self.grid.starts[index], self._line(index)
         hue = "past" if lane.sort == "left" else _HUES[self.grid.columns[index] % len(_HUES)]
         top = self.words[start]
@@ -314,7 +314,7 @@ class _Svg:
         yield self._linked("\n".join([*drawn, "</g>"]), lane, node)
 
     def _linked(self, drawn: str, lane: Lane, node: Node | None = None) -> str:
-        """What is drawn of a run or a step, as a link to where more is told of it."""
+        """Wraps a run's or a step's drawing in a link."""
         if self.link_to is None or (lane.sort == "left" and node is not None):
             return drawn
         named = f" data-run={quoteattr(lane.run)}" + (f" data-step={quoteattr(node.number)}" if node else "")
@@ -325,7 +325,7 @@ class _Svg:
         return f'<text x="{x + INDENT - RADIUS + line.indent:.1f}" y="{y + LINE * 0.74:.1f}">{pieces}</text>'
 
     def _legend(self) -> tuple[list[str], float]:
-        """The signs that are there, and what they mean; and where that ends."""
+        """Draws the legend of the used signs; returns its end."""
         made: list[str] = []
         nodes = [node for lane in self.graph.lanes for node in lane.nodes if not node.folded]
         found = {_sign(each) for node in nodes for each in (node, *_flat(node))}
@@ -344,7 +344,7 @@ class _Svg:
 
 
 def _flat(node: Node) -> list[Node]:
-    """What is drawn inside a step, in the order of its lines."""
+    """Returns the drawn parts of a step, in line order."""
     return [each for inner in node.inside[:INSIDE_MAX] for each in (inner, *_flat(inner))]
 
 
@@ -373,7 +373,7 @@ def _status(status: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A text that may stand in XML: what must not is shown as unreadable."""
+    """Escapes a text for XML; forbidden characters become a placeholder."""
     return escape("".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text))
 
 

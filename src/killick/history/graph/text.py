@@ -1,4 +1,4 @@
-"""Draws a graph: as lines of text for a terminal, and as SVG. Pure functions of a graph; prints nothing."""
+"""Renders a graph as lines of text for a terminal. Pure functions of a graph; prints nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from killick.history.timeline_parts import Step
 from killick.model.codec import plain
 
 INSIDE_MAX: Final = 8
-"""So many steps of a scope are drawn; the others are counted."""
+"""The maximum number of drawn steps of a scope; the others are counted."""
 
 SIGNS: Final = {
     "intended": "·", "running": "▸", "delayed": "↻", "waiting": "…", "in_doubt": "?", "done": "✓", "failed": "✗",
@@ -26,7 +26,7 @@ TextOf = Callable[[Any], str | None]
 
 
 class Span(NamedTuple):
-    """A piece of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left."""
+    """A part of a line. Its style is the status of a step or a run, or one of: run, name, quiet, cut, note, left."""
 
     text: str
     style: str = ""
@@ -39,12 +39,12 @@ Line = tuple[Span, ...]
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes on a terminal, or in a font whose letters are of one width."""
+    """Returns a text's width in terminal columns."""
     return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 def cut(text: str, room: int) -> str:
-    """A text on one line and no wider than the room there is."""
+    """Cuts a text to one line of that width."""
     text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     if cells(text) <= room:
         return text
@@ -54,12 +54,12 @@ def cut(text: str, room: int) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value as text: words as they are, the rest as JSON."""
+    """Returns a value as text: strings unchanged, the rest as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(plain(value)).decode()
 
 
 def what(node: Node) -> str:
-    """A step in a few words."""
+    """Returns a step in a few words."""
     step = node.step
     match node.sort:
         case "decision" if step.decision is not None:
@@ -84,7 +84,7 @@ def what(node: Node) -> str:
 
 
 def came_to(step: Step, text_of: TextOf) -> str:
-    """What a step returned, or why it failed; empty where there is nothing to say."""
+    """Returns a step's result or failure; empty if none."""
     if step.failure is not None:
         return f"{step.failure.type.rpartition('.')[2]}: {step.failure.message}".removesuffix(": ")
     if step.status != "done" or step.sort in ("child", "undo", "scope") or step.output is None:
@@ -100,7 +100,7 @@ def came_to(step: Step, text_of: TextOf) -> str:
 
 
 def notes(node: Node, lane: Lane) -> list[str]:
-    """What is to be said of a step beside how it ended."""
+    """Returns remarks on a step beyond its outcome."""
     told: list[str] = []
     if node.adopted is not None:
         source = node.adopted
@@ -119,7 +119,7 @@ def notes(node: Node, lane: Lane) -> list[str]:
 
 
 def heading(lane: Lane) -> list[str]:
-    """What a lane is: the run, then where it left what, and what was changed."""
+    """Returns a lane's heading: the run, its origin, and its changes."""
     by = f" by {lane.by}" if lane.by else ""
     because = [f"“{lane.because}”"] if lane.because else []
     match lane.sort:
@@ -135,7 +135,7 @@ def heading(lane: Lane) -> list[str]:
 
 
 def ending(lane: Lane) -> str:
-    """How a lane ends."""
+    """Returns a lane's ending."""
     if lane.sort == "left":
         return "left"
     told = f"{lane.status}: {lane.failed}" if lane.failed else lane.status
@@ -146,7 +146,7 @@ def ending(lane: Lane) -> str:
 
 
 def text(graph: Graph, width: int = 100, *, text_of: TextOf = lambda _: None) -> list[Line]:
-    """The graph as lines that fit a width: a lane goes down, and what leaves it stands at its right, whole."""
+    """Returns the graph as lines that fit a width: lanes run downwards, and branches are indented."""
     lines = list(_Text(graph, text_of).lane(0, ()))
     lines += [line for index, lane in enumerate(graph.lanes) if index and lane.parent is None
               for line in _Text(graph, text_of).lane(index, ())]  # fmt: skip
@@ -163,7 +163,7 @@ class _Text:
         self.text_of = text_of
 
     def lane(self, index: int, lead: Line) -> Iterator[Line]:
-        """A lane with all that leaves it. `lead` is the lanes at its left."""
+        """Writes a lane and its branches. `lead` draws the lanes at its left."""
         lane, branches = self.graph.lanes[index], self.graph.branches(index)
         dim = lane.sort == "left"
         rail = Span("┊ " if dim else "│ ", "quiet")
@@ -214,12 +214,12 @@ def _called(node: Node, *, dim: bool) -> Span:
 
 
 def _joined(lead: Line, lane: Lane) -> Line:
-    """The lanes at the left of a heading, the last of them with the branch that leaves it."""
+    """Draws the lanes left of a heading, the last with its branch."""
     return lead if lane.parent is None else (*lead[:-1], Span("├─", "quiet"))
 
 
 def _fit(line: Sequence[Span], width: int) -> Line:
-    """A line no wider than that: what comes last gives way first."""
+    """Cuts a line to a width, from its end."""
     found: list[Span] = []
     for span in line:
         if cells(span.text) > width:

@@ -1,6 +1,6 @@
-"""One timeline for a drawing: all of its steps, or, of a long one, those at its ends and those worth a look.
+"""Selects a timeline's steps for a graph: all, or, for a long one, its ends and the notable ones.
 
-Reads what it shows: of a run of twenty thousand steps some dozens. Changes nothing.
+Reads only the selected steps: some dozens of a run of twenty thousand. Changes nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from killick.model.ledger import Effect, EffectStatus, Ledger
 from killick.model.typed import convert
 
 LONG: Final = 400
-"""A timeline of more steps is not read whole."""
+"""A longer timeline is not read whole."""
 
 HEAD: Final = 6
 TAIL: Final = 14
-"""So many steps of a long timeline are drawn at its beginning and at its end."""
+"""The number of steps at each end of a long timeline."""
 
 NOTABLE_MAX: Final = 12
-"""And so many between, of which there is something to be said."""
+"""The maximum number of notable steps between them."""
 
 REWINDS_MAX: Final = 2
-"""Of a long run what so many rewinds left is drawn, the latest."""
+"""The maximum number of rewinds of a long run, the latest."""
 
 
 class LaneSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drawing says of a run beside its steps."""
+    """A graph's facts about a run besides its steps."""
 
     run: str
     agent: str
@@ -53,7 +53,7 @@ class LaneSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(Protocol):
-    """A timeline as a drawing has it; a number among its steps stands for so many that are not read."""
+    """A timeline in a graph; a number among its steps replaces that many unread ones."""
 
     @property
     def steps(self) -> Sequence[Step | int]: ...
@@ -62,7 +62,7 @@ class Line(Protocol):
 
 
 def told_of(timeline: Timeline) -> LaneSummary:
-    """What is said of a run whose timeline is there."""
+    """Returns the facts about a run with a known timeline."""
     failure = timeline.failed.failure if timeline.failed is not None else None
     names = [name for name in LaneSummary.__struct_fields__ if name != "failed"]
     return LaneSummary(**{name: getattr(timeline, name) for name in names}, failed=_words(failure))
@@ -76,17 +76,17 @@ def _words(failure: Failure | None) -> str | None:
 
 
 class _Unstaged(Making):
-    """Makes steps for a drawing, which does not say in which stage of the plan each was taken."""
+    """Builds steps for a graph, which omits the stages of a plan."""
 
     def _stage_before(self, step: folds.Step) -> str | None:
         return None
 
 
 class Glimpse:
-    """A long timeline: its ends, what is beside the events that are named, and what is worth a look.
+    """A long timeline: its ends, the steps near the given events, and the notable ones.
 
-    since   what ended up to this event is another lane's; of that only the last step is here, which it hangs off
-    near    events beside which lanes leave this one
+    since   steps up to this event are on another lane; of those only the last, the branch point, is included
+    near    events at which lanes branch off this one
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Glimpse:
         return self.fold.steps[index].ended or self.fold.facts.seq + 1
 
     def _chosen(self, near: Iterable[int]) -> list[int]:
-        """The places of the run's own steps that are shown."""
+        """Returns the indexes of the selected own steps."""
         fold, total = self.fold, len(self.fold.tops)
         places = {*range(self._first, self._first + HEAD), *range(total - TAIL, total)}
         for seq in near:
@@ -124,7 +124,7 @@ class Glimpse:
         return {int(top) - 1 for top in tops if top.isdecimal()}
 
     def _read(self, places: list[int]) -> Iterator[Step | int]:
-        """The steps at these places, and how many are between them; what is one alone is read as well."""
+        """Reads these steps, and counts those between; a single one between is read too."""
         shown = {place + 1 for place in places if place + 2 in places} | set(places)
         last = self._first
         for first, end in _stretches(sorted(shown)):
@@ -148,7 +148,7 @@ class Glimpse:
         )  # fmt: skip
 
     def key(self, number: str) -> tuple[Any, ...]:
-        """As a path has it."""
+        """As in `compare_runs.Path`."""
         step = self.fold.step(number)
         assert step is not None
         intended = self._owner(step.intended), step.intended
@@ -161,7 +161,7 @@ class Glimpse:
 
 
 def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Places that follow upon each other, as the first and the one after the last."""
+    """Groups consecutive indexes into half-open ranges."""
     start = 0
     for at in range(1, len(places) + 1):
         if at == len(places) or places[at] != places[at - 1] + 1:
@@ -173,7 +173,7 @@ def line_of(
     log: Log, run: str, fold: Fold, at: int | None = None, *, since: int = 0, near: Iterable[int] = (),
     through: RedactData | None = None,
 ) -> tuple[Line, LaneSummary]:  # fmt: skip
-    """The timeline of a run at its head or after an event, and what is said of it."""
+    """Returns a run's timeline at its head or after an event, and its facts."""
     if len(fold.steps) <= LONG:
         path = Path(log, run, at, through=through)
         return path, told_of(path.timeline)
@@ -182,7 +182,7 @@ def line_of(
 
 
 def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewound]], int]:
-    """Where a run was rewound, the latest first; and how often more, where it is too long to look for all."""
+    """Returns a run's rewinds, the latest first; and the number of unread ones, if it is very long."""
     head = log.head(run)
     if len(fold.steps) <= LONG:
         own = log.read(run, after=head.base, limit=max(head.seq, 1))
@@ -192,7 +192,7 @@ def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewoun
     found: list[tuple[int, e.RunRewound]] = []
     generation, last = fold.facts.generation, head.seq
     while generation > before and len(found) < REWINDS_MAX:
-        # Every rewind raises the generation, so that the one that made this one is found by halving.
+        # Every rewind raises the generation, so bisection finds the one that made this generation.
         places = range(head.base + 1, last + 1)
         seq = places[bisect_left(places, generation, key=lambda at: log.ledger(run, at).facts.generation)]
         event = log.event(run, seq)
@@ -203,7 +203,7 @@ def rewinds(log: Log, run: str, fold: Fold) -> tuple[list[tuple[int, e.RunRewoun
 
 
 class Stands(Mapping[int, EffectStatus]):
-    """What the ledger knows of an effect, by where it was intended; looked up, for there may be many."""
+    """Looks up an effect's status in the ledger by its intention's seq."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._effects: Sequence[Effect] = ledger.effects

@@ -1,7 +1,6 @@
-"""Brings the marks of a store up to date when somebody asks; where they cannot be written, reads all logs instead.
+"""Updates the search index of a store on demand; if it is not writable, scans all logs instead.
 
-Marks are made in small commits, so that whoever writes a log waits for none of them for long, and two processes that
-do it at once only do the same work twice.
+Terms are committed in small batches, so that writers never wait long. Two concurrent processes only duplicate work.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from killick.model.state import State
 from killick.store.protocol import READ_LIMIT, Behind, Head, TermBatch, TermPosition
 
 Progress = Callable[[int], None]
-"""Told how many events were marked so far."""
+"""Called with the number of events indexed so far."""
 
 _RUNS: Final = 1_000
-"""Runs that are asked for at a time."""
+"""The number of runs in one read."""
 
 _ROWS: Final = 1_000
-"""Rows of one run that are read at a time."""
+"""The number of rows of one run in one read."""
 
 _MARKS: Final = 2_000
-"""Marks in one commit: whoever writes meanwhile waits some ten milliseconds for it."""
+"""The number of terms in one commit: a concurrent writer waits some ten milliseconds for it."""
 
 
 class Marked(Protocol):
-    """Finds places by groups of terms, as `Store.marked` does."""
+    """Finds events by groups of terms, as `Store.marked` does."""
 
     def __call__(
         self,
@@ -47,7 +46,7 @@ class Marked(Protocol):
 
 
 class CaughtUp:
-    """How many events were marked, and the runs that could not be read."""
+    """The number of indexed events, and the unreadable runs."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -55,7 +54,7 @@ class CaughtUp:
 
 
 def catch_up(log: Log, progress: Progress | None = None) -> CaughtUp:
-    """Mark every event that no question has seen yet."""
+    """Indexes all new events."""
     done, waiting, size, after = CaughtUp(), list[TermBatch](), 0, 0
     while behind := log.store.unmarked(after=after, limit=_RUNS):
         after = behind[-1].number
@@ -86,12 +85,12 @@ def _markings(log: Log, behind: Sequence[Behind], done: CaughtUp) -> Iterator[Te
 
 
 def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
-    """The marks of one run, part by part. Where values were erased since it was marked, all are made anew."""
+    """Returns the terms of one run in batches. If values were erased since, all are rebuilt."""
     run, base, seq, anew = behind.run, behind.base, behind.marked, False
     while True:
         head = log.head(run)
         marker = marker_of(log, run, base, seq)
-        # What was erased before we began to read, we never saw.
+        # Values erased before this read were never indexed.
         seen = head.seq if seq == base else seq
         for rows in _rows(log, run, seq):
             if any(row_seq > seen and isinstance(event, e.ValueErasedOnPurpose) for row_seq, event, _ in rows):
@@ -110,7 +109,7 @@ def _run_markings(log: Log, behind: Behind) -> Iterator[TermBatch]:
 def _rows(
     log: Log, run: str, after: int, up_to: int | None = None
 ) -> Iterator[list[tuple[int, e.Event, bytes | None]]]:
-    """A run's own events in parts, up to where they can be read; the part before an unreadable one comes whole."""
+    """Returns a run's own events in batches, up to the first unreadable one."""
     while rows := log.store.read(run, after=after, limit=_ROWS):
         part: list[tuple[int, e.Event, bytes | None]] = []
         wanted = rows if up_to is None else [row for row in rows if row.seq <= up_to]
@@ -128,14 +127,14 @@ def _rows(
 
 
 def marker_of(log: Log, run: str, base: int, at: int) -> Marker:
-    """A marker for a run's events after a seq."""
+    """Returns a term extractor for a run's events after a seq."""
     row = log.store.index(run)
     agent = row.agent if row is not None else log.state(run).agent
     return Marker(run, agent, base, log.ledger(run, at) if at else Ledger(), _Before(log, run, at))
 
 
 class _Before:
-    """What a log says of events before those that are being marked."""
+    """Reads earlier events for the extractor."""
 
     def __init__(self, log: Log, run: str, at: int) -> None:
         self._log, self._run, self._at = log, run, at
@@ -167,7 +166,7 @@ class _Before:
 
 
 def lineage(log: Log, run: str) -> Iterator[tuple[Head, int]]:
-    """A run and those it was forked from, each with the last seq that belongs to the run."""
+    """Returns a run and its ancestors, each with its last seq in the run's log."""
     head = log.head(run)
     up_to = head.seq
     while True:
@@ -178,7 +177,7 @@ def lineage(log: Log, run: str) -> Iterator[tuple[Head, int]]:
 
 
 def owner_of(log: Log, run: str, seq: int) -> str:
-    """The run of a lineage in whose own log an event stands."""
+    """Returns the ancestor whose own log holds an event."""
     return next(head.run for head, _ in lineage(log, run) if seq > head.base or head.parent is None)
 
 
@@ -186,7 +185,7 @@ def owner_of(log: Log, run: str, seq: int) -> str:
 
 
 class Scan:
-    """Reads logs from their beginning: those of one run's lineage, or all. Keeps only what the groups fit."""
+    """Scans logs from their start: one run's ancestors, or all. Keeps only matching events."""
 
     def __init__(self, log: Log, groups: Sequence[Collection[int]], run: str | None = None) -> None:
         self.unread: list[str] = []
@@ -230,7 +229,7 @@ class Scan:
         before: TermPosition | None = None,
         limit: int = READ_LIMIT,
     ) -> list[TermPosition]:
-        """As `Store.marked`, for the groups that were scanned for and for links."""
+        """As `Store.marked`, for the scanned groups and for links."""
         if [frozenset(group) for group in all_of] == self._groups:
             found = self._places
         else:

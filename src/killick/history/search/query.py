@@ -1,8 +1,8 @@
-"""Questions across runs and time: decisions, calls, failures, effects, answers. Answered from marks, judged by the log.
+"""Queries across runs and time: decisions, calls, failures, effects, answers. The index finds candidates; the log
+decides.
 
-Runs are marked when somebody asks, so whoever writes a log pays nothing for it. A mark only says where to look: what
-is found is read from the log, and what does not fit is passed over. Everything that ever happened is found, also what
-was rewound since.
+Indexing happens on query, so that appends pay nothing for it. Each candidate is read from its log, and false positives
+are skipped. Rewound events are found too.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ T = TypeVar("T", bound=SearchHit)
 
 
 class Within(TypedDict, total=False):
-    """What any question may be narrowed to. A fork's run includes what it shares with its parent.
+    """Filters for any query. A fork's run includes the events shared with its parent.
 
-    The times are of events: from `since_us` on, and before `until_us`. The limit is 100, and None for all there is.
+    Times are those of events: from `since_us` on, and before `until_us`. The limit is 100 by default; None: no limit.
     """
 
     agent: str | None
@@ -79,14 +79,14 @@ class _Where(TypedDict):
 
 
 class Finder:
-    """One method a question, so that each has its own words and its own kind of answer; each with `.soon`."""
+    """One method for each kind of query, with its own filters and result type; each with `.soon`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     @Both
     def catch_up(self, progress: Progress | None = None) -> int:
-        """Mark what happened since somebody last asked, as every question does first; says how many events it was."""
+        """Indexes new events, as every query does first; returns their number."""
         return catch_up(self._log, progress).events
 
     @Both
@@ -99,7 +99,7 @@ class Finder:
         because: str | None = None,
         **within: Unpack[Within],
     ) -> Findings[FoundDecision]:
-        """Decisions by question, choice and decider, whatever their case. `because` is a part of their reason."""
+        """Finds decisions by question, choice and decider, ignoring case. `because` is a part of the reason."""
         groups: list[set[int]] = [{term("decision")}]
         if question is not None:
             groups.append({term("question", "is", folded(question)), term("question", "open")})
@@ -129,7 +129,7 @@ class Finder:
     def calls(
         self, tool: str | None = None, *, where: Mapping[str, Any] | None = None, **within: Unpack[Within]
     ) -> Findings[FoundCall]:
-        """Calls of tools. `where` gives arguments by dotted path; a list fits when one of its items does."""
+        """Finds tool calls. `where` gives arguments by dotted path; a list matches if one of its items does."""
         wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
 
         def read(reader: _Reader, place: TermPosition, event: e.Event) -> Iterator[FoundCall]:
@@ -157,7 +157,7 @@ class Finder:
     def failures(
         self, kind: str | None = None, *, tool: str | None = None, **within: Unpack[Within]
     ) -> Findings[FoundFailure]:
-        """Failures of attempts, steps and runs. `kind` is a type's name, as `StepFailed.is_a` takes it, whatever its
+        """Finds failures of attempts, steps and runs. `kind` is a type name as in `StepFailed.is_a`, without regard to
         case, or one of timeout, cancelled, died, expired."""
         groups: list[set[int]] = [{term("failure")}]
         if kind is not None:
@@ -196,7 +196,7 @@ class Finder:
         where: Mapping[str, Any] | None = None,
         **within: Unpack[Within],
     ) -> Findings[FoundEffect]:
-        """What was done to the world, as the ledgers have it: whatever was rewound, it stands until it is undone."""
+        """Finds effects from the ledgers: a rewound effect counts until it is compensated."""
         wanted = {path: TermQuery(value) for path, value in (where or {}).items()}
         narrowed = {"undone": [{term("undone")}], "in_doubt": [{term("in doubt")}]}.get(status or "", [])
         told = set[tuple[str, int, str]]()
@@ -228,7 +228,7 @@ class Finder:
         to: str | None = None,
         **within: Unpack[Within],
     ) -> Findings[FoundAnswer]:
-        """What people answered: who, with which verb, to a question asked of whom."""
+        """Finds people's answers, by person, verb and approvers."""
         groups: list[set[int]] = [{term("answer")}]
         for word, given in (("by", by), ("verb", verb), ("to", to)):
             if given is not None:
@@ -275,7 +275,7 @@ class Finder:
             marked, unread = scan.marked, scan.unread
         reader = _Reader(log, marked, unread)
         if run is not None:
-            # Marks lie in the order of time; through a single run its own log is the shorter way.
+            # The index is in time order; for a single run its own log is shorter.
             marked = Scan(log, groups, run).marked
         places = _places(marked, groups, within.get("since_us"), within.get("until_us"))
         found = (hit for place in places for hit in reader.hits(read, place))
@@ -285,13 +285,13 @@ class Finder:
 
 
 _Read = Callable[["_Reader", TermPosition, e.Event], Iterator[T]]
-"""What an event tells, if it is what was asked for."""
+"""Returns an event's result, if it matches."""
 
 
 def _places(
     marked: Marked, groups: Sequence[Collection[int]], since_us: int | None, until_us: int | None
 ) -> Iterator[TermPosition]:
-    """Places, newest first, page by page."""
+    """Yields positions, newest first, page by page."""
     before: TermPosition | None = None
     size = _PAGE_MIN
     while page := marked(groups, since_us=since_us, until_us=until_us, before=before, limit=size):
@@ -302,13 +302,13 @@ def _places(
 
 
 def _narrowed(tool: str | None, wanted: Mapping[str, TermQuery]) -> list[set[int]]:
-    """The groups for a tool and its arguments, the rarest first."""
+    """Returns the groups for a tool and its arguments, the rarest first."""
     arguments = [value_wanted("argument", path, value) for path, value in wanted.items()]
     return [each for each in arguments if each is not None] + ([] if tool is None else [{term("tool", tool)}])
 
 
 def _have(arguments: Any, wanted: Mapping[str, TermQuery]) -> bool:
-    """Whether arguments are those that were asked for."""
+    """Returns whether arguments match."""
     found = leaves(plain(arguments)) if wanted else []
     return all(value.fits_at(path, found) for path, value in wanted.items())
 
@@ -326,7 +326,7 @@ def _folded_leaves(value: Any) -> Iterator[Leaf]:
 
 
 class _Reader:
-    """Reads for one question what stands at places, and remembers what it has read of their runs."""
+    """Reads candidates for one query, and caches their runs."""
 
     def __init__(self, log: Log, marked: Marked, unread: list[str]) -> None:
         self._log, self._marked, self._unread = log, marked, unread
@@ -336,7 +336,7 @@ class _Reader:
         self._agents: dict[str, str] = {}
 
     def hits(self, read: _Read[T], place: TermPosition) -> Iterator[T]:
-        """What a place tells. One whose event is gone tells nothing, and one that cannot be read is set down."""
+        """Returns a position's results: none for a missing event; an unreadable one is recorded."""
         try:
             yield from read(self, place, self._log.event(place.run, place.seq))
         except StoreError:
@@ -356,25 +356,25 @@ class _Reader:
         }
 
     def data(self, place: TermPosition) -> Mapping[str, Any]:
-        """The values of an event, or the marks of their absence where they were erased."""
+        """Returns an event's values, with `Erased` for erased ones."""
         try:
             return self._log.data(place.run, place.seq)
         except ValueErased as error:
             return dict.fromkeys(_VALUES, Erased(error.digest))
 
     def owner(self, place: TermPosition) -> str:
-        """Whose own log the event stands in: a fork's marks may name one of its parent's."""
+        """Returns the run whose own log holds the event: a fork's index may name its parent's."""
         return owner_of(self._log, place.run, place.seq)
 
     def step(self, place: TermPosition, step: str) -> Step | None:
-        """A step as it became, or as it was when it was rewound."""
+        """Returns a step's final state, or its state when it was rewound."""
         return self._state(place).fold.step(step)
 
     def output(self, place: TermPosition, step: Step | None) -> Any:
         return self._state(place).output_of(step) if step is not None and step.status == "done" else None
 
     def asked(self, place: TermPosition, step: str) -> tuple[tuple[str, ...], Any]:
-        """Who was asked, and what, before an answer came."""
+        """Returns the approvers and the question before an answer."""
         state = self._state_at(place.run, place.seq - 1)
         wait = state.fold.facts.waits.get(step)
         return ((), None) if wait is None else (wait.to, state.data(wait.opened).get("prompt"))
@@ -385,7 +385,7 @@ class _Reader:
         return next((message.at_us for message in messages if message.number == number), place.at_us)
 
     def effects(self, run: str, seq: int) -> Sequence[Effect]:
-        """The effects that a run's ledger has of an intention."""
+        """Returns the ledger's effects of an intention."""
         if run not in self._effects:
             by_intention: dict[int, list[Effect]] = {}
             for effect in self._log.ledger(run).effects:
@@ -395,7 +395,7 @@ class _Reader:
         return self._effects[run].get(seq, ())
 
     def standing(self, run: str, effect: Effect) -> Standing | None:
-        """Whether an effect stands, by its own run and by forks that undid it; None: it did not happen."""
+        """Returns whether an effect is in force, by its own run and by compensating forks; None: it did not happen."""
         if effect.status == "did_not_happen":
             return None
         if effect.status == "undone" or self._undone_by_fork(run, effect):
@@ -414,7 +414,7 @@ class _Reader:
         return self._agents[run]
 
     def _rewound_at(self, place: TermPosition) -> int | None:
-        """Where the run was taken back to before an event, if it was."""
+        """Returns the rewind that dropped an event, if any."""
         run = place.run
         if run not in self._rewinds:
             found = [

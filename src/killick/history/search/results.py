@@ -1,4 +1,4 @@
-"""What questions across runs find: one kind of answer for each question, and what came with them."""
+"""Search results: one type for each kind of query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound="SearchHit", covariant=True)
 
 
 class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that answers a question. `rewound`: the run was taken back to before it since."""
+    """An event that matches a query. `rewound`: a later rewind dropped it."""
 
     run: str
     agent: str
@@ -26,7 +26,7 @@ class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundDecision(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="decision"):
-    """What was chosen, from what, by whom and why."""
+    """A decision: its options, choice, author and reason."""
 
     question: Any
     options: Any
@@ -36,7 +36,7 @@ class FoundDecision(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class FoundCall(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="call"):
-    """A call of a tool, and what came of it."""
+    """A tool call, and its outcome."""
 
     tool: str
     arguments: Any
@@ -46,7 +46,7 @@ class FoundCall(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="cal
 
 
 class FoundFailure(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="failure"):
-    """What went wrong: an attempt of a step, a step before it touched anything, or the whole run."""
+    """A failure: of an attempt, of a step before any effect, or of the whole run."""
 
     of: Literal["attempt", "step", "run"]
     tool: str | None
@@ -57,7 +57,7 @@ class FoundFailure(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class FoundEffect(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="effect"):
-    """Something that was done to the world: it stands, it was undone, or nobody knows."""
+    """An effect: in force, compensated, or unknown."""
 
     tool: str
     key: str
@@ -66,7 +66,7 @@ class FoundEffect(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="e
 
 
 class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="answer"):
-    """What a person answered. `at_us` is when the run took it, `answered_at_us` when it was given."""
+    """A person's answer. `at_us` is when the run received it, `answered_at_us` when it was given."""
 
     prompt: Any
     to: tuple[str, ...]
@@ -78,9 +78,9 @@ class FoundAnswer(SearchHit, frozen=True, kw_only=True, tag_field="kind", tag="a
 
 
 class Findings(Sequence[T], Generic[T]):
-    """What was found, newest first. `more`: there is more than was asked for.
+    """Results, newest first. `more`: there are more beyond the limit.
 
-    `scanned`: why all logs were read instead of the index. `unread`: runs that could not be read.
+    `scanned`: why all logs were scanned instead of the index. `unread`: unreadable runs.
     """
 
     def __init__(self, items: Sequence[T], *, more: bool, scanned: str | None, unread: tuple[str, ...]) -> None:

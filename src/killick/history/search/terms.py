@@ -1,10 +1,10 @@
-"""What events are found by: their terms. Pure: knows events and stored values, and neither stores nor clocks.
+"""Extracts search terms from events. Pure: knows events and stored values, neither stores nor clocks.
 
-A term is the number of a few words: `call`, `tool send_email`, `argument to ada@x.org`. It stands at the event that
-a question finds. Terms may promise too much but never too little: whoever asks reads the event and judges by what it
-says. So where a value is too long, lies in a piece of its own, or is one of too many, an *open* term stands for it.
+A term is the hash of a few words: `call`, `tool send_email`, `argument to ada@x.org`, at the event that a query finds.
+False positives are allowed, false negatives are not: a query reads the event and checks it. So a value that is too
+long, in a separate chunk, or one of too many, gets an *open* term.
 
-What is hashed here is what stores keep: change it only together with a migration that empties `marks` and `marked`.
+Stores keep these hashes: change them only together with a migration that empties `marks` and `marked`.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from killick.model.ledger import Effect, Ledger
 from killick.store.protocol import TermRow
 
 LEAVES_MAX: Final = 32
-"""Scalars of one event that are marked by themselves."""
+"""The maximum number of scalars of one event with own terms."""
 
 TEXT_CHARS_MAX: Final = 200
-"""A longer one is left open: nobody asks for it by its whole text."""
+"""A longer text gets an open term: no query contains its whole text."""
 
 PEOPLE: Final = ("answer", "settlement")
-"""What a wait is for when a person ends it."""
+"""The waits that a person ends."""
 
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
 def term(*words: str) -> int:
-    """The number of some words."""
+    """Returns the hash of some words."""
     return int.from_bytes(sha256(_encode(words)).digest()[:8], "big", signed=True)
 
 
 _often: Final = lru_cache(4096)(term)
-"""The same for words that come again and again."""
+"""The same for frequent words, cached."""
 
 
 def folded(text: object) -> str:
-    """Words as they are compared where case and white space do not matter."""
+    """Normalizes case and white space for comparison."""
     return " ".join(str(text).casefold().split())
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A value that is an object with names; nothing if it is not."""
+    """Returns a value that is an object with string keys; else an empty one."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -62,7 +62,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 class Leaf(NamedTuple):
-    """A scalar inside a value: its dotted path, which passes through lists, and its text. None: it cannot be told."""
+    """A scalar inside a value: its dotted path, through lists, and its text. None: unknown."""
 
     path: str
     text: str | None
@@ -76,7 +76,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,2})?")
 
 
 def leaves(node: Any) -> list[Leaf]:
-    """The scalars of a value in its stored form (see `codec`); what lies in pieces is open."""
+    """Returns the scalars of a value in its stored form (see `codec`); those in other chunks are open."""
     found: list[Leaf] = []
     _gather(node, "", found)
     return found
@@ -115,7 +115,7 @@ def _gather_tagged(tag: str, payload: Any, path: str, found: list[Leaf]) -> None
 
 
 def number_text(number: float | Decimal) -> str:
-    """A number in the one way that all equal numbers are written."""
+    """Returns a number's text, equal for equal numbers."""
     if isinstance(number, int):
         return str(number)
     exact = number if isinstance(number, Decimal) else Decimal(repr(number))
@@ -125,7 +125,7 @@ def number_text(number: float | Decimal) -> str:
 
 
 class TermQuery:
-    """A scalar that somebody asks for, as people write it: 17 is found as a number and as the text "17"."""
+    """A scalar to find, as users write it: 17 matches the number and the text "17"."""
 
     def __init__(self, value: object) -> None:
         self.is_nothing = value is None
@@ -142,11 +142,11 @@ class TermQuery:
         return {self.text} if self.number is None else {self.text, self.number}
 
     def fits(self, leaf: Leaf) -> bool:
-        """Whether a scalar is the one."""
+        """Returns whether a scalar matches."""
         return leaf.text is not None and leaf.text == (self.number if leaf.is_number else self.text)
 
     def fits_at(self, path: str, found: Collection[Leaf]) -> bool:
-        """Whether it stands at a path. None: nothing stands there."""
+        """Returns whether it is at a path. None: the path is absent."""
         if self.is_nothing:
             return not any(leaf.path == path or leaf.path.startswith(f"{path}.") for leaf in found)
         return any(leaf.path == path and self.fits(leaf) for leaf in found)
@@ -156,7 +156,7 @@ class TermQuery:
 
 
 def values_terms(word: str, value: Any) -> set[int]:
-    """The terms of the scalars in a value in its stored form, each under a word and its path."""
+    """Returns the terms of a stored value's scalars, each with a prefix and its path."""
     found: set[int] = set()
     for count, leaf in enumerate(leaves(value)):
         if count == LEAVES_MAX:
@@ -169,7 +169,7 @@ def values_terms(word: str, value: Any) -> set[int]:
 
 
 def value_wanted(word: str, path: str, wanted: TermQuery) -> set[int] | None:
-    """The terms of which an event that has this value bears at least one; None when every event might."""
+    """Returns terms of which an event with this value has at least one; None if every event might match."""
     if wanted.is_nothing:
         return None
     parts = path.split(".") if path else []
@@ -179,7 +179,7 @@ def value_wanted(word: str, path: str, wanted: TermQuery) -> set[int] | None:
 
 
 def failure_names(failure: Mapping[str, Any]) -> set[str]:
-    """Every name that a failure answers to (as `Failure.is_a` has it) and its kind, without regard to case."""
+    """Returns a failure's names (as in `Failure.is_a`) and its kind, in lower case."""
     names = {str(failure.get("kind", ""))}
     for name in (failure.get("type"), *(_types(failure) or ())):
         if isinstance(name, str):
@@ -189,7 +189,7 @@ def failure_names(failure: Mapping[str, Any]) -> set[str]:
 
 
 def _types(failure: Any) -> Collection[Any] | None:
-    """What a failure derives from; None where it does not stand here, but in a piece."""
+    """Returns a failure's types; None if they are in another chunk."""
     told = mapping(failure)
     found: Any = told.get("types", ()) if "type" in told else None
     found = mapping(found).get("$tuple", found)
@@ -197,7 +197,7 @@ def _types(failure: Any) -> Collection[Any] | None:
 
 
 class Before(Protocol):
-    """What a marker may have to know of events before those it is given."""
+    """Supplies earlier events to the extractor."""
 
     def name(self, step: e.StepId) -> str: ...
 
@@ -211,20 +211,20 @@ class Before(Protocol):
 
 
 class Marker:
-    """Marks one run's own events, in order. `ledger` is that of the events before them; it goes on with them."""
+    """Extracts the terms of one run's own events, in order, and advances `ledger` with them."""
 
     def __init__(self, run: str, agent: str, base: int, ledger: Ledger, before: Before) -> None:
         self.run, self.base, self.ledger, self.before = run, base, ledger, before
         self.marks: list[TermRow] = []
         self.links: set[int] = set()
-        """Terms that lead from one event to another; nobody asks for them."""
+        """Internal terms that link one event to another."""
         self._agent = term("in", agent)
         self._names: dict[e.StepId, str] = {}
         self._opened: dict[e.StepId, e.WaitOpened] = {}
         self._at: dict[int, int] = {}
 
     def take(self, seq: int, event: e.Event, data: bytes | None) -> None:
-        """The next event, with its values as they are stored."""
+        """Processes the next event, with its stored values."""
         kind = type(event)
         undoing = self._undoing(event) if kind is e.AttemptEnded or kind is e.AttemptSettled else None
         self.ledger.apply(seq, event)
@@ -235,13 +235,13 @@ class Marker:
             handler(self, seq, event, data)
 
     def finish(self) -> None:
-        """After the last event there is: what is in doubt now. A later event may settle it, so this is a promise."""
+        """Called after the last event: adds the open unknown outcomes. A later event may resolve them."""
         for effect in self.ledger.in_doubt():
             if effect.intended > self.base and not effect.undoes:
                 self._mark(effect.intended, self._time(effect.intended), {_often("in doubt")})
 
     def drain(self) -> tuple[TermRow, ...]:
-        """The marks made since the last time."""
+        """Returns the terms since the last call."""
         made, self.marks = tuple(self.marks), []
         return made
 
@@ -257,14 +257,14 @@ class Marker:
     # effects ----------------------------------------------------------------------------------
 
     def _undoing(self, event: Any) -> Effect | None:
-        """The effect that an attempt's end is about to end, if that undoes another."""
+        """Returns the effect that an attempt's end completes, if it compensates another."""
         facts = self.ledger.facts
         index = facts.open.get(event.key or facts.keys.get(event.step) or "")
         effect = None if index is None else self.ledger.effects[index]
         return effect if effect is not None and effect.undoes else None
 
     def _undone(self, started: int) -> None:
-        """An effect was undone. A fork may undo what its parent did: then the place is told in the fork's marks too."""
+        """Marks an effect as compensated. For a parent's effect, the fork's terms name it too."""
         effects = self.ledger.effects
         index = bisect_left(effects, started, key=lambda effect: effect.started)
         if index == len(effects) or effects[index].started != started:
@@ -295,7 +295,7 @@ class Marker:
             self.failed(seq, event, data)
 
     def edited(self, seq: int, event: e.StepEdited, data: bytes | None) -> None:
-        """What a person made of a call is what is called."""
+        """Indexes the edited arguments."""
         if event.verdict is not None and event.verdict.ruling == "reject":
             return
         terms = {_often("call"), self._agent, _often("tool", self._name(event.step))}
@@ -359,13 +359,13 @@ class Marker:
 
 
 def verb_of(answer: Any) -> str:
-    """What was answered, in one word: approve, reject, edit, respond, happened, not, stop."""
+    """Returns an answer in one word: approve, reject, edit, respond, happened, not, stop."""
     kind = mapping(answer).get("kind", answer)
     return folded(kind) if isinstance(kind, str) else ""
 
 
 def _stored(data: bytes | None) -> Mapping[str, Any]:
-    """The values of an event as they stand in its row; none where they were erased or cannot be read."""
+    """Returns an event's values as stored; none if erased or unreadable."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         return mapping(_decode(data)) if data is not None else {}
     return {}
