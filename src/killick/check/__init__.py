@@ -1,1 +1,1 @@
-"""Interrupts an agent in every way there is, on a store in memory, and says what it found."""
+"""Interrupts an agent at every possible point, on an in-memory store, and reports its findings."""

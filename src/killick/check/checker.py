@@ -1,6 +1,6 @@
-"""Rehearses an agent once for every way it could be interrupted, and reports what it found.
+"""Rehearses an agent once for every possible interruption, and reports the findings.
 
-Everything happens on a store in memory and by a clock that leaps; tools, models and people are stood in for.
+Uses an in-memory store and a simulated clock; tools, models and people are faked.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from killick.workers.hooks import HOOKS
 
 STORIES_MAX: Final = 5_000
 PATHS_MAX: Final = 12
-"""Other ways through an agent, by other answers and tools that fail, that are interrupted everywhere too."""
+"""The number of alternative paths (other answers, failing tools) that are interrupted everywhere too."""
 TWICE_DEAD: Final = 24
 HANG_SECONDS: Final = 20.0
-"""How long a rehearsal with threads may take; one without is known to hang when nothing is left that could happen."""
+"""The time limit of a rehearsal with threads. Without threads, a hang is detected when no event can occur."""
 
 Progress = Callable[[str, int], None]
-"""Told after every rehearsal: what befell it, and how many there were."""
+"""Called after every rehearsal with its interruption and the count so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An agent, an input, and what is around it, to be checked."""
+    """An agent, an input and its environment, to be checked."""
 
     agent: AnyAgent
     input: Any = ...
-    """Left out, a sample of the type that the agent takes."""
+    """Default: a sample of the agent's input type."""
     fakes: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """By tool, model function or name: a value, a list of values in order, a function, or an exception."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -56,20 +56,20 @@ class Case:
     messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """By the name that the run waits for."""
     real: Sequence[Any] = ()
-    """Tools that run for real, by themselves or by name; `*` for all."""
+    """Tools that run for real, by object or name; `*` for all."""
 
 
 def check(
     case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, progress: Progress | None = None, **options: Any
 ) -> Report:
-    """Interrupt an agent in every way there is. `options` are those of a Case."""
+    """Interrupts an agent at every possible point. `options` are those of a Case."""
     if isinstance(case, Agent):
         case = Case(agent=case, **options)
     return _Checking(case, stories_max, progress or (lambda what, count: None)).go()
 
 
 def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MAX, **options: Any) -> Report:
-    """The same, for a test: raises an AssertionError that says what is wrong and what to write."""
+    """The same, for a test: raises an AssertionError with the problems and their fixes."""
     report = check(case, stories_max=stories_max, **options)
     if not report.holds:
         raise Faulty(report)
@@ -77,7 +77,7 @@ def interrupt_everywhere(case: Case | AnyAgent, *, stories_max: int = STORIES_MA
 
 
 class _Enough(Exception):
-    """No more rehearsals: the number that was allowed is reached, or one hung."""
+    """Stops the rehearsals: the limit is reached, or one hung."""
 
 
 class _Checking:
@@ -90,7 +90,7 @@ class _Checking:
         self.judge = Judge(case.agent, self.spots)
         self.cut_short = ""
         self.draws = False
-        """Whether the agent draws ids or numbers, which are others where a process died before they were on record."""
+        """Whether the agent draws random values, which differ if a process died before recording them."""
         real = frozenset(each if isinstance(each, str) else each.name for each in case.real)
         self.around = Around(fakes=case.fakes, real=real, answers=case.answers, messages=case.messages)
         self.scenario = Scenario(
@@ -144,7 +144,7 @@ class _Checking:
             path = self._story(_WAYS[trouble.kind], base, trouble, saving=left)
             if number < PATHS_MAX and trouble.kind in ("broken", "otherwise", "expired") and path.status:
                 self._everywhere(path, trouble, left)
-        # Those that die again while they recover: one in so many, spread over the run.
+        # A sample, spread over the run, also dies again during recovery.
         for number, each in enumerate(saved[:: max(1, len(saved) // TWICE_DEAD)]):
             self._story("second death", base, None, 2 + 3 * number % 7, saved=each)
 
@@ -169,12 +169,12 @@ class _Checking:
                     yield Trouble("otherwise", wait.run, wait.step, answer)
 
     def _everywhere(self, expected: Story, trouble: Trouble | None, saved: Sequence[Saved]) -> None:
-        """Die at every point of one way through the agent; what the dead process left is there already."""
+        """Crashes at every point of one path through the agent, from the dead process's saved state."""
         for each in saved:
             self._story("death", expected, trouble, saved=each)
 
     def _redeployed(self, base: Story, saved: Sequence[Saved]) -> None:
-        """A new release goes on before every call: its module is run anew, so nothing is left of the process before."""
+        """A new release continues before every call: its module is executed again, so no process state survives."""
         fresh = _released(self.agent)
         for each in saved if fresh is not None else ():
             when, what, *_ = each.place.split(" ")
@@ -237,7 +237,7 @@ def _draws(story: Story) -> bool:
 
 
 def _alike(trouble: Trouble | None, *, again: bool) -> Alike:
-    """How a rehearsal has to end. Which of several branches fails first is a race, and so is what it cuts off."""
+    """Returns how equal a rehearsal's end must be. Which branch fails first is a race."""
     if trouble is None or trouble.kind in ("timeout", "limited", "paused", "unheard", "twice"):
         return "state"
     if not again:
@@ -255,7 +255,7 @@ def _stage(story: Story) -> Stage:
 
 
 def _acts(called: Called) -> bool:
-    """Whether it may have happened though nobody heard of it. What a transaction does is on record with it."""
+    """Returns whether it may have happened without a recorded outcome. A transaction's outcome is always recorded."""
     return called.effect not in (None, "reads", "transaction")
 
 
@@ -288,14 +288,14 @@ def _fails(agent: AnyAgent, ended: Ended, stage: Stage) -> Finding:
 
 
 _OURS: Final = str(Path(__file__).parents[1])
-"""Where Killick itself is, whose lines nobody is to mend."""
+"""Killick's own source, which the user cannot fix."""
 
 
 # a new release ------------------------------------------------------------------------------------
 
 
 def _released(agent: AnyAgent) -> Callable[[], AnyAgent] | None:
-    """How to get the agent anew, from its module run again; None where that cannot be done."""
+    """Returns a function that reloads the agent from its module; None if impossible."""
     module = sys.modules.get(agent.fn.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__ == "__main__" or "<locals>" in agent.fn.__qualname__:

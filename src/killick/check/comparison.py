@@ -1,4 +1,4 @@
-"""Compares a rehearsal with the undisturbed one, and finds the cause of what differs. Runs nothing."""
+"""Compares rehearsals with the uninterrupted one, and finds the causes of differences. Runs nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READING: Final = ("check", "fetch", "find", "get", "list", "load", "look", "que
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """One way in which a rehearsal ended otherwise than it should have."""
+    """One difference between a rehearsal's end and the expected one."""
 
     kind: ObservedKind
     subject: str
@@ -34,7 +34,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 def told(story: Story) -> str:
-    """What befell a rehearsal, in words."""
+    """Describes a rehearsal's interruption."""
     stage = _stage(story)
     parts: list[str] = []
     if stage.trouble is not None and stage.struck is not None:
@@ -45,7 +45,7 @@ def told(story: Story) -> str:
 
 
 def _place(place: str) -> str:
-    """Where a process died, in words."""
+    """Describes where a process died."""
     when, _, what = place.partition(" ")
     verb, _, written = what.partition(" ")
     kind, _, step = written.partition(" ")
@@ -69,12 +69,12 @@ def _stage(story: Story) -> Stage:
 
 
 Alike = Literal["anyhow", "status", "count", "state"]
-"""How like the undisturbed rehearsal another one has to end: not at all, in its status, also in how often each tool
-acted, or in outcome and state too."""
+"""How equal a rehearsal must be to the uninterrupted one: not at all, in its status, also in each tool's effect count,
+or also in outcome and state."""
 
 
 def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
-    """In what a rehearsal differs from what it should be like, and what must never be."""
+    """Returns a rehearsal's differences from the expectation, and violated invariants."""
     if "hung" in story.troubles:
         yield Observed("hangs", "")
         return
@@ -99,7 +99,7 @@ def observe(base: Story, story: Story, alike: Alike) -> Iterator[Observed]:
 
 
 def _overdone(usual: Stage, stage: Stage, *, strictly: bool) -> Iterator[Observed]:
-    """Effects that there are too many of. Once is no fault where the code goes another way."""
+    """Returns duplicate effects. A single extra one is no fault if the code takes another path."""
     again = [label for label, count in stage.effects.items() if count > max(usual.effects[label], 1)]
     yield from (Observed("twice", stage.doer[label], label) for label in again)
     if strictly and not again:
@@ -142,13 +142,13 @@ def _difference(part: str, expected: Any, found: Any) -> str:
 
 
 def place_of(fn: Any) -> str:
-    """Where a function is declared, as people write it."""
+    """Returns a function's file and line."""
     code = inspect.unwrap(fn).__code__ if hasattr(inspect.unwrap(fn), "__code__") else None
     return f"{relative(code.co_filename)}:{code.co_firstlineno}" if code is not None else getattr(fn, "__name__", "?")
 
 
 def relative(file: str) -> str:
-    """A path from here, where that is shorter."""
+    """Returns a path relative to the working directory, if shorter."""
     try:
         near = os.path.relpath(file)
     except ValueError:
@@ -157,7 +157,7 @@ def relative(file: str) -> str:
 
 
 class Judge:
-    """Gathers what was observed and gives each cause one finding."""
+    """Collects observations and reports one finding for each cause."""
 
     def __init__(self, agent: AnyAgent, spots: Sequence[Spot]) -> None:
         self.agent = agent
@@ -169,23 +169,23 @@ class Judge:
         self._used: dict[str, Declared] = {}
 
     def stray(self, stray: UnrecordedIO) -> None:
-        """Agent code touched the world by itself."""
+        """Records I/O by agent code outside a step."""
         first, count = self.strays.get((stray.file, stray.line), (stray, 0))
-        # A library reads this and that before it does what it was called for: a connection says most, a read least.
+        # A library may read before its main action: a connection is the most specific evidence, a read the least.
         if (stray.what.startswith("socket."), not stray.reads) > (first.what.startswith("socket."), not first.reads):
             first = stray
         self.strays[stray.file, stray.line] = first, count + 1
 
     @property
     def touches(self) -> bool:
-        """Whether agent code tried to do more outside of a step than read."""
+        """Whether agent code tried more than reads outside a step."""
         return any(not stray.reads for stray, _ in self.strays.values())
 
     def take(self, base: Story, story: Story, alike: Alike) -> None:
-        """Look at one rehearsal."""
+        """Examines one rehearsal."""
         stage = _stage(story)
         self._used = {**stage.declared, **self._used}
-        # A tool that is out of order for good wakes somebody in any case.
+        # A permanently failing tool needs a person in any case.
         for tool in stage.woken if stage.trouble is None or stage.trouble.kind != "broken" else ():
             first, count = self._woken.get(tool, (story, 0))
             self._woken[tool] = (first, count + 1)
@@ -202,7 +202,7 @@ class Judge:
         return any(kind == "hangs" for kind, _ in self._seen)
 
     def findings(self) -> list[Finding]:
-        """Everything found, the worst first."""
+        """Returns all findings, the worst first."""
         found = [finding for spot in self.spots if (finding := self._spot(spot)) is not None]
         found += [self._outside(stray, count) for stray, count in self.strays.values()]
         explained = bool(found)
@@ -218,7 +218,7 @@ class Judge:
         return sorted(unique.values(), key=lambda finding: order.index(finding.weight))
 
     def _witness(self, *kinds: ObservedKind) -> tuple[str, int]:
-        """The first rehearsal that shows one of these, and how many do."""
+        """Returns the first rehearsal that shows one of these, and their number."""
         shown = [(story, times) for (kind, _), (_, story, times) in self._seen.items() if kind in kinds]
         return (told(shown[0][0]), sum(times for _, times in shown)) if shown else ("", 0)
 
@@ -414,7 +414,7 @@ class Judge:
         )
 
     def _step(self, name: str, *, last: bool = False) -> str:
-        """The line of the agent at which it calls a tool or asks a question; the agent's own where it is not found."""
+        """Returns the agent's line that calls a tool or asks a question; else the agent's own."""
         found = place_of_step(self.agent, name, last=last)
         return f"{relative(found[0])}:{found[1]}" if found is not None else place_of(self.agent.fn)
 
@@ -453,7 +453,7 @@ class Judge:
 
 
 def _declaration(name: str, tool: Declared) -> str:
-    """The line to write for a tool whose effect is not settled."""
+    """Returns the line to add for a tool with an unresolved effect."""
     if not tool.policy.says_effect and name.split("_")[0] in _READING:
         return '@killick.tool(effect="reads"), if it changes nothing'
     if tool.keyed:

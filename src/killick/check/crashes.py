@@ -1,7 +1,7 @@
-"""Kills a simulated process at every point in turn, and lets the next one go on: nothing may be lost or done twice.
+"""Crashes a simulated process at every point in turn, and lets the next one recover: no loss and no duplicates allowed.
 
-Owns the points at which a process can die and the world that its tools act on. Everything runs on a store in memory,
-one process after the other; what a dead one still tries is refused.
+Owns the crash points and the world that tools act on. Everything runs on an in-memory store, one process after the
+other; a dead process's accesses are refused.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from killick.store.protocol import Append, RunQuery, Store
 T = TypeVar("T")
 
 RUN: Final = "run"
-"""The id of the run that is simulated."""
+"""The id of the simulated run."""
 
 WRITES: Final = frozenset({"append", "deliver", "lease", "refer", "reindex", "release", "remove", "renew", "repair"})
-"""The operations of a store before and after which a process may die."""
+"""The store operations before and after which a process may die."""
 
 HANG_SECONDS: Final = 4.0
-"""How long a process may take that was not killed; most take some milliseconds."""
+"""The time limit of a process that was not killed; most take some milliseconds."""
 LEASE_SECONDS: Final = 30.0
 _LEAPS_MAX: Final = 40_000
-"""How many timers may go off in one process while nothing else happens: whoever looks for ever finds nothing."""
+"""The maximum number of timers that may fire in one process without other events: then it hangs."""
 _TURNS_A_LOOK: Final = 4_096
 _TICK_SECONDS: Final = 0.2
-"""How often a loop looks whether a thread still runs that it waits for."""
+"""How often a loop checks for a running thread that it waits for."""
 _TURNS_MAX: Final = 10_000
 _TURNS_TO_LEAVE: Final = 16
-"""Turns of the loop that a cancelled task has for leaving its blocks, before it is cancelled again."""
+"""The loop turns that a cancelled task gets to leave its blocks before it is cancelled again."""
 
 Takeover = Literal["lock", "expiry"]
-"""How the next process gets the runs of a dead one: its lock is free at once, or its leases run out."""
+"""How the next process gets a dead one's runs: its lock is free at once, or its leases expire."""
 
 
 class Killed(BaseException):
-    """The process is dead. Whatever of it still runs gets no further than the next thing it touches."""
+    """The process is dead. Its remaining code stops at its next access."""
 
 
 class Life:
-    """One process: counts the points at which it can die, and dies at one of them."""
+    """One process: counts its crash points, and dies at one of them."""
 
     def __init__(self, world: World, kill_at: int = 0) -> None:
         self.world = world
@@ -76,7 +76,7 @@ class Life:
         self._lock = threading.Lock()
 
     def point(self, place: str) -> None:
-        """Here the process can die."""
+        """A crash point."""
         with self._lock:
             self._refuse()
             self.points += 1
@@ -87,13 +87,13 @@ class Life:
                 raise Killed(place)
 
     def touch(self, act: Callable[[], T]) -> T:
-        """Do something that a dead process cannot do any more."""
+        """Performs an access that a dead process cannot perform."""
         with self._lock:
             self._refuse()
             return act()
 
     def write(self, what: str, act: Callable[[], T]) -> T:
-        """The same, with a point before and one after."""
+        """The same, with a crash point before and after it."""
         self.point(f"before {what}")
         done = self.touch(act)
         self.world.changes += 1
@@ -118,14 +118,14 @@ _LIFE: Final[ContextVar[Life | None]] = ContextVar("killick_life", default=None)
 
 
 def tick() -> None:
-    """A point in agent code, between steps. Outside of a simulation it does nothing."""
+    """A crash point in agent code, between steps. Outside a simulation it does nothing."""
     life = _LIFE.get()
     if life is not None:
         life.point("agent code")
 
 
 def world() -> World:
-    """The world of the simulation in which this code runs."""
+    """The world of the current simulation."""
     life = _LIFE.get()
     if life is None:
         raise LookupError("there is no simulated world here; run the agent by killick.check.crashes")
@@ -133,7 +133,7 @@ def world() -> World:
 
 
 class World:
-    """What tools act on, and what no death undoes: effects by name, each counted, and what they returned."""
+    """The world that tools act on, which survives crashes: effects by name, counted, and their results."""
 
     def __init__(self) -> None:
         self.effects: Counter[str] = Counter()
@@ -141,14 +141,14 @@ class World:
         self.results: dict[str, Any] = {}
         self._keys: dict[str, Any] = {}
         self.stand_in: ToolInterceptor | None = None
-        """What stands between steps and this world; without one, tools act on it themselves."""
+        """Intercepts steps before this world; without one, tools act on it themselves."""
         self.client: Client | None = None
-        """The client of the process that lives now."""
+        """The live process's client."""
         self.changes = 0
-        """How often something changed that outlives a process."""
+        """The number of changes that survive a process."""
 
     def do(self, effect: str, result: Any = None, *, key: str | None = None) -> Any:
-        """An effect happens. Given a key, the world honours it: the second time it only tells the result again."""
+        """Performs an effect. With a key it is idempotent: a repetition returns the same result."""
 
         def act() -> Any:
             if key is not None and key in self._keys:
@@ -162,7 +162,7 @@ class World:
         return living().write(effect, act)
 
     def visit(self, place: str) -> int:
-        """How often somebody came here, this time included. Looking is no effect."""
+        """Counts visits, this one included. Not an effect."""
 
         def act() -> int:
             self.visits[place] += 1
@@ -174,11 +174,11 @@ class World:
         return bool(self.effects[effect])
 
     def unpaused(self, client: Client) -> bool:
-        """Whether somebody let a paused run go on."""
+        """Whether a person resumed a paused run."""
         return False
 
     def copied(self) -> Self:
-        """The same world, from here on on its own."""
+        """Returns an independent copy."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Counter | dict | list | set):
@@ -189,7 +189,7 @@ class World:
 
 
 def living() -> Life:
-    """The process in which this code runs."""
+    """Returns the current process."""
     life = _LIFE.get()
     if life is None:
         raise LookupError("there is no simulated process here; run the agent by killick.check.crashes")
@@ -222,7 +222,7 @@ class _Mortal:
 
 
 def _last(items: Sequence[Append]) -> str:
-    """What is written last: the kind of event, and its step."""
+    """Returns the last written event kind, and its step."""
     rows = [row for item in items for row in item.rows]
     if not rows:
         return ""
@@ -233,11 +233,11 @@ def _last(items: Sequence[Append]) -> str:
 # what is simulated --------------------------------------------------------------------------------
 
 Outside = Callable[[Client, Sequence[Wait], World], bool]
-"""What people and other programs do when the run waits for them; False when they can do nothing for it."""
+"""What people and other programs do when the run waits; False if they can do nothing."""
 
 
 def nobody(client: Client, waits: Sequence[Wait], world: World) -> bool:
-    """There is nobody outside."""
+    """No outside actors."""
     return False
 
 
@@ -254,29 +254,29 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """An agent, its input, and what is around it."""
+    """An agent, its input, and its environment."""
 
     agent: AnyAgent
     input: Any = None
     outside: Outside = nobody
     exact: bool = True
-    """False where chance or a race decides on states and on which effects happen; none may happen more often."""
+    """False if chance or a race decides states and effects; duplicates are still forbidden."""
     warm: bool = True
-    """Whether the process that waited goes on by itself when it is woken; otherwise another one does."""
+    """Whether the waiting process itself continues when woken; else another one does."""
     behind: bool = False
-    """Whether what the world cannot see is written behind, and lost with a process."""
+    """Whether invisible steps are written behind, and lost with a process."""
     takeover: Takeover = "lock"
     verified: bool = True
-    """Whether the record is verified at the end."""
+    """Whether the log is verified at the end."""
     hang_seconds: float = HANG_SECONDS
     world: Callable[[], World] = World
     redeployed: Callable[[], AnyAgent] | None = None
-    """Gives the agent anew for every process after the first, as a new release would."""
+    """Reloads the agent for every process after the first, as a new release would."""
 
 
 @dataclass(kw_only=True)
 class Story:
-    """What became of a run whose processes were killed, and where they were."""
+    """A run's outcome, and where its processes were killed."""
 
     kills: tuple[int, ...]
     places: list[str] = field(default_factory=list[str])
@@ -289,13 +289,13 @@ class Story:
 
     @cached_property
     def marks(self) -> dict[str, tuple[Any, ...]]:
-        """What lasts of each run's state, by the hashes of its values: where two are equal, so are the states."""
+        """The lasting state of each run, as hashes of its values: equal hashes mean equal states."""
         log = Log(self.store)
         return {row.run: _marks(log, row.run) for row in self.store.runs(RunQuery(), limit=10_000)}
 
     @cached_property
     def states(self) -> dict[str, dict[str, Any]]:
-        """What lasts of each run's state."""
+        """The lasting state of each run."""
         log = Log(self.store)
         rows = self.store.runs(RunQuery(), limit=10_000) if self.status else ()
         return {row.run: _lasting(log.state(row.run).to_json()) for row in rows}
@@ -306,7 +306,7 @@ class Story:
 
 
 class Saved(NamedTuple):
-    """What outlives a process that dies at a point."""
+    """What survives a process that dies at a point."""
 
     point: int
     place: str
@@ -318,10 +318,10 @@ class Saved(NamedTuple):
 def simulate(
     scenario: Scenario, *kills: int, seed: int = 7, saved: Saved | None = None, saving: list[Saved] | None = None
 ) -> Story:
-    """Run a scenario to its end: each process dies at the point that is its own; after them comes one that lives.
+    """Runs a scenario to its end: each process dies at its point; the last one survives.
 
-    With `saved`, the first process has died already, and this is what it left. With `saving`, what the first process
-    would leave is kept for every point at which that is something new.
+    With `saved`, the first process has already died, and this is its saved state. With `saving`, the first process's
+    state is saved at every point at which it changed.
     """
     clock = LeapingClock() if saved is None else LeapingClock(saved.now_us)
     ids = SeededIds(seed if saved is None else seed + saved.point)
@@ -363,7 +363,7 @@ def _opened(scenario: Scenario, story: Story, life: Life, number: int, clock: Le
 
 
 def _take_over(scenario: Scenario, clock: LeapingClock, store: MemoryStore) -> None:
-    """The runs of a dead process are free: its lock at once, its leases when they have run out."""
+    """Frees a dead process's runs: its lock at once, its leases when they expire."""
     if scenario.takeover == "expiry":
         clock.advance(LEASE_SECONDS + 1)
         return
@@ -378,7 +378,7 @@ def _save(saving: list[Saved], story: Story, clock: LeapingClock, point: int, pl
 
 
 def killed_everywhere(scenario: Scenario, *, seed: int = 7) -> Iterator[Story]:
-    """The story of every point in turn, until there are no more."""
+    """Yields the story of every crash point in turn."""
     kill_at = 1
     while (story := simulate(scenario, kill_at, seed=seed)).places:
         yield story
@@ -386,7 +386,7 @@ def killed_everywhere(scenario: Scenario, *, seed: int = 7) -> Iterator[Story]:
 
 
 def differences(undisturbed: Story, story: Story, *, exact: bool = True) -> list[str]:
-    """In what a story ends otherwise than it would have without a death; nothing, if all is well."""
+    """Returns how a story's end differs from the uninterrupted one; empty if equal."""
     found = list(story.troubles)
     if not story.status:
         return found
@@ -413,10 +413,10 @@ def _parts_differing(run: str, told: Mapping[str, Any], expected: Mapping[str, A
 
 
 class _LeapingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time passes only where nothing else can happen: it leaps to the next timer.
+    """A loop with simulated time: when nothing else can happen, it jumps to the next timer.
 
-    So nobody sits out a sleep, and how fast the machine is decides nothing. While threads or connections may still
-    bring something, time passes as it does. When nothing at all can happen any more, whoever waits here hangs.
+    So sleeps take no time, and the machine's speed has no influence. While threads or connections are active, real time
+    passes. When nothing can happen any more, the waiting task hangs.
     """
 
     def __init__(self, threads: set[threading.Thread], seconds_max: float) -> None:
@@ -446,7 +446,7 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
             self._now += super().time() - before
 
     def _waits(self, loop: Any, on_hang: Callable[[], object]) -> bool:
-        """Leap to the next timer, or find that nothing will ever happen; True where something outside may."""
+        """Jumps to the next timer, or detects a hang; True if an outside event may occur."""
         alone = len(loop._selector.get_map()) <= 1 and set(threading.enumerate()) <= self._threads
         timers: list[asyncio.TimerHandle] = loop._scheduled
         times = [timer.when() for timer in timers if timer is not self._tick and not timer.cancelled()]
@@ -463,7 +463,7 @@ class _LeapingLoop(asyncio.SelectorEventLoop):
 
 
 class _Process:
-    """The clients of one process, and the loop that they run on."""
+    """The clients of one process, and their loop."""
 
     def __init__(self, opened: Callable[[], Client], life: Life, hang_seconds: float) -> None:
         self.life = life
@@ -473,12 +473,12 @@ class _Process:
         self._clients: list[Client] = []
 
     def client(self) -> Client:
-        """The client, or another one that knows nothing of those before."""
+        """Returns the client, or a new one without state."""
         self._clients.append(self._opened())
         return self._clients[-1]
 
     def bury(self) -> None:
-        """Let what is left run into the next thing it touches, so that nothing of it stays in memory."""
+        """Lets leftover tasks run into their next access, so that nothing stays in memory."""
         self.life.end()
         loop = self.loop
         for client in self._clients:
@@ -510,7 +510,7 @@ class _Process:
 
 
 def _live(opened: Callable[[], Client], life: Life, scenario: Scenario, story: Story) -> None:
-    """A process from its start to its end, whichever that is."""
+    """Runs a process from start to end."""
     process = _Process(opened, life, scenario.hang_seconds)
     loop = process.loop
     loop.set_exception_handler(lambda _, told: None if life.dead else story.troubles.append(str(told)))
@@ -547,7 +547,7 @@ async def _until_ended(process: _Process, scenario: Scenario, story: Story) -> N
 
 async def _advanced(client: Client, scenario: Scenario) -> tuple[str, Any, Sequence[Wait]]:
     try:
-        # As it is on record: after a new release, the classes of today are not those of the first process.
+        # As recorded: after a new release, today's classes are not those of the first process.
         return "completed", plain(await client.run.soon(scenario.agent, scenario.input, id=RUN)), ()
     except (RunDiverged, RunPaused) as stopped:
         return type(stopped).__name__, str(stopped), ()
@@ -585,7 +585,7 @@ _PASSING: Final = frozenset({"at", "attempts", "deadline", "since", "usage"})
 
 
 def _lasting(state: bytes) -> dict[str, Any]:
-    """What of a state is the same however often processes died: no times, no attempts, no order of branches."""
+    """Returns the part of a state that crashes do not change: no times, attempts or branch order."""
     document: dict[str, Any] = msgspec.json.decode(state)
     for part in ("seq", "retries", "failures"):
         del document[part]
@@ -604,7 +604,7 @@ def _numbers(step: str) -> list[int]:
 
 @contextmanager
 def _silent_threads() -> Generator[None]:
-    """Threads of a dead process end without a word."""
+    """Silences the threads of a dead process."""
     told = threading.excepthook
 
     def tell(args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What stands for a model or a person of whom nobody said what they answer: short, valid, and the same every time."""
+"""Default replies of models and people without a fake: short, valid and constant."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _REPLIES: Final[Mapping[tuple[str, str], tuple[str, Mapping[str, Any]]]] = {
         },
     ),
 }  # fmt: skip
-"""By the package and class of an official client's method, without the Async of its other form."""
+"""By the package and class of an official client's method, without its Async prefix."""
 
 
 def sample_reply(intent: Intent) -> Any:
-    """A model's reply: as its function declares, or as its provider would send a text; else the text itself."""
+    """Returns a model's reply: of its declared type, or a text in its provider's form; else the text itself."""
     fn: Any = intent.fn
     while isinstance(fn, partial):
         fn = cast("Any", fn.func)
@@ -63,7 +63,7 @@ def sample_reply(intent: Intent) -> Any:
 
 
 def sample_answer(schema: Any) -> Any:
-    """What a person writes who is asked for something of this schema."""
+    """Returns a person's answer for a schema."""
     if not isinstance(schema, Mapping):
         return "a sample answer"
     described = cast("Mapping[str, Any]", schema)

@@ -1,7 +1,7 @@
-"""Fakes: what stands for a tool or a model when an agent is rehearsed.
+"""Fakes for tools and models in rehearsals.
 
-Nothing here touches the world, and nothing is guessed: a fake that could be read in two ways, or that does not fit what
-the tool declares, is refused with the name of the tool.
+Nothing here touches the world or guesses: an ambiguous fake, or one that does not fit the tool's declaration, is
+refused with the tool's name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from killick.errors import FakeRefused
 
 
 class Always(NamedTuple):
-    """The same value every time, whatever it looks like."""
+    """The same value for every call."""
 
     value: Any
 
@@ -38,21 +38,21 @@ class InOrder(NamedTuple):
 
 
 def always(value: Any) -> Always:
-    """A fake that gives this value every time: for a list that is the value, not one outcome for each call."""
+    """Makes a fake that returns this value for every call, even if it is a list."""
     return Always(value)
 
 
 def in_order(*outcomes: Any) -> InOrder:
-    """A fake with one outcome for each call: for tools that return lists, or that declare no return type."""
+    """Makes a fake with one outcome for each call: for tools that return lists, or without a declared return type."""
     return InOrder(outcomes)
 
 
 @runtime_checkable
 class Restartable(Protocol):
-    """A function that stands for a model, and knows how often it was called."""
+    """A model's fake that counts its calls."""
 
     def fresh(self, fn: Any) -> Any:
-        """The same, standing for a function and not called yet."""
+        """Returns the same fake for a function, with no calls yet."""
         ...
 
 
@@ -60,10 +60,10 @@ class Restartable(Protocol):
 
 
 class Fakes:
-    """Fakes by what they stand for: a tool, a model's function, or the name of one.
+    """Fakes by tool, model function, or name.
 
-    A faked tool takes its company along: unless they are faked themselves, its compensation does nothing, its
-    reconciler knows nothing, and its confirmation says yes. Otherwise a rehearsal would reach the world after all.
+    A faked tool's companions are faked too, unless given: its compensation does nothing, its reconciler reports
+    unknown, and its confirmation succeeds. Otherwise a rehearsal would reach the world.
     """
 
     def __init__(self, given: Mapping[Any, Any] | None = None) -> None:
@@ -89,7 +89,7 @@ class Fakes:
             raise FakeRefused(repr(key), "is neither a tool nor a function nor the name of one")
 
     def copied(self) -> Fakes:
-        """The same fakes, each called as often as it was, from here on on their own."""
+        """Returns an independent copy with the same call counts."""
         twin = Fakes()
         twins = {id(fake): copy(fake) for fake in (*self._by_name.values(), *(fake for _, fake in self._by_function))}
         twin._by_name = {name: twins[id(fake)] for name, fake in self._by_name.items()}
@@ -97,7 +97,7 @@ class Fakes:
         return twin
 
     def for_(self, intent: Intent) -> Fake | None:
-        """What stands for a call; None when nothing does."""
+        """Returns the fake for a call, or None."""
         found = self._by_function_of(intent.fn)
         if intent.sort == "undo":
             named = self._by_name.get(name_of(intent.fn))
@@ -108,12 +108,12 @@ class Fakes:
         return found or self._by_name.get(intent.name)
 
     async def apply(self, intent: Intent, place: ToolStep) -> Applied | None:
-        """One attempt of a faked call; None when nothing stands for it. Raises what is the fault of the fake."""
+        """Makes one attempt of a faked call; None without a fake. Raises errors of the fake itself."""
         found = self.for_(intent)
         return None if found is None else await found.apply(intent, place)
 
     async def aside(self, fn: Callable[..., Any], effect: Effect, place: ToolStep | None = None) -> Applied | None:
-        """What a faked reconciler or confirmation says; None when nothing stands for it."""
+        """Returns a faked reconciler's or confirmation's result; None without a fake."""
         found = self._by_function_of(fn) or self._by_name.get(name_of(fn))
         if found is not None:
             return await found.call(lambda outcome: outcome(effect) if _takes_some(outcome) else outcome(), Any, place)
@@ -128,7 +128,7 @@ class Fakes:
 
 
 class Fake:
-    """What stands for one tool or model, and how often it was called."""
+    """The fake of one tool or model, and its call count."""
 
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
@@ -137,14 +137,14 @@ class Fake:
         self._script: Always | InOrder | None = given if isinstance(given, Always | InOrder) else None
 
     def __copy__(self) -> Fake:
-        """The same, called as often: what stands for a model goes on from its turn, on its own."""
+        """Copies it with its call count; a model's script continues independently."""
         twin = Fake(self.name, _twin(self._given))
         twin.calls = self.calls
         twin._script = _twin(self._script)
         return twin
 
     def read(self, returns: Any = Any, *, listed: bool = False) -> Always | InOrder:
-        """Whether the fake is one outcome for all calls or one for each. A list may be either, and its type tells."""
+        """Decides whether the fake is one outcome for all calls or one for each; for a list, by the declared type."""
         if self._script is None:
             given = self._given
             is_list = isinstance(given, list)
@@ -168,7 +168,7 @@ class Fake:
         return Always(given) if whole is None else InOrder(tuple(given))
 
     def refuse_strangers(self, names: Iterable[str]) -> None:
-        """A function takes what it names of the arguments, and can be given nothing else."""
+        """Refuses a function with parameters that are not among the arguments."""
         known = [*names]
         for act in self._script.outcomes if isinstance(self._script, InOrder) else [self._given]:
             for parameter in _named(act):
@@ -177,13 +177,13 @@ class Fake:
                     raise FakeRefused(self.name, f"its fake takes {parameter.name!r}, but is given {takes}")
 
     async def apply(self, intent: Intent, place: ToolStep) -> Applied:
-        """The next outcome, checked against what the tool declares."""
+        """Returns the next outcome, checked against the tool's declaration."""
         self.read(intent.returns, listed=intent.sort == "model")
         returns = intent.returns if intent.sort == "tool" else Any
         return await self.call(partial(_called, intent, place), returns, place)
 
     async def call(self, with_: Callable[[Any], Any], returns: Any, place: ToolStep | None) -> Applied:
-        """The next outcome, where a function is called by `with_`. Raises what is the test's own fault."""
+        """Returns the next outcome; calls a function by `with_`. Raises errors of the test itself."""
         outcome: Any = self._next()
         if inspect.isclass(outcome) and issubclass(outcome, BaseException):
             outcome = outcome()
@@ -222,7 +222,7 @@ _NOTHING: Final = Fake("undo", None)
 
 
 def _fresh(outcome: Any, key: Any) -> Any:
-    """What stands for a function, as it was before it was called: fakes are used for one run after the other."""
+    """Returns a model's fake without calls: fakes are used for several runs."""
     if isinstance(outcome, InOrder):
         return InOrder(tuple(_fresh(each, key) for each in outcome.outcomes))
     return outcome.fresh(key) if isinstance(outcome, Restartable) else outcome
@@ -237,13 +237,13 @@ def _twin(outcome: Any) -> Any:
 
 
 def name_of(fn: Any) -> str:
-    """What people call a function."""
+    """Returns a function's display name."""
     inner = inmost(fn)
     return str(getattr(inner, "__name__", None) or type(inner).__name__)
 
 
 def called_for(key: Any, intent: Intent) -> bool:
-    """Whether a call is one of what people name: a tool, a function, or the name of one."""
+    """Returns whether a call is of this tool, function or name."""
     if isinstance(key, str):
         return key == (name_of(intent.fn) if intent.sort == "undo" else intent.name)
     if isinstance(key, Tool) and intent.sort != "undo":
@@ -252,7 +252,7 @@ def called_for(key: Any, intent: Intent) -> bool:
 
 
 def _named_alike(one: types.FunctionType, other: types.FunctionType) -> bool:
-    """Whether two functions are one and the same but for a new release of their module."""
+    """Returns whether two functions are the same apart from a reload of their module."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__) and "<" not in one.__qualname__
 
 
@@ -260,7 +260,7 @@ def is_same(key: Any, fn: Any) -> bool:
     mine, other = inmost(key), inmost(fn)
     if mine == other or (inspect.isfunction(mine) and inspect.isfunction(other) and _named_alike(mine, other)):
         return True
-    # A method of an official client is called on a copy of the client that does not retry by itself.
+    # An official client's method is called on a copy of the client with retries disabled.
     mine = without_sdk_retries(mine)
     owner = getattr(mine, "__self__", None)
     return (
@@ -271,14 +271,14 @@ def is_same(key: Any, fn: Any) -> bool:
 
 
 def inmost(fn: Any) -> Any:
-    """A function without what was put around it for its arguments."""
+    """Unwraps a function."""
     while isinstance(fn, partial):
         fn = cast("Any", fn.func)
     return fn.fn if isinstance(fn, Tool) else fn
 
 
 def _named(act: Any) -> Sequence[inspect.Parameter]:
-    """What a function is to be given by name."""
+    """Returns the parameters that a function takes by name."""
     if isinstance(act, type | BaseException) or not callable(act):
         return ()
     try:
@@ -296,7 +296,7 @@ def _takes_some(act: Any) -> bool:
 
 
 def _called(intent: Intent, place: ToolStep, act: Callable[..., Any]) -> Any:
-    """Call a function that stands for a call: a model's as it would be called, a tool's with what it names."""
+    """Calls a fake's function: a model's with the call's arguments, a tool's with those that it names."""
     arguments = intent.arguments
     if intent.sort == "undo":
         return act(*arguments.values()) if _takes_some(act) else act()

@@ -1,4 +1,4 @@
-"""What rehearsals found, in words that a person can act on: what goes wrong, why, at which line, and what to write."""
+"""The findings of a check: the problem, its cause, its line, and its fix."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ WEIGHTS: dict[FindingKind, Weight] = {
     "keeps": "fault", "swallows": "fault", "sleeps": "fault", "tasks": "fault", "not_undone": "fault",
     "undeclared": "advice", "fragile": "advice", "writes": "advice", "wakes": "advice", "expires": "advice",
 }  # fmt: skip
-"""Whether a finding breaks something, or is only worth knowing."""
+"""Whether a finding breaks something, or is only informative."""
 
 
 ALONE: Final = "left alone"
-"""What a rehearsal that nothing befell is counted as."""
+"""The name of an uninterrupted rehearsal."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to mend, or to know."""
+    """One problem or remark."""
 
     kind: FindingKind
     title: str
     where: str
-    """File and line of what to change."""
+    """The file and line to change."""
     why: str
     fix: str
-    """What to write."""
+    """The code to write."""
     seen: str = ""
-    """The first rehearsal that showed it; empty where reading the code was enough."""
+    """The first rehearsal that showed it; empty if static analysis found it."""
     times: int = 0
 
     @property
     def weight(self) -> Weight:
-        # What is kept in the process may be a count that nobody decides by.
+        # Process state may be a counter that no decision depends on.
         return "advice" if self.kind == "keeps" and not self.seen else WEIGHTS[self.kind]
 
     def __str__(self) -> str:
@@ -51,22 +51,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of interrupting an agent in every way."""
+    """The result of a check."""
 
     agent: str
     where: str
     left_alone: str
-    """How it ends when nothing interrupts it."""
+    """The outcome without an interruption."""
     steps: int
     questions: int
     tools: tuple[str, ...]
     ways: dict[str, int]
-    """How many rehearsals there were, by what befell them."""
+    """The number of rehearsals by interruption."""
     findings: tuple[Finding, ...]
     sampled: tuple[str, ...] = ()
-    """Tools and models that gave samples of their declared types, for nobody said what they give."""
+    """Tools and models that returned samples of their declared types, for lack of a fake."""
     cut_short: str = ""
-    """Why not everything was rehearsed, if so."""
+    """Why the check is incomplete, if it is."""
 
     @property
     def stories(self) -> int:
@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_ways(self) -> str:
-        """What befell the rehearsals, and how many of each there were."""
+        """The interruptions and their counts, in words."""
         told = ((way, count) for way, count in self.ways.items() if way != ALONE)
         return ", ".join(f"{count} {way}{'s' * (count != 1)}" for way, count in told)
 
@@ -98,7 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Faulty(AssertionError):
-    """An agent does not stand being interrupted. `report` says how."""
+    """An agent fails when interrupted. `report` has the details."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(f"{len(report.faults)} found\n{report}")

@@ -1,4 +1,4 @@
-"""A rehearsal like a run that is on record: the same input, and everybody says what they said then."""
+"""Builds a rehearsal from a recorded run: the same input, replies and answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from killick.log import Log
 from killick.model import events as e
 
 MORE_CALLS: Final = 64
-"""How often the last value of a tool is given again, where a rehearsal calls it more often than the run did."""
+"""How often a tool's last value is repeated, if a rehearsal calls it more often than the run did."""
 
 
 def case_like(log: Log, run: str, agent: AnyAgent) -> Case:
-    """What an agent met in a run, and in its children, to be met again."""
+    """Returns a case with everything that an agent met in a run, and in its children."""
     state = log.state(run)
     outputs: dict[str, list[Any]] = {}
     answers: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Samples: a plausible value of any declared type, for a rehearsal in which nobody has a real one.
+"""Sample values of declared types, for rehearsals without real ones.
 
-Goes by the type, by what it demands of its values, and by the names of fields. Refuses where it knows no value.
+Uses the type, its constraints and field names. Refuses if it knows no value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HINTS: Final = (
     ("country", "IT"), ("language", "en"), ("date", "2026-01-05"), ("uuid", str(UUID(int=1))), ("id", "id_1"),
     ("name", "Ada"),
 )  # fmt: skip
-"""What a text is likely to be, by a word in the name of its field."""
+"""Likely texts, by a word in the field's name."""
 
 _RULES: Final = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 _WRAPPERS: Final[tuple[Any, ...]] = (
@@ -47,7 +47,7 @@ _WRAPPERS: Final[tuple[Any, ...]] = (
 
 
 def sample(kind: Any, name: str = "") -> Any:
-    """A plausible value of a declared type; the name of its field may hint at it. Refuses where it knows none."""
+    """Returns a plausible value of a type; the field's name may hint at it. Refuses if it knows none."""
     if kind is Any or kind is object:
         raise FakeRefused(
             name or "sample", "no type is declared, so no sample can be made; declare one, or give a value"
@@ -67,7 +67,7 @@ class _Within(Exception):
 
 
 class _Sampling:
-    """Makes one sample; knows which types it is within, so that those that have themselves within end."""
+    """Makes one sample; tracks enclosing types, so that recursive types end."""
 
     def __init__(self) -> None:
         self._within: list[Any] = []
@@ -125,7 +125,7 @@ class _Sampling:
         return tuple(self.of(arg, name) for arg in args if arg != ())
 
     def _record(self, kind: Any, cls: Any, args: Sequence[Any]) -> Any:
-        """A value with fields; those that may be left out are."""
+        """Makes a value with fields; omits optional ones."""
         if kind in self._within:
             raise _Within
         self._within.append(kind)
@@ -144,7 +144,7 @@ class _Sampling:
 
 
 def _first(makes: Iterable[Callable[[], Any]]) -> Any:
-    """The first of some alternatives that can be made."""
+    """Returns the first alternative that can be made."""
     refused: Exception = _Within()
     for make in makes:
         try:
@@ -155,7 +155,7 @@ def _first(makes: Iterable[Callable[[], Any]]) -> Any:
 
 
 def _some(make: Callable[[], Any], rules: Mapping[str, Any]) -> Iterator[Any]:
-    """As many as there must be, and one if there may be; none where one would have itself within."""
+    """Returns the minimum number of items, or one if allowed; none for a recursive type."""
     try:
         for _ in range(max(rules.get("min_length", 1), min(1, rules.get("max_length", 1)))):
             yield make()
@@ -173,7 +173,7 @@ def _is_record(cls: Any) -> bool:
 
 
 def _fields(kind: Any, cls: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Name, type and rules of every field that must be given."""
+    """Returns name, type and constraints of every required field."""
     if hasattr(cls, "model_fields"):
         for name, field in cls.model_fields.items():
             if field.is_required():
@@ -190,7 +190,7 @@ def _fields(kind: Any, cls: Any) -> Iterator[tuple[str, Any, Mapping[str, Any]]]
 
 def _required(cls: Any, hints: Mapping[str, Any]) -> Iterable[str]:
     if typing_extensions.is_typeddict(cls):
-        # Where annotations are texts, Python itself overlooks what NotRequired says.
+        # With string annotations, Python itself ignores NotRequired.
         said = {name: get_origin(hint) for name, hint in hints.items()}
         return [name for name in hints if name in cls.__required_keys__ and said[name] is not typing.NotRequired]
     if hasattr(cls, "_fields"):
@@ -204,7 +204,7 @@ def _required(cls: Any, hints: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _rules(metadata: Iterable[Any]) -> dict[str, Any]:
-    """What the metadata of a type demands, whoever's words it uses."""
+    """Returns the constraints in a type's metadata, from any library."""
     found: dict[str, Any] = {}
     for each in metadata:
         found |= _rules(getattr(each, "metadata", ()))
@@ -213,7 +213,7 @@ def _rules(metadata: Iterable[Any]) -> dict[str, Any]:
 
 
 def _number(cls: Any, rules: Mapping[str, Any]) -> Any:
-    """A small number within its bounds."""
+    """Returns a small number within its bounds."""
     of: Any = int if issubclass(cls, int) else Decimal
     step = of(str(rules.get("multiple_of", 1)))
     bounds = {rule: of(str(rules[rule])) for rule in ("ge", "gt", "le", "lt") if rule in rules}
@@ -241,7 +241,7 @@ def _text(name: str, rules: Mapping[str, Any]) -> str:
 
 
 def _matching(pattern: Any) -> str:
-    """A text that matches a pattern, where it is plain enough."""
+    """Returns a text that matches a simple pattern."""
     text: str = pattern if isinstance(pattern, str) else pattern.pattern
     parser: Any = getattr(re, "_parser")  # noqa: B009
     return "".join(_parts(parser.parse(text)))
@@ -270,7 +270,7 @@ def _parts(parsed: Any) -> Iterator[str]:
 
 
 def _one_of(choices: Any) -> str:
-    """A character that a set allows."""
+    """Returns a character of a set."""
     negated = str(choices[0][0]) == "NEGATE"
     tried = itertools.chain("aA1 -_.", map(chr, range(33, 0x3000)))
     return next(char for char in tried if any(_allows(code, value, char) for code, value in choices) != negated)
@@ -293,7 +293,7 @@ def _allows(code: Any, value: Any, char: str) -> bool:
 
 
 def _tried(kind: Any, name: str, rules: Mapping[str, Any]) -> Any:
-    """A type that only pydantic knows: the first of some likely values that it takes."""
+    """For a type that only pydantic knows, returns the first likely value that it accepts."""
     likely: list[Any] = [_text(name, rules), _MOMENT, *(text for _, text in _HINTS)]
     for value in [*likely, "1.5", "09:30:00", "PT1H", "127.0.0.1", "/", 1, True]:
         try:
@@ -307,7 +307,7 @@ def _tried(kind: Any, name: str, rules: Mapping[str, Any]) -> Any:
 
 
 def misfit(value: Any, returns: Any) -> str | None:
-    """Why a value cannot be what a tool returned."""
+    """Returns why a tool cannot have returned a value."""
     try:
         convert(through_codec(value, at="value"), returns)
     except ValueRefused as refused:

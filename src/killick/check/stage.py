@@ -1,6 +1,6 @@
-"""The world of a rehearsal: stands in for tools, models and people, makes trouble once, and counts what was done.
+"""The world of a rehearsal: fakes tools, models and people, injects one fault, and counts effects.
 
-Nothing of it reaches outside, but for the tools that somebody wants to be real.
+Nothing reaches the outside, except through tools that the user made real.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ TROUBLES: Final[Mapping[CallTrouble | WaitTrouble, str]] = {
     "expired": "is never answered, and its deadline passes",
     "otherwise": "is answered in another way",
 }
-"""What may befall a call or a question, in words."""
+"""The faults of a call or a question, in words."""
 
 RETRY_AFTER_SECONDS: Final = 30.0
 SETTLED_MAX: Final = 2
-"""How often a person says of one step that it did not happen and may be tried again, before they stop it."""
+"""How often a person answers "did not happen, retry" for one step before stopping it."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """What goes wrong, and with the call or the question of which step. `answer` is another one to give."""
+    """A fault, and the step that it hits. `answer` is an alternative answer."""
 
     kind: CallTrouble | WaitTrouble
     run: str
@@ -61,7 +61,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Called(msgspec.Struct, frozen=True):
-    """One application of a tool or a model."""
+    """One call of a tool or a model."""
 
     run: str
     step: str
@@ -75,22 +75,22 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Declared(NamedTuple):
-    """A tool as it was declared, by the call of it that was seen first."""
+    """A tool's declaration, from its first call."""
 
     name: str
     fn: Callable[..., Any]
     policy: Policy
     keyed: bool
-    """Whether it is given its key, and so can hand it on."""
+    """Whether it receives its idempotency key, and so can pass it on."""
 
 
 class OutOfOrder(Exception):
-    """What a tool raises in a rehearsal that has it fail for good."""
+    """Raised by a tool that fails permanently in a rehearsal."""
 
 
 @dataclass(kw_only=True)
 class Around:
-    """Who and what is around an agent in a rehearsal: the same for all of its stories."""
+    """The environment of an agent, shared by all its rehearsals."""
 
     fakes: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     real: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class Around:
     messages: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def answer_to(self, wait: Wait) -> tuple[str, Any]:
-        """How a question is answered: as was said, or with the first answer that fits."""
+        """Returns a question's answer: the configured one, or the first that fits."""
         for asked, answer in self.answers.items():
             if asked in ("*", wait.step, wait.name) or asked.lower() in str(wait.prompt).lower():
                 return as_answer(wait, answer)
@@ -108,7 +108,7 @@ class Around:
 
 
 def as_answer(wait: Wait, answer: Any) -> tuple[str, Any]:
-    """An answer as somebody wrote it: a verb, a pair of verb and value, or a value."""
+    """Parses an answer: a verb, a pair of verb and value, or a value."""
     match answer:
         case (str(verb), value):
             return verb, value
@@ -119,7 +119,7 @@ def as_answer(wait: Wait, answer: Any) -> tuple[str, Any]:
 
 
 class Stage(World):
-    """One rehearsal's world, and what stands between it and the steps."""
+    """One rehearsal's world, and its interceptor."""
 
     def __init__(self, around: Around, trouble: Trouble | None = None) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class Stage(World):
         self.called: list[Called] = []
         self.asked: list[Wait] = []
         self.woken: dict[str, int] = {}
-        """Tools whose outcome only a person could settle, and how often one was woken for them."""
+        """Tools whose outcome only a person could resolve, and how often one was asked."""
         self.declared: dict[str, Declared] = {}
         self.doer: dict[str, str] = {}
-        """Which tool each effect is of."""
+        """The tool of each effect."""
         self.stand_in = self
         self.sampled: set[str] = set()
         self._fakes = Fakes(around.fakes)
@@ -146,7 +146,7 @@ class Stage(World):
     # tools and models -------------------------------------------------------------------------
 
     async def apply(self, intent: Intent, place: ToolStep, real: Callable[[], Awaitable[Applied]]) -> Applied:
-        """One attempt, with its trouble if it is its turn."""
+        """Makes one attempt, with its fault if due."""
         called = Called(place.run, place.id, intent.sort, intent.name, intent.effect, place.attempt)
         self.called.append(called)
         keyed = any(marker is KEY or marker is STEP for marker in intent.injected.values())
@@ -172,7 +172,7 @@ class Stage(World):
         return applied
 
     def _strikes(self, what: Called | Wait) -> CallTrouble | WaitTrouble | None:
-        """The trouble that befalls a call the first time, and a question every time."""
+        """Returns the fault of a call the first time, and of a question every time."""
         trouble = self.trouble
         if trouble is None or (trouble.run, trouble.step) != (what.run, what.step):
             return None
@@ -195,7 +195,7 @@ class Stage(World):
         return "*" in self.around.real or name in self.around.real
 
     async def _faked(self, intent: Intent, place: ToolStep) -> Applied:
-        """What stands for a call gives the same value for the same step, however often its process died."""
+        """A fake returns the same value for the same step, across crashes."""
         at = (place.run, place.id)
         if at not in self._values:
             applied = await self._fakes.apply(intent, place)
@@ -215,7 +215,7 @@ class Stage(World):
     def _count(self, intent: Intent, place: ToolStep, value: Any) -> None:
         if intent.effect in (None, "reads"):
             return
-        # What undoes is told the key of what it undoes. A transaction that is tried again was rolled back before.
+        # A compensation receives the key of the effect that it undoes. A retried transaction was rolled back before.
         honours = intent.sort == "undo" or intent.effect == "transaction" or self.declared[intent.name].keyed
         if honours and place.key in self._honoured:
             return
@@ -234,7 +234,7 @@ class Stage(World):
         return made
 
     async def aside(self, fn: Callable[..., Any], effect: Effect, real: Callable[[], Awaitable[Any]]) -> Any:
-        """What a reconciler finds, or a confirmation sees: this world knows what happened in it."""
+        """Answers a reconciler or a confirmation from this world's effects."""
         living().point(f"before looking what became of {effect.tool}")
         if self._is_real(effect.tool):
             return await real()
@@ -246,7 +246,7 @@ class Stage(World):
         return Happened(self._happened[run, effect.step]) if happened else DidNotHappen()
 
     def copied(self) -> Self:
-        """The same stage, from here on on its own."""
+        """Returns an independent copy."""
         twin = super().copied()
         twin._fakes = self._fakes.copied()
         return twin
@@ -254,7 +254,7 @@ class Stage(World):
     # people -----------------------------------------------------------------------------------
 
     def unpaused(self, client: Client) -> bool:
-        """Somebody resumes what they paused."""
+        """A person resumes a paused run."""
         if self.trouble is None or self.trouble.kind != "paused":
             return False
         paused = [listed.run for listed in client.list(status="paused")]
@@ -263,7 +263,7 @@ class Stage(World):
         return bool(paused)
 
     def respond(self, client: Client, waits: Sequence[Wait]) -> bool:
-        """What people and other programs do; False when nobody can do anything."""
+        """Acts as people and other programs; False if none can do anything."""
         done = self.unpaused(client)
         self.changes += 1
         for wait in waits:
@@ -318,6 +318,6 @@ class Stage(World):
 
 
 def _people(wait: Wait) -> list[str]:
-    """Who answers in a rehearsal: those who may and have not yet, or as many as are needed where anybody may."""
+    """Returns the answering people: those permitted who have not yet answered, or enough of them if anyone may."""
     anybody = ["rehearsal", *(f"rehearsal {number}" for number in range(2, wait.need + 1)), "somebody else"]
     return [name for name in (anybody if wait.may is None else wait.may) if name not in wait.votes]

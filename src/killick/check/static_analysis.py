@@ -1,6 +1,6 @@
-"""Reads agent code for what no rehearsal can show: what differs from one process to the next. Runs nothing.
+"""Finds nondeterminism in agent code that no rehearsal can show. Runs nothing.
 
-A line that ends with `# killick: ok` is left alone.
+A line that ends with `# killick: ok` is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEPTH_MAX: Final = 6
 
 
 class Spot(msgspec.Struct, frozen=True):
-    """A line that does something agent code should not do, and what to write instead."""
+    """A line with a problem, and its fix."""
 
     kind: SpotKind
     file: str
@@ -69,7 +69,7 @@ _HTTP: Final = frozenset({"requests", "httpx", "session", "client", "http", "aio
 
 
 def read_agent(agent: AnyAgent) -> list[Spot]:
-    """What stands in an agent's code, and in the functions around it that it calls, and should not."""
+    """Returns the problems in an agent's code, and in the functions of its module that it calls."""
     found: list[Spot] = []
     for source in _sources(agent.fn):
         reader = _Reader(source)
@@ -79,7 +79,7 @@ def read_agent(agent: AnyAgent) -> list[Spot]:
 
 
 def read_tool(fn: Callable[..., Any]) -> list[Spot]:
-    """Where a tool that says it only reads looks as if it wrote."""
+    """Returns lines of a read-only tool that look like writes."""
     source = _source(fn)
     if source is None:
         return []
@@ -92,7 +92,7 @@ def read_tool(fn: Callable[..., Any]) -> list[Spot]:
 
 
 def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[str, int] | None:
-    """Where an agent calls a tool, or asks a question that begins with these words: the first place, or the last."""
+    """Returns where an agent calls a tool, or asks a question with this prefix: the first place, or the last."""
     found: list[tuple[str, int]] = []
     for source in _sources(agent.fn):
         for node in ast.walk(source.tree):
@@ -107,14 +107,14 @@ def place_of_step(agent: AnyAgent, name: str, *, last: bool = False) -> tuple[st
 
 
 def _without_options(node: ast.expr) -> ast.expr:
-    """The tool in `tool.options(…)`."""
+    """Returns the tool in `tool.options(…)`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "options":
         return node.func.value
     return node
 
 
 def _begins(prompt: ast.expr, words: str) -> bool:
-    """Whether a prompt, or what is written out of it, is how these words begin."""
+    """Returns whether a prompt's literal start matches."""
     if isinstance(prompt, ast.JoinedStr):
         return bool(prompt.values) and _begins(prompt.values[0], words)
     return isinstance(prompt, ast.Constant) and words.startswith(str(prompt.value))
@@ -135,7 +135,7 @@ def _writes(call: ast.Call) -> str | None:
 
 
 class _Source:
-    """A function's own text, where it stands, and what its names stand for."""
+    """A function's source, its location, and its names."""
 
     def __init__(self, fn: FunctionType, tree: ast.AST, file: str, first: int, lines: list[str]) -> None:
         self.fn = fn
@@ -154,7 +154,7 @@ class _Source:
         return 0 <= at < len(self.lines) and self.lines[at].rstrip().endswith("# killick: ok")
 
     def resolve(self, node: ast.AST) -> Any:
-        """What a dotted name stands for, as far as the module says."""
+        """Resolves a dotted name within the module."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -164,7 +164,7 @@ class _Source:
 
     @property
     def run(self) -> str:
-        """What the function calls its run."""
+        """Returns the name of the function's run parameter."""
         return next(iter(inspect.signature(self.fn).parameters), "run")
 
 
@@ -181,7 +181,7 @@ def _source(fn: Callable[..., Any]) -> _Source | None:
 
 
 def _sources(fn: Callable[..., Any]) -> Iterator[_Source]:
-    """A function and those of the same file that it calls, except tools, agents and what models are called by."""
+    """Yields a function and the functions of its file that it calls, except tools, agents and model functions."""
     seen: set[Any] = set()
     left: list[tuple[Callable[..., Any], int]] = [(fn, 0)]
     while left:
@@ -198,7 +198,7 @@ def _sources(fn: Callable[..., Any]) -> Iterator[_Source]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Looks at one function."""
+    """Analyses one function."""
 
     def __init__(self, source: _Source) -> None:
         self.source = source
@@ -253,7 +253,7 @@ class _Reader(ast.NodeVisitor):
     visit_Assign = visit_AugAssign = _visit_assignment  # noqa: N815
 
     def _look_at_keeping(self, owner: ast.expr, node: ast.AST) -> None:
-        """A change to something that belongs to the module, and not to the run."""
+        """Finds changes to module state."""
         if not isinstance(owner, ast.Name) or owner.id in self._locals:
             return
         if isinstance(self.source.names.get(owner.id), list | dict | set):
@@ -308,7 +308,7 @@ def _members(caught: ast.expr) -> list[ast.expr]:
 
 
 def _known(found: Any) -> tuple[SpotKind | None, str]:
-    """Whether a callable is one that agent code should leave alone."""
+    """Returns whether agent code should not call this callable."""
     owner: Any = getattr(found, "__self__", None)
     module = str(getattr(found, "__module__", None) or getattr(owner.__class__, "__module__", ""))
     name = str(getattr(found, "__name__", ""))
