@@ -1,14 +1,14 @@
-"""What tests of agents and of stores need: runs to play, models that follow a script, processes that die anywhere.
+"""Test tools for agents and stores: played runs, scripted models, processes that crash anywhere.
 
-An agent of your own: `play`, with `scripted` for its model, and `interrupt_everywhere`. A run of production: `replay`.
+An agent of your own: `play`, with `scripted` for its model, and `interrupt_everywhere`. A production run: `replay`.
 
-A store of your own keeps the contract when this passes under pytest:
+A store of your own fulfils the contract when this passes under pytest:
 
     class TestMyStore(StoreContract):
         def make(self, tmp_path, clock):
             return MyStore(tmp_path / "my.db", clock=clock)
 
-Everything is imported when it is asked for; only `StoreContract` needs pytest.
+Names are imported on first use; only `StoreContract` needs pytest.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ def __getattr__(name: str) -> Any:
     if name == "StoreContract":
         import pytest
 
-        # Asked before the first import, pytest explains failed assertions in the contract as in any test.
+        # Registered before the first import, so that pytest rewrites the contract's assertions.
         pytest.register_assert_rewrite(home)
     return getattr(import_module(home), name)

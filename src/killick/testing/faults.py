@@ -11,20 +11,20 @@ from killick.errors import StoreUnavailable
 from killick.store.protocol import Store
 
 UNCOUNTED: Final = frozenset({"close"})
-"""What is passed on without being counted or failed: a test must always be able to let go of its store."""
+"""Operations that never fail: a test must be able to close its store."""
 
 
 class FaultyStore(Store, Protocol):
-    """A store that counts its operations and fails one of them; `faulty` makes one."""
+    """A store that counts its operations and fails one of them; made by `faulty`."""
 
     @property
     def operations(self) -> int:
-        """How many operations were asked for, the failed one included."""
+        """The number of operations, the failed one included."""
         ...
 
     @property
     def failed(self) -> str | None:
-        """The name of the operation that was failed, once it was."""
+        """The name of the failed operation, once it failed."""
         ...
 
 
@@ -36,17 +36,17 @@ def faulty(
     when: Literal["before", "after"] = "before",
     error: BaseException | None = None,
 ) -> FaultyStore:
-    """Pass every operation on to a store, except that one of them fails, or with `times` so many in a row.
+    """Wraps a store so that one operation fails, or `times` consecutive ones.
 
-    Operations are counted from 1. `when="before"`: the operation is not done. `when="after"`: it is
-    done, but its caller is not told. Without `fail_at` nothing fails and operations are only counted,
-    so that a test can count first and then fail each of them:
+    Operations are counted from 1. `when="before"`: the operation is not done. `when="after"`: it is done, but its
+    caller gets an error. Without `fail_at` operations are only counted, so that a test can count first and then fail
+    each:
 
         for n in range(1, counted.operations + 1):
             scenario(faulty(make(), fail_at=n, when="after"))
     """
     error = error or StoreUnavailable(store.place, "failed on purpose")
-    # The cast says what __getattr__ does: it has every method that the store has.
+    # The cast is correct: __getattr__ supplies every method of the store.
     return cast("FaultyStore", _Counting(store, fail_at, times, when == "after", error))
 
 

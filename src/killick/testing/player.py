@@ -1,4 +1,4 @@
-"""Plays a run in a test: on a store in memory, by a clock that only the test moves, with fakes for the world.
+"""Plays a run in a test: on an in-memory store, with a clock that only the test moves, and with fakes.
 
 Owns where a run under test stops: when it waits, at a step, or dead. Only clock, store and tools are replaced.
 """
@@ -46,7 +46,7 @@ _KINDS: Final[Mapping[str, WaitsFor]] = {
 }  # fmt: skip
 
 LEAPS_MAX: Final = 5_000
-"""Sleeps that are leapt over, before a run counts as one that never ends."""
+"""The maximum number of skipped sleeps, before a run counts as endless."""
 
 
 @overload
@@ -62,18 +62,18 @@ def play(
     agent: AnyAgent, input: Any = None, *, fakes: Mapping[Any, Any] | None = None, id: str = "run",  # noqa: A002
     now: datetime | None = None,
 ) -> Playing[Any]:  # fmt: skip
-    """A run of an agent for a test: `async with play(…) as t`, or `with play(…) as t` where nothing is awaited.
+    """Plays a run of an agent in a test: `async with play(…) as t`, or `with play(…) as t` without an event loop.
 
     fakes  by tool, model function or name: a value, a list of values in order, a function of the arguments, or an
-           exception; tools that are not faked run for real. I/O of agent code outside of a step is refused
-    id     the run's id, which is in the keys that its tools see
-    now    when it begins; the clock stands still but for `t.advance` and for what `t.result` leaps over
+           exception; other tools run for real. Agent code's I/O outside a step is refused
+    id     the run's id, which is in its tools' idempotency keys
+    now    the start time; the clock moves only by `t.advance` and by the sleeps that `t.result` skips
     """
     return Playing(agent, input, Fakes(fakes), id, now)
 
 
 class Playing(Generic[O]):
-    """A run that is about to be played: enter it with `async with`, or with `with`."""
+    """A run to be played: enter it with `async with`, or with `with`."""
 
     def __init__(self, agent: AnyAgent, input: Any, fakes: Fakes, run: str, now: datetime | None) -> None:  # noqa: A002
         self._given = agent, input, fakes, run, now
@@ -104,7 +104,7 @@ class Playing(Generic[O]):
 
 
 class _Played(Generic[O]):
-    """What both kinds of play know and do without driving the run."""
+    """The common part of both kinds of play."""
 
     def __init__(self, agent: AnyAgent, input: Any, fakes: Fakes, run: str, now: datetime | None) -> None:  # noqa: A002
         self.agent = agent
@@ -128,7 +128,7 @@ class _Played(Generic[O]):
 
     @property
     def client(self) -> Client:
-        """The client of the process that plays the run; another one after a crash."""
+        """The client of the current process; another one after a crash."""
         return self._process.client
 
     @property
@@ -137,17 +137,17 @@ class _Played(Generic[O]):
 
     @property
     def info(self) -> RunInfo:
-        """Where the run is."""
+        """The run's info."""
         return self.client.info(self.run)
 
     @property
     def state(self) -> State:
-        """What the run knows."""
+        """The run's state."""
         return self.client.state(self.run)
 
     @property
     def events(self) -> Sequence[Recorded]:
-        """All of its events so far."""
+        """The run's events so far."""
         found: list[Recorded] = []
         while more := self.client.events(self.run, after=found[-1].seq if found else 0):
             found += more
@@ -155,7 +155,7 @@ class _Played(Generic[O]):
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """What the run waits for; for children, what they wait for."""
+        """The run's waits; for children, theirs."""
         return [*self._waits_of(self.run)]
 
     def _waits_of(self, run: str) -> Iterator[Wait]:
@@ -165,7 +165,7 @@ class _Played(Generic[O]):
 
     @property
     def wait(self) -> Wait:
-        """The question or the message that the run waits for, where there is only one."""
+        """The run's only open question or message wait."""
         found = [wait for wait in self.waits if _KINDS.get(wait.waits_for) in ("person", "event")] or self.waits
         if len(found) != 1:
             told = "; ".join(map(str, found))
@@ -175,9 +175,9 @@ class _Played(Generic[O]):
 
     @property
     def waits_for(self) -> frozenset[WaitsFor]:
-        """Who or what can wake the run: a person, an event, time. Empty when it does not wait.
+        """Who or what can wake the run: a person, an event, time. Empty if it does not wait.
 
-        Time is a sleep, a backoff or a rate limit; the deadline of a question is `t.wait.deadline_us`.
+        Time is a sleep, a backoff or a rate limit; a question's deadline is `t.wait.deadline_us`.
         """
         found: set[WaitsFor] = {_KINDS[wait.waits_for] for wait in self.waits if wait.waits_for in _KINDS}
         if any(self._is_delayed(listed.run) for listed in self.client.list(status="waiting")):
@@ -190,16 +190,16 @@ class _Played(Generic[O]):
         return any((step.delayed_until or 0) > self.clock.now_us() for step in steps)
 
     def calls(self, of: Named) -> list[dict[str, Any]]:
-        """The arguments of every call of a tool or a model, in order, tries that failed included."""
+        """The arguments of every call of a tool or a model, in order, including failed attempts."""
         return [arguments for intent, arguments in self._called if called_for(of, intent)]
 
     @property
     def called(self) -> list[str]:
-        """The names of all tools and models that were called, in order."""
+        """The names of all called tools and models, in order."""
         return [name_of(intent.fn) if intent.sort == "undo" else intent.name for intent, _ in self._called]
 
     def _standing(self) -> str:
-        """Where the run is, in words."""
+        """The run's position, in words."""
         info = self.info
         match info.status:
             case "completed":
@@ -213,44 +213,44 @@ class _Played(Generic[O]):
     # acting -----------------------------------------------------------------------------------
 
     def advance(self, duration: Duration) -> None:
-        """Let time pass. What is due then happens when the run is driven next."""
+        """Advances the clock. Due events happen when the run is driven next."""
         self.clock.advance(seconds(duration))
 
     def answer(
         self, verb: Verb, value: Any = None, *, by: str | None = None, comment: str | None = None,
         wait: Wait | str | None = None,
     ) -> None:  # fmt: skip
-        """Answer what the run, or a child of it, waits for; name the wait where there are several."""
+        """Answers a wait of the run or of a child; name the wait if there are several."""
         asked = [each for each in self.waits if each.verbs]
         target = asked[0].id if wait is None and len(asked) == 1 else self.run if wait is None else wait
         self.client.answer(target if isinstance(target, str) else target.id, verb, value=value, by=by, comment=comment)
 
     def send(self, name: str, body: Any = None, *, id: str | None = None, by: str | None = None) -> None:  # noqa: A002
-        """Send the run a message."""
+        """Sends the run a message."""
         self.client.send(self.run, name, body, id=id, by=by)
 
     def say(self, text: str, *, by: str | None = None) -> None:
-        """Say something to the run; its loop hears it before it asks its model again."""
+        """Sends a user message; the run's loop reads it before its next model call."""
         self.client.say(self.run, text, by=by)
 
     def pause(self, *, by: str | None = None) -> None:
-        """Stop the run at its next step."""
+        """Pauses the run at its next step."""
         self.client.pause(self.run, by=by)
 
     def resume(self, *, by: str | None = None) -> str:
-        """Let a paused or failed run go on; says what it did."""
+        """Resumes a paused or failed run; returns what it did."""
         return self.client.resume(self.run, by=by)
 
     def cancel(self, *, compensate: bool = False, by: str | None = None) -> None:
-        """End the run, when it is driven next; with `compensate`, undo what it did."""
+        """Cancels the run when it is driven next; with `compensate`, undoes its effects."""
         self.client.cancel(self.run, compensate=compensate, by=by)
 
     def set(self, *, by: str | None = None, **changes: Any) -> None:
-        """Change entries of the run's context, as a person would."""
+        """Changes entries of the run's context, as a person would."""
         self.client.set(self.run, by=by, **changes)
 
     def crash(self) -> None:
-        """The process dies, now: what is in memory is gone, and the run goes on from the store when it is driven."""
+        """Crashes the process now: its memory is lost, and the run recovers from the store when driven."""
         dying = self._process
         dying.die()
         self._dead.append(dying)
@@ -263,7 +263,7 @@ class _Played(Generic[O]):
     # what the process tells -------------------------------------------------------------------
 
     def note(self, intent: Intent) -> None:
-        """A tool or a model is called."""
+        """Records a call of a tool or a model."""
         try:
             arguments = copy.deepcopy(dict(intent.arguments))
         except Exception:
@@ -271,7 +271,7 @@ class _Played(Generic[O]):
         self._called.append((intent, arguments))
 
     async def held(self, intent: Intent, place: ToolStep, *, returned: bool) -> None:
-        """Stop here, if this is where the test wants the run to stop."""
+        """Stops here, if the test asked for it."""
         if self._halt is not None and self._halt.is_at(intent, place, returned):
             self._halt = None
             self._held = asyncio.get_running_loop().create_future()
@@ -279,7 +279,7 @@ class _Played(Generic[O]):
             await self._held
 
     async def fail(self, fault: BaseException) -> Applied:
-        """Something is wrong with the test itself: the run stops where it is, and the test is told."""
+        """Reports an error of the test itself: the run stops, and the test raises it."""
         self._fault = self._fault or fault
         self.crash()
         never: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
@@ -292,7 +292,7 @@ class _Played(Generic[O]):
     # driving ----------------------------------------------------------------------------------
 
     async def _drive(self, *, leaps: bool, halt: Halt | None = None) -> RunOutcome | None:
-        """Until the run has ended or waits. None: it stopped where it was to, or sleeps and may not leap."""
+        """Drives the run until it ends or waits. None: it reached the stop, or sleeps and may not skip."""
         self.clock.leaps, self._halt, slept = leaps, halt, 0
         held, self._held = self._held, None
         if held is not None and not held.done():
@@ -318,7 +318,7 @@ class _Played(Generic[O]):
             self._stirred = None
 
     async def _turn(self, process: Process, leaps: bool) -> RunOutcome | None:
-        """Go on until something happens; what became of the run, if that is known now."""
+        """Continues until something happens; returns the run's outcome, if known."""
         await self._bury()
         if process.task is None and self.info.status in ENDED:
             return ended(self.client.engine, self.run)
@@ -353,7 +353,7 @@ class _Played(Generic[O]):
             await self._dead.pop().bury()
 
     async def end(self) -> None:
-        """Let everything go."""
+        """Closes everything."""
         self._held = None
         self._unwatch()
         await self._bury()
@@ -386,34 +386,34 @@ class _Played(Generic[O]):
 
 
 class Play(_Played[O]):
-    """A run under test, driven by what is awaited."""
+    """A run under test, driven by awaiting."""
 
     async def until_waiting(self, *, leap: bool = False) -> None:
-        """Drive the run until only a person, an event or time can wake it; `waits_for` says which.
+        """Drives the run until only a person, an event or time can wake it; `waits_for` says which.
 
-        With `leap`, sleeps and backoffs are leapt over, and only a person or an event stops it. RunElsewhere when it
-        completed; what `kd.run` would raise when it ended otherwise.
+        With `leap`, sleeps and backoffs are skipped, and only a person or an event stops it. Raises RunElsewhere if it
+        completed, and the error of `kd.run` if it ended in another way.
         """
         await self._to_waiting(leap)
 
     async def until(self, step: Named, *, returned: bool = False) -> None:
-        """Drive the run until it is about to call a tool or model: by itself, its name, or the number of its step.
+        """Drives the run until it is about to call a tool or model: by object, name, or step number.
 
-        The attempt is on record, and nothing was called. With `returned`, it was called, and nobody knows of its
-        outcome yet. A crash there leaves the step in doubt. Sleeps and backoffs on the way are leapt over.
+        The attempt is recorded, and nothing was called. With `returned`, it was called, and its outcome is not recorded
+        yet. A crash there leaves an unknown outcome. Sleeps and backoffs on the way are skipped.
         """
         await self._to_step(Halt(step, returned))
 
     async def result(self) -> O:
-        """Drive the run to its end and return its result, or raise what `kd.run` would.
+        """Drives the run to its end and returns its result, or raises the error of `kd.run`.
 
-        Sleeps, backoffs and rate limits are leapt over. What waits for a person or an event is not: RunWaiting.
+        Sleeps, backoffs and rate limits are skipped. A wait for a person or an event raises RunWaiting.
         """
         return await self._to_result()
 
 
 class BlockingPlay(_Played[O]):
-    """A run under test, for tests that await nothing: the same as Play, on a loop of its own that runs meanwhile."""
+    """A run under test without await: as Play, on its own loop."""
 
     def __init__(self, *given: Any) -> None:
         _refuse_running()
@@ -433,7 +433,7 @@ class BlockingPlay(_Played[O]):
         return self._wait_for(self._to_result())
 
     def close(self) -> None:
-        """Let everything go."""
+        """Closes everything."""
         with self._runner:
             self._wait_for(self.end())
 

@@ -1,6 +1,6 @@
-"""Fixtures for people who test their agents with pytest. Costs nothing before one of them is used.
+"""pytest fixtures for testing agents. Imports nothing before one of them is used.
 
-Agents and tools that a test declares are forgotten when it ends; those of modules that it imports stay.
+Agents and tools declared in a test are unregistered when it ends; those of imported modules stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def killick_clock() -> LeapingClock:
-    """A clock that stands still until the test moves it, or until `kd.run` would sleep."""
+    """A clock that moves only by the test, or when `kd.run` would sleep."""
     from killick.clock import LeapingClock
 
     return LeapingClock()
@@ -28,7 +28,7 @@ def killick_clock() -> LeapingClock:
 
 @pytest.fixture
 def killick_client(killick_clock: LeapingClock) -> Generator[Client]:
-    """A client with a store in memory, by `killick_clock`; closed when the test ends."""
+    """A client with an in-memory store and `killick_clock`; closed when the test ends."""
     from killick.client.client import Client
     from killick.ids import SeededIds
     from killick.store.memory import MemoryStore
@@ -39,7 +39,7 @@ def killick_client(killick_clock: LeapingClock) -> Generator[Client]:
 
 @pytest.fixture
 def killick_play() -> Generator[Callable[..., BlockingPlay[Any]]]:
-    """`killick_play(agent, input, fakes=…)` is what `with play(…) as t` gives, without the block."""
+    """`killick_play(agent, input, fakes=…)` returns what `with play(…) as t` gives, without the block."""
     from killick.testing.player import play
 
     with ExitStack() as plays:
@@ -48,7 +48,7 @@ def killick_play() -> Generator[Callable[..., BlockingPlay[Any]]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
-    """Forget what a test declared. Whatever the test imported was declared there, not in the test."""
+    """Unregisters a test's declarations, except those of modules that it imported."""
     before = _declared()
     try:
         return (yield)
@@ -57,7 +57,7 @@ def pytest_runtest_call() -> Generator[None, Any, Any]:
 
 
 class _Declared(NamedTuple):
-    """What is declared: agents and their aliases, tools, hooks, triggers."""
+    """The registries: agents and their aliases, tools, hooks, triggers."""
 
     agents: tuple[dict[str, Any], dict[str, Any]]
     tools: dict[str, Any]
@@ -66,7 +66,7 @@ class _Declared(NamedTuple):
 
 
 def _declared() -> _Declared:
-    """What is declared now. A registry whose module is not imported yet is empty."""
+    """Returns the current registries. A registry whose module is not imported yet is empty."""
     agents, tools, hooks, triggers = _registries()
     return _Declared(
         agents.AGENTS.copy() if agents else ({}, {}),
@@ -106,11 +106,11 @@ def _restore(declared: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _kept(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """What is declared at the top of a module, and what was declared before."""
+    """Returns module-level declarations, and earlier ones."""
     return before | {name: each for name, each in now.items() if not _is_local(each)}
 
 
 def _is_local(declared: Any) -> bool:
-    """Whether something was declared inside a function, or, as a trigger, for an agent that was."""
+    """Returns whether a declaration is inside a function, or, for a trigger, for such an agent."""
     fn = getattr(declared, "fn", None) or declared.agent.fn
     return "<locals>" in getattr(fn, "__qualname__", "")

@@ -1,4 +1,4 @@
-"""A run of production as a test: its code does again what is on record, with the world shut off, or parts from it."""
+"""A production run as a test: replays its code against its log, without the world."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def replay(
     secret_key: bytes | None = None,
     seconds: float = SECONDS,
 ) -> Replayed:
-    """Run an agent's code again against an exported run. ReplayParted, or with `check=False` in the outcome, if it
-    does not do again what is on record.
+    """Replays an agent's code against an exported run. Raises ReplayParted on a divergence, or returns it with
+    `check=False`.
 
-    `run` is a child that is in the file. `secret_key` is that of the store it comes from, where arguments are Secrets;
-    `seconds` is how long the code may take.
+    `run` selects a child in the file. `secret_key` is that of the original store, if arguments are Secrets; `seconds`
+    is the time limit.
     """
     return Replay(read(source), agent, run=run, secret_key=secret_key, asked=ReplayRequest(seconds=seconds)).outcome(
         check

@@ -1,6 +1,6 @@
-"""A model that says what a test tells it to, in the form of any provider, and remembers what it was sent.
+"""A scripted model in any provider's form, which records its requests.
 
-Sends nothing anywhere. Steps that are replayed do not ask it, so a crash costs no turn.
+Sends nothing. Replayed steps do not call it, so a crash uses no turn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MODEL: Final = "scripted"
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool that the model wants called."""
+    """A tool call by the model."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply: texts and calls in their order, and what it used."""
+    """One reply: texts and calls in order, and its usage."""
 
     parts: tuple[str | Call, ...]
     reasoning: str | None = None
@@ -46,7 +46,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider says in place of a reply."""
+    """A provider's error in place of a reply."""
 
     status: int
     message: str
@@ -55,32 +55,32 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 Said: TypeAlias = str | Call | Turn | Refusal | BaseException | type[BaseException]
 Scripted: TypeAlias = Said | Callable[..., Said]
-"""What a turn can be: a function is given what it names of the request, such as `messages`."""
+"""A turn; a function receives the parts of the request that it names, such as `messages`."""
 
 
 def call(name: str, /, **arguments: Any) -> Call:
-    """A tool that the model wants called, with these arguments."""
+    """A tool call by the model, with these arguments."""
     return Call(name, arguments)
 
 
 def turn(
     *parts: str | Call, reasoning: str | None = None, usage: tuple[int, int] | None = None, stop: str | None = None
 ) -> Turn:
-    """One reply of several parts: what the model says, and the tools that it wants called side by side.
+    """One reply of several parts: texts, and parallel tool calls.
 
-    usage  the tokens that it read and wrote
-    stop   why it stopped, in the provider's words, where that is not plain
+    usage  the tokens read and written
+    stop   the stop reason, in the provider's words, if not the default
     """
     return Turn(parts=parts, reasoning=reasoning, usage=usage, stop=stop)
 
 
 def refusal(status: int, message: str = "refused by its script", *, retry_after: float | None = None) -> Refusal:
-    """An error of the provider in place of a reply: 429 is a rate limit, 529 overload, 401 a wrong key."""
+    """A provider's error in place of a reply: 429 is a rate limit, 529 overload, 401 a wrong key."""
     return Refusal(status=status, message=message, retry_after=retry_after)
 
 
 class ModelRefused(Exception):
-    """What a scripted model raises for a refusal where it stands for no official client."""
+    """Raised for a refusal by a scripted model that replaces no official client."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(f"{refusal.status}: {refusal.message}")
@@ -89,7 +89,7 @@ class ModelRefused(Exception):
 
 
 class ScriptedModel:
-    """A model that gives the next turn of its script each time it is asked; `scripted` makes one."""
+    """A model that returns the next turn of its script on each call; made by `scripted`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ScriptedModel:
         forever: bool,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
-        """What it was sent, one for each time it was asked."""
+        """Its requests, one for each call."""
         self.__name__ = self.__qualname__ = _MODEL
         self._turns = turns
         self._options: dict[str, Any] = {
@@ -111,7 +111,7 @@ class ScriptedModel:
         self._calls = 0
 
     def __call__(self, *args: Any, **request: Any) -> Any:
-        """The next turn. What it was sent is in `requests`."""
+        """Returns the next turn, and records the request."""
         whole = {**({"args": args} if args else {}), **request}
         self.requests.append(_copied(whole))
         self._asked += 1
@@ -122,7 +122,7 @@ class ScriptedModel:
         return self(*args, **request)
 
     def fresh(self, fn: Any) -> ScriptedModel:
-        """The same script from its beginning, standing for a function; what it is sent is remembered here too."""
+        """Returns the same script from its start, for a function; requests are recorded here too."""
         options = dict(self._options)
         if _is_clients(fn):
             options["provider"] = options["provider"] or provider_of(fn)
@@ -133,7 +133,7 @@ class ScriptedModel:
 
     @property
     def left(self) -> int:
-        """How many turns nobody has asked for yet."""
+        """The number of unused turns."""
         return max(len(self._turns) - len(self.requests), 0)
 
     def _next(self) -> Scripted:
@@ -162,7 +162,7 @@ class ScriptedModel:
         return rebuild(_REPLIES[provider], reply, request) if self._options["objects"] else reply
 
     def _refused(self, refusal: Refusal, provider: Provider) -> Exception:
-        """The error that the provider's client raises for a status."""
+        """Returns the provider's client's error for a status."""
         plain = ModelRefused(refusal)
         if not self._options["objects"]:
             return plain
@@ -177,7 +177,7 @@ class ScriptedModel:
     # replies ----------------------------------------------------------------------------------
 
     def _reply(self, said: Turn, provider: Provider, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A turn as the provider would send it."""
+        """Returns a turn in the provider's form."""
         read, wrote = said.usage or self._options["usage"]
         model, number = str(request.get("model") or _MODEL), self._asked
         match provider:
@@ -265,24 +265,23 @@ def scripted(
     usage: tuple[int, int] = (10, 5),
     forever: bool = False,
 ) -> ScriptedModel:
-    """A model that gives the next turn of its script each time it is asked.
+    """Makes a model that returns the next turn of its script on each call.
 
         model = scripted("Let me look.", call("search", q="x"), "Done.")
 
-    A text before a call is said with it: these are two turns. `turn(…)` keeps texts apart, or calls together. A
-    function is a turn that looks at the request first; an exception, or `refusal(429)`, is raised.
+    A text before a call belongs to the same turn: these are two turns. `turn(…)` separates texts, or combines calls. A
+    function is a turn that reads the request first; an exception, or `refusal(429)`, is raised.
 
-    provider  whose form replies have; without it that of the client whose method it stands for, else what the request
-              looks like
-    objects   whether replies are the classes of the official client; without it where it stands for such a client
-    usage     the tokens read and written that a turn tells where it does not say
-    forever   whether the last turn is given again and again
+        provider  the replies' form; default: that of the replaced client, else that of the request
+        objects   whether replies are the official client's classes; default: if it replaces such a client
+        usage     the default tokens read and written of a turn
+        forever   whether the last turn repeats
     """
     return ScriptedModel(_joined(turns), provider=provider, objects=objects, usage=usage, forever=forever)
 
 
 def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
-    """The script in turns: a text right before a call is said in the same turn."""
+    """Splits the script into turns: a text directly before a call joins it."""
     joined: list[Scripted] = []
     for said in turns:
         if isinstance(said, Call) and joined and isinstance(joined[-1], str):
@@ -293,13 +292,13 @@ def _joined(turns: Sequence[Scripted]) -> tuple[Scripted, ...]:
 
 
 def _is_clients(fn: Any) -> bool:
-    """Whether a function is a method of an official client."""
+    """Returns whether a function is a method of an official client."""
     owner: Any = getattr(inmost(fn), "__self__", None)
     return type(owner).__module__.partition(".")[0] in ("openai", "anthropic")
 
 
 def _asked_by(request: Mapping[str, Any]) -> Provider:
-    """Whose form a request has; OpenAI's chat where nothing tells."""
+    """Returns a request's form; OpenAI's chat by default."""
     if "input" in request or "instructions" in request:
         return "openai-responses"
     tools = cast("Sequence[Any]", request.get("tools") or ())
@@ -312,7 +311,7 @@ def _messages(request: Mapping[str, Any]) -> Any:
 
 
 def _wanted(act: Callable[..., Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function names of a request."""
+    """Returns the parts of a request that a function names."""
     told = {"messages": _messages(request), **request}
     parameters = inspect.signature(act).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):

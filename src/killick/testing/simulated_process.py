@@ -1,6 +1,6 @@
-"""One simulated process of a run under test: its client, its memory, and what stands between its steps and the world.
+"""One simulated process of a run under test: its client, its memory, and its interceptor.
 
-When it is dead, nothing that is left of it reaches the store any more.
+Once it is dead, its leftover code cannot reach the store.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Named: TypeAlias = str | Tool[..., Any] | Callable[..., Any]
 """A tool, a model's function, or the name of one."""
 
 _FAULTS: Final = (FakeRefused, AssertionError)
-"""What is wrong with the test, not with the tool: it ends the test, and is not put on record."""
+"""Errors of the test, not of the tool: they end the test, and are not recorded."""
 
 
 class Played(Protocol):
-    """The run that a process plays, as far as the process must know it."""
+    """The played run, as far as a process needs it."""
 
     clock: PlayClock
     fakes: Fakes
@@ -41,20 +41,20 @@ class Played(Protocol):
     store: Store
 
     def note(self, intent: Intent) -> None:
-        """A tool or a model is called."""
+        """Records a call of a tool or a model."""
         ...
 
     async def held(self, intent: Intent, place: ToolStep, *, returned: bool) -> None:
-        """Stops here, if this is where the test wants the run to stop."""
+        """Stops here, if the test asked for it."""
         ...
 
     async def fail(self, fault: BaseException) -> Applied:
-        """Something is wrong with the test itself."""
+        """Reports an error of the test itself."""
         ...
 
 
 class Halt(NamedTuple):
-    """A place to stop at: before a tool or model is called, or when it returned and nobody knows yet."""
+    """A stop: before a tool or model is called, or after it returned and before its outcome is recorded."""
 
     step: Named
     returned: bool
@@ -67,7 +67,7 @@ class Halt(NamedTuple):
 
 
 class PlayClock(ManualClock):
-    """Stands still. It knows until when the runs that sleep want to, and tells when one of them goes to sleep."""
+    """A frozen clock. Tracks the wake times of sleeping runs, and reports a new sleeper."""
 
     def __init__(self, now_us: int | None = None) -> None:
         super().__init__(*(() if now_us is None else (now_us,)))
@@ -82,14 +82,14 @@ class PlayClock(ManualClock):
         return 0.0 if self.leaps else 0.001
 
     def leap(self) -> None:
-        """Go to when the first one wants to wake."""
+        """Jumps to the earliest wake time."""
         if self.wake_us > self.now_us():
             self.advance((self.wake_us - self.now_us()) / 1_000_000)
         self.wake_us = math.inf
 
 
 class _Mortal:
-    """A store as one process reaches it: when the process is dead, no more."""
+    """A store as one process reaches it: unreachable once the process is dead."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -105,7 +105,7 @@ class _Mortal:
 
 
 class Process:
-    """A client with what it has in memory, and what stands between its steps and the world."""
+    """A client with its memory, and the interceptor between its steps and the world."""
 
     def __init__(self, play: Played) -> None:
         self._play = play
@@ -130,13 +130,13 @@ class Process:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether all that is live here waits, and something of it for time."""
+        """Whether everything live here waits, and something for time."""
         live = self.client.executor()._live.values()  # pyright: ignore[reportPrivateUsage]
         quiet = all(ex is not None and ex.busy == 0 and not ex.stirred.is_set() for ex in live)
         return quiet and self._play.clock.now_us() < self._play.clock.wake_us < math.inf
 
     async def bury(self) -> None:
-        """Let what is left in memory come to its end; of a dead process nothing of it counts."""
+        """Lets leftover tasks end; after death, without effect."""
         executor = self.client.executor()
         if self.task is not None:
             self.task.cancel()

@@ -1,6 +1,6 @@
-"""What every store must do, as tests: subclass `StoreContract`, override `make`, and pytest runs them all.
+"""The store contract as tests: subclass `StoreContract`, override `make`, and pytest runs them all.
 
-The chains in these tests are genuine, so a store that checks what it is given can be tested as well.
+The chains in these tests are genuine, so a store that validates its input passes too.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class StoreContract(
     Together,
     Transacting,
 ):
-    """The tests. A backend overrides `make`, and `reopen` if what it stores outlives its process; where an
-    application can have tables beside it, also `connect` and perhaps `placeholder`.
+    """The tests. A backend overrides `make`, and `reopen` if its data outlives the process; if applications can have
+    tables in its database, also `connect` and perhaps `placeholder`.
 
-    The store must take its time from the clock it is given: these tests move it.
+    The store must use the given clock: these tests move it.
     """
 
     def make(self, tmp_path: Path, clock: Clock) -> Store:
-        """A new and empty store."""
+        """Returns a new and empty store."""
         raise NotImplementedError
 
     def reopen(self, store: Store, clock: Clock) -> Store | None:
-        """The same place opened once more, as another process would, whether `store` is closed or not."""
+        """Opens the same location again, as another process would, whether `store` is closed or not."""
         return None
 
     @pytest.fixture
@@ -73,7 +73,7 @@ class StoreContract(
 
     @pytest.fixture
     def again(self, store: Store, clock: ManualClock) -> Iterator[Again]:
-        """Opens the store once more; skips the test where that is no use."""
+        """Opens the store again; skips the test if that is impossible."""
         opened: list[Store] = []
 
         def again() -> Store:

@@ -1,4 +1,4 @@
-"""How logs grow: by one conditional write or a batch of them, each whole or refused. How they are read."""
+"""Contract: appends, single or batched, each atomic or refused; and reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract hands to a store: genuine chains, appends that fit, and whatever else they may carry."""
+"""Builds inputs for the contract: genuine chains, valid appends, and their extras."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def blob(text: str) -> Blob:
 
 
 def chain(after: int, before: bytes, *texts: str) -> tuple[Row, ...]:
-    """Rows that follow (after, before), linked as a log links them."""
+    """Returns rows after (after, before), linked as a log links them."""
     rows: list[Row] = []
     for seq, text in enumerate(texts, after + 1):
         body = f'{{"event":"{text}"}}'.encode()
@@ -30,27 +30,27 @@ def chain(after: int, before: bytes, *texts: str) -> tuple[Row, ...]:
 
 
 def birth(store: Store, run: str, *texts: str, holder: str | None = None, **fields: Any) -> Append:
-    """An append that creates a run."""
+    """Returns an append that creates a run."""
     before = genesis(store.id, run)
     rows, born = chain(0, before, *texts), CreateRun(holder=holder)
     return replace(Append(run=run, after=0, before=before, epoch=0, rows=rows, birth=born), **fields)
 
 
 def following(head: Head, *texts: str, **fields: Any) -> Append:
-    """An append that fits a head."""
+    """Returns an append that fits a head."""
     rows = chain(head.seq, head.hash, *texts)
     item = Append(run=head.run, after=head.seq, before=head.hash, epoch=head.epoch, rows=rows)
     return replace(item, **fields)
 
 
 def fork(parent: str, run: str, at: Row, *texts: str) -> Append:
-    """An append that creates a run which leaves its parent at an event."""
+    """Returns an append that forks a run at an event."""
     rows, born = chain(at.seq, at.hash, *texts), CreateRun(parent=parent)
     return Append(run=run, after=at.seq, before=at.hash, epoch=0, rows=rows, birth=born)
 
 
 def moved(item: Append) -> Head:
-    """The head that an append leads to, for what follows it in the same batch."""
+    """Returns the head after an append, for its successor in the same batch."""
     seq, last = item.last
     return Head(run=item.run, seq=seq, hash=last, epoch=item.epoch)
 
@@ -64,5 +64,5 @@ def letter(run: str, id: str, name: str = "note", **fields: Any) -> Delivery:  #
 
 
 def cached(seq: int, fold: int = 1, mark: bytes = b"h") -> Snapshot:
-    """A snapshot with one piece, `blob("{seq}/{fold}")`."""
+    """Returns a snapshot with one chunk, `blob("{seq}/{fold}")`."""
     return Snapshot(seq=seq, fold=fold, hash=mark * 32, root=b"r" * 32, pieces=(blob(f"{seq}/{fold}"),))

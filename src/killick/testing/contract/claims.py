@@ -1,4 +1,4 @@
-"""Taking what is due: whoever asks gets the first runs that nobody is at work on, each run once; and left runs."""
+"""Contract: claiming due runs, each once; and abandoned runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def due(store: Store, clock: ManualClock, **fields: Any) -> list[str]:
 
 
 def left(store: Store, run: str, **fields: Any) -> Head:
-    """A run that its holder left in the middle."""
+    """Creates a run that its holder abandoned."""
     head = born(store, run, holder="gone", index=indexed(**fields))
     store.release(run, epoch=head.epoch, left=True)
     return found(store, run)
@@ -128,7 +128,7 @@ class Claiming:
         clock.advance(29)
         assert due(store, clock) == []
         clock.advance(1)
-        # The time that leases end by is the store's own, whatever time the runs are asked for.
+        # Leases end by the store's clock, for any requested time.
         assert [row.run for row in store.due(1)] == ["a"]
         [taken] = claim(store, clock, "w2")
         assert (taken.left, taken.left_until_us) == ("w1", head.lease_until_us)

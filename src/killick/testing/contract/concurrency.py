@@ -1,4 +1,4 @@
-"""Many threads at once: each right goes to one of them, and every log stays whole."""
+"""Contract: concurrent threads. Each right goes to one of them, and every log stays intact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREADS: Final = 8
 
 
 def in_threads(work: Callable[[int], T], *, threads: int = THREADS) -> list[T]:
-    """Do the same work in several threads that start together and are interrupted often."""
+    """Does the same work in several threads that start together and are interrupted often."""
     together, usual = Barrier(threads), sys.getswitchinterval()
 
     def start(number: int) -> T:
@@ -36,7 +36,7 @@ def in_threads(work: Callable[[int], T], *, threads: int = THREADS) -> list[T]:
 
 
 def race(work: Callable[[int], Head | LogError]) -> tuple[Head, list[LogError]]:
-    """Let threads want the same; returns the one that got it, and what the others were told."""
+    """Lets threads compete; returns the winner, and the others' refusals."""
     results = in_threads(work)
     [winner] = [result for result in results if isinstance(result, Head)]
     return winner, [result for result in results if isinstance(result, LogError)]

@@ -1,4 +1,4 @@
-"""Runs in numbers: how many there are of each status, of whose agents, in whose hands; and ids found by a part."""
+"""Contract: run counts by status, agent and holder; and search by id."""
 
 from __future__ import annotations
 

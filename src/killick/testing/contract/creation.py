@@ -1,4 +1,4 @@
-"""How runs come to be: born once, held by who made them, or forked off another at an event."""
+"""Contract: run creation, once, with the creator's lease, or as a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages: numbered per run, counted once by their id, taken once, and given back in their old place."""
+"""Contract: messages, numbered within a run, deduplicated by id, consumed once, and returned to their position."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Inbox:
         head = born(store, "a")
         messages = deliver(store, letter("a", "m1"), letter("a", "m2"))
         head = commit(store, following(head, "two", takes=(1,)))
-        # Nobody took 2, and there is no 9: to return them does nothing.
+        # 2 is unconsumed and 9 does not exist: returning them does nothing.
         head = commit(store, following(head, "rewound", returns=(1, 2, 9)))
         assert store.inbox("a") == store.messages("a") == messages
         head = commit(store, following(head, "four", takes=(1,)))

@@ -1,4 +1,4 @@
-"""What only one may have: a lease on a run, and claims, which exist once in the whole store."""
+"""Contract: exclusive leases, and claims, which are unique in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store is when it is opened, when it is closed, and when it is opened once more."""
+"""Contract: opening, closing and reopening a store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPERATIONS: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 
 
 def filled(store: Store) -> dict[str, tuple[object, ...]]:
-    """Put something of every kind into a store; returns all that it tells."""
+    """Puts one of everything into a store; returns its contents."""
     head = born(store, "a", "one", "two", pieces=(blob("v"),), claims=(TOKEN,))
     deliver(store, letter("a", "m1", pieces=(blob("sent"),)), letter("a", "m2"))
     index = indexed(tags=("t",), wake_at_us=7)

@@ -1,4 +1,4 @@
-"""The index: what runs are listed by, how a message wakes them, and which of them are due."""
+"""Contract: the index, wake-ups by messages, and due runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to whole runs: set apart, repaired, removed, and looked over."""
+"""Contract: quarantine, repair, removal and inspection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Keeping:
         born(store, "b")
         for reason in ("broken at event 1", "worse", None):
             store.quarantine("a", reason)
-            # Whether a run that is set apart may go on is for the log to say.
+            # The log, not the store, refuses a quarantined run.
             head = commit(store, following(head, "more"))
             assert (store.quarantined("a"), store.quarantined("b")) == (reason, None)
 

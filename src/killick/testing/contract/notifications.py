@@ -1,4 +1,4 @@
-"""Hints: whoever watches a store hears of what may be due, whoever made it so, and after it is so."""
+"""Contract: watchers are notified of due runs, by any writer, and only afterwards."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from killick.testing.contract.builders import birth, following, indexed, letter
 from killick.testing.contract.probes import Again, born, commit, deliver
 
 HEARD_SECONDS = 10.0
-"""How long a ring may be on its way before a test gives up on it."""
+"""How long a test waits for a notification."""
 
 
 class Heard:
-    """What was rung while a store was watched."""
+    """The notifications received while a store was watched."""
 
     def __init__(self, store: Store) -> None:
         self._rung: Queue[str] = Queue()
         self.stop = store.watch(self._rung.put)
 
     def expect(self, run: str) -> None:
-        """Wait for a ring that names this run, or none."""
+        """Waits for a notification of this run, or of none."""
         try:
             while self._rung.get(timeout=HEARD_SECONDS) not in (run, ""):
                 pass
@@ -120,7 +120,7 @@ class Watching:
         stop = store.watch(lambda run: seen.put((run, len(store.inbox("a")))))
         sent(store)
         while (rung := seen.get(timeout=HEARD_SECONDS)) != ("a", 1):
-            # One that names no run may be of something before.
+            # One without a run may concern an earlier change.
             assert rung[0] != "a"
             if rung == ("", 1):
                 break

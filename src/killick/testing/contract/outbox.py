@@ -1,4 +1,4 @@
-"""What hangs on an append: writes to other runs that happen with it or not at all, messages, and the feed."""
+"""Contract: an append's companions: atomic writes to other runs, messages, and the outbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract does with a store, and asks of it: each answers, or fails the test that asked."""
+"""Checks on a store for the contract: each returns an answer, or fails its test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from killick.testing.contract.builders import birth, chain
 Refusal = TypeVar("Refusal", bound=LogError)
 
 Again = Callable[[], Store]
-"""Opens the same place once more."""
+"""Opens the same location again."""
 
 
 def commit(store: Store, item: Append) -> Head:
@@ -42,7 +42,7 @@ def deliver(store: Store, *deliveries: Delivery) -> list[Message]:
 
 
 def repaired(store: Store, *, keep: int, seq: int) -> tuple[Head, tuple[Row, ...]]:
-    """Repair run "a": keep its rows up to one, and go on with two rows from another."""
+    """Repairs run "a": keeps its rows up to one, and continues with two rows from another."""
     rows = chain(seq - 1, event(store, "a", keep).hash, "repaired", "waiting")
     head = replace(found(store, "a"), seq=rows[-1].seq, hash=rows[-1].hash)
     store.repair(head, keep=keep, rows=rows)
@@ -68,7 +68,7 @@ def line(store: Store, run: str) -> RunRow:
 
 
 def everything(store: Store) -> dict[str, tuple[object, ...]]:
-    """All that a store tells about its runs, to compare before and after."""
+    """Returns all contents of a store's runs, to compare before and after."""
     told: dict[str, tuple[object, ...]] = {}
     for number, head in store.heads():
         run, references = head.run, store.references(head.run)
@@ -81,7 +81,7 @@ def everything(store: Store) -> dict[str, tuple[object, ...]]:
 
 
 def absent(store: Store, run: str) -> None:
-    """A store has nothing of a run, and asking does not make one."""
+    """Asserts that a store has nothing of a run, and that reading does not create one."""
     assert (store.head(run), store.row(run, 1), store.index(run), store.quarantined(run)) == (None,) * 4
     assert store.snapshot(run, fold=1, at=9) is None
     assert [store.read(run), store.snapshots(run), store.inbox(run), store.messages(run)] == [[]] * 4
@@ -91,7 +91,7 @@ def absent(store: Store, run: str) -> None:
 
 
 def chained(store: Store, run: str) -> None:
-    """A run's rows are consecutive, linked, and end at its head."""
+    """Asserts that a run's rows are consecutive, linked, and end at its head."""
     rows, before = store.read(run), genesis(store.id, run)
     for seq, row in enumerate(rows, 1):
         before = link(before, row.body)

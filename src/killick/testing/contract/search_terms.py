@@ -1,4 +1,4 @@
-"""Marks: terms at events, by which questions across runs are answered. What is written is found, newest first."""
+"""Contract: search terms at events. Written terms are found, newest first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def marking(run: str, after: int, up_to: int, *marks: tuple[int, int, int], anew
 
 
 def places(store: Store, *groups: Collection[int] | int, **within: Any) -> list[tuple[str, int]]:
-    """Where the groups meet; a single term is a group of its own."""
+    """Returns the events that match all groups; a single term is a group."""
     all_of = [[group] if isinstance(group, int) else group for group in groups]
     return [(place.run, place.seq) for place in store.marked(all_of, **within)]
 

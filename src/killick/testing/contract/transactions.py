@@ -1,4 +1,4 @@
-"""Transactions in which an application's own rows commit with the store's, or neither does."""
+"""Contract: application rows commit atomically with the store's."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def appended(transaction: Transaction, item: Any) -> Head:
 
 class Transacting:
     placeholder = "?"
-    """How the database's statements name a parameter."""
+    """The database's parameter placeholder."""
 
     def connect(self, store: Store) -> Any:
-        """An application's own connection to the store's database, which begins and commits nothing by itself.
+        """Returns an application's connection to the store's database, without autocommit.
 
-        None: this store has no transactions of others.
+        None: this store does not support shared transactions.
         """
         return None
 
     @pytest.fixture
     def theirs(self, store: Store) -> Iterator[Any]:
-        """An application's connection, and a table of its own."""
+        """An application's connection, with its own table."""
         connection = self.connect(store)
         if connection is None:
             pytest.skip("this store has no transactions of others")

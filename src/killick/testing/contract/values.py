@@ -1,4 +1,4 @@
-"""Values stored once under their hash: shared, erased, swept when unused; and the snapshots made of them."""
+"""Contract: content-addressed values: shared, erased, swept when unused; and snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from killick.testing.contract.probes import born, chained, commit, deliver, even
 
 
 def snapped(store: Store, *snapshots: Snapshot) -> list[Snapshot]:
-    """Append the snapshots to a new run "a"; returns them as they should come back, without pieces."""
+    """Appends the snapshots to a new run "a"; returns them as the store should, without chunks."""
     head = born(store, "a")
     for snapshot in snapshots:
         head = commit(store, following(head, f"at {head.seq}", snapshot=snapshot))
