@@ -1,1 +1,1 @@
-"""A proxy before a model provider: pages, relays and records the calls of any agent, which need not know of it."""
+"""A proxy in front of a model provider: pages, relays and records the calls of any agent without its cooperation."""

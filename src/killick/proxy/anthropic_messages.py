@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests, replies and streams of events."""
+"""Anthropic's Messages API: requests, replies and event streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GROWS: Final = {
     "thinking_delta": ("thinking", "thinking"),
     "signature_delta": ("signature", "signature"),
 }
-"""What a delta adds to which field of its block."""
+"""The field of a block that each delta extends."""
 
 
 class Messages:
@@ -60,7 +60,7 @@ class Messages:
         return [{"role": "user", "content": blocks}] if blocks else []
 
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
-        """All results to one reply stand in one message, the first of the user's after it."""
+        """Puts all results for one reply into one message, the first user message after it."""
         if not held or not following or not is_map(following[0]) or following[0].get("role") != "user":
             return [*held, *following]
         given = following[0].get("content")
@@ -97,7 +97,7 @@ def _reason(given: Any, calls: bool) -> Any:
 
 
 class MessageSplice:
-    """Events of one or more messages as those of one: one start, blocks numbered through, one stop."""
+    """Merges the events of several messages into one: one start, consecutive block numbers, one stop."""
 
     def __init__(self, held: Collection[str], own: Collection[str]) -> None:
         self._names = frozenset(held) | frozenset(own)
@@ -166,7 +166,7 @@ class MessageSplice:
         if event["type"] == "content_block_start":
             block = self._blocks[index]
             is_held = block.get("type") == "tool_use" and block.get("name") in self._names
-            # What comes after one that is kept back waits too: the order of blocks is the model's.
+            # Blocks after a held-back one wait too, to keep the model's order.
             if is_held or None in self._places.values():
                 self._places[index], self._changed = None, True
             else:
@@ -180,7 +180,7 @@ class MessageSplice:
         return frame.raw if place == index else framed({**event, "index": place}, str(event["type"]))
 
     def _join(self, index: int, event: dict[str, Any]) -> None:
-        """Take a piece into the whole."""
+        """Adds a delta to the whole."""
         if event["type"] == "content_block_start":
             block = event.get("content_block")
             self._blocks[index] = dict(block) if is_map(block) else {}
@@ -211,7 +211,7 @@ class MessageSplice:
             block = dict(self._blocks[index])
             block |= {field: str(block.get(field) or "") + "".join(pieces) for field, pieces in grown.items()}
             if text := "".join(self._inputs.get(index, ())):
-                # One that was cut off stays the text that it is.
+                # Truncated JSON stays text.
                 block = {**block, "input": arguments_of(text)}
             blocks.append(block)
         return {**self._whole, "content": blocks}

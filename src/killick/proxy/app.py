@@ -1,6 +1,6 @@
-"""The proxy as an ASGI app: which calls are recorded and paged, and everything else passed on untouched.
+"""The proxy as an ASGI app: which calls are recorded and paged; all others pass unchanged.
 
-Credentials go upstream with the headers that hold them, and are kept nowhere.
+Credentials go upstream in their headers, and are not stored.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 AGENT: Final = "proxy"
 BUDGET: Final = 100_000
 BODY_BYTES_MAX: Final = 64 << 20
-"""Requests of more are passed on without being read."""
+"""Larger requests pass unread."""
 
 TIMEOUT_SECONDS: Final = 600.0
 
 WIRES: Final[dict[str, Wire]] = {"/chat/completions": Chat(), "/responses": Responses(), "/v1/messages": Messages()}
-"""The calls that are recorded, by how their path ends: providers have them in many places."""
+"""The recorded calls, by path suffix: providers use many prefixes."""
 
 _INFLATED: Final = {b"gzip": 31, b"deflate": 15}
 
 
 class Gone(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 class Proxy:
@@ -90,7 +90,7 @@ class Proxy:
                 return
 
     async def close(self) -> None:
-        """Let the conversations and the connections go."""
+        """Closes the conversations and the connections."""
         await self.conversations.close()
         await self.upstream.close()
 
@@ -136,7 +136,7 @@ class Proxy:
             async with self.conversations.taken(wire, course, name=name, told=told) as conversation:
                 await calling.go(conversation)
         except Exception as error:
-            # Whatever is wrong with us, the agent is to go on as it would without us.
+            # If the proxy itself fails, the agent must continue as without it.
             expected = isinstance(error, KillickError)
             if caller.started:
                 logger.warning("a reply is not on record: %s", error, exc_info=not expected)
@@ -153,13 +153,13 @@ def _wire(scope: Scope) -> Wire | None:
 
 
 def _wire_like(scope: Scope) -> Wire:
-    """Whose errors a client of this path understands."""
+    """Returns the error format for a client of this path."""
     anthropic = any(name.lower() == b"anthropic-version" for name, _ in scope["headers"])
     return WIRES["/v1/messages" if anthropic else "/chat/completions"]
 
 
 def _read(wire: Wire, headers: Headers, content: bytes) -> Asked | None:
-    """What a body asks; None where it is not to be understood, and so is not our business."""
+    """Parses a body; None if it is not understood, so that it passes unchanged."""
     coding = next((value.strip().lower() for key, value in headers if key.lower() == b"content-encoding"), b"identity")
     try:
         if coding != b"identity":
@@ -181,19 +181,19 @@ def _has_body(headers: Headers) -> bool:
 
 
 class _Body:
-    """What a client sends, and whether it is still there."""
+    """A client's body, and its connection state."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._over = asyncio.Event()
 
     def none(self) -> bytes:
-        """There is none."""
+        """An empty body."""
         self._over.set()
         return b""
 
     async def whole(self, bytes_max: int) -> bytes | AsyncIterator[bytes]:
-        """All of it; where that is too much, as it comes."""
+        """Returns the whole body; if it is too large, passes it on as a stream."""
         parts: list[bytes] = []
         size = 0
         async for part in self.rest():
@@ -210,7 +210,7 @@ class _Body:
             yield part
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """What is still to come."""
+        """Yields the rest of the body."""
         while not self._over.is_set():
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -221,7 +221,7 @@ class _Body:
                 yield part
 
     async def gone(self) -> None:
-        """Returns when the client went away after it had said everything."""
+        """Returns when the client disconnected after its request."""
         await self._over.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -1,7 +1,7 @@
-"""One conversation as a run: its log, its window, and what its client did not see of it.
+"""One conversation as a run: its log, its window, and the exchanges hidden from its client.
 
-Everything that is sent is on record before it goes out, and a reply before its client hears that it is over. The run is
-ours for as long as the conversation is open here.
+Every request is recorded before it is sent, and a reply before its client receives the end. The proxy holds the run's
+lease while the conversation is open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger: Final = get_logger("killick.proxy")
 
 EXCHANGE: Final = "exchange"
-"""The fact that keeps what a client did not see."""
+"""The fact that stores hidden exchanges."""
 
 BY: Final = "proxy"
 _PRICES: Final = Prices()
@@ -44,9 +44,9 @@ GONE: Final = Failure.told("killick.proxy", "the client went away before the rep
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """What really was said where a client saw one reply: `messages` instead of it, and results for what comes next.
+    """The hidden exchange behind one visible reply: `messages` instead of it, and results for the next request.
 
-    `index` is where the reply stands in the client's own history, and `said` what it is known by there.
+    `index` is the reply's position in the client's history, and `said` its fingerprint there.
     """
 
     index: int
@@ -56,7 +56,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """A conversation that is open here. One request at a time has it."""
+    """An open conversation. One request at a time holds it."""
 
     def __init__(self, client: Client, log: RunLog, wire: Wire, window: Window | None) -> None:
         self.client = client
@@ -66,12 +66,12 @@ class Conversation:
         self.root: str | None = None
         self.tip = ""
         self.at: str | None = None
-        """The request that has it, by what that is found by."""
+        """The fingerprint of the request that holds it."""
         self.freed = asyncio.Event()
         self.used = client.clock.monotonic()
         self.lease: Lease | None = None
         self.unpaged: str | None = None
-        """Why it is not paged any more, if something went wrong with that."""
+        """Why it is no longer paged, after a failure."""
         self.noted: str | None = None
         self.said: str = ""
         self.is_lost = False
@@ -95,7 +95,7 @@ class Conversation:
         cls, client: Client, run: str, agent: str, wire: Wire, window: Window | None, *, root: str | None, tip: str,
         left: str | None, told: Mapping[str, Any],
     ) -> Conversation:  # fmt: skip
-        """A new one; it is written with its first call."""
+        """Prepares a new one; its first call writes it."""
         engine, now = client.engine, client.clock.now_us()
         since = client.clock.monotonic()
         log = client.log.begin(run, holder=engine.holder, seconds=engine.lease_seconds)
@@ -110,7 +110,7 @@ class Conversation:
 
     @classmethod
     def opened(cls, client: Client, run: str, wire: Wire, window: Window | None) -> Conversation:
-        """One from its record. RunBusy where somebody else has it."""
+        """Opens one from its log. RunBusy if another worker holds it."""
         engine, clock = client.engine, client.clock
         since = clock.monotonic()
         head = client.store.lease(run, engine.holder, seconds=engine.lease_seconds)
@@ -126,7 +126,7 @@ class Conversation:
         return made
 
     def _read(self) -> None:
-        """What is on record of its window, and of what its client did not see."""
+        """Reads its window decisions and its hidden exchanges."""
         facts = self.log.fold.facts
         for tag in facts.tags:
             if tag.startswith(ROOT_TAG):
@@ -146,7 +146,7 @@ class Conversation:
             after = recorded[-1].seq
 
     def _take_over(self, epoch: int) -> None:
-        """Go on with it: what was over begins again, and a call that its last holder left open has failed."""
+        """Takes the run over: reopens an ended one, and fails a call that the previous holder left open."""
         now, facts = self.client.clock.now_us(), self.log.fold.facts
         entries: list[Entry] = []
         if facts.ended:
@@ -169,7 +169,7 @@ class Conversation:
         self.lease = engine.leases.hold(self.run, epoch, seconds=engine.lease_seconds, since=since, lost=lost)
 
     def let_go(self) -> None:
-        """End the run for as long as its client stays away, and give it back."""
+        """Completes the run while its client is away, and releases it."""
         if self.lease is not None:
             self.client.engine.leases.drop(self.lease)
         if not self._first and self.is_sound:
@@ -183,7 +183,7 @@ class Conversation:
     # what was really said -----------------------------------------------------------------------
 
     def history(self, messages: Sequence[Any]) -> list[Any]:
-        """A client's messages with what it did not see put back where that was said."""
+        """Returns a client's messages with the hidden exchanges inserted."""
         whole: list[Any] = []
         index = 0
         while index < len(messages):
@@ -205,7 +205,7 @@ class Conversation:
     # writing ----------------------------------------------------------------------------------
 
     async def intend(self, arguments: Mapping[str, Any], decisions: Sequence[Decision] = (), *, note: str = "") -> str:
-        """A call that is about to go out, with what was decided of its window before; the step's id."""
+        """Records an outgoing call with its window decisions; returns the step's id."""
         if self.is_lost:
             raise LeaseLost(self.run)
         step = str(self._steps + 1)
@@ -231,7 +231,7 @@ class Conversation:
         self, step: str, reply: Mapping[str, Any], decisions: Sequence[Decision], *, exchange: Exchange | None = None,
         tip: str | None = None,
     ) -> None:  # fmt: skip
-        """What a call came to; with a tip it is what the client is told, and the conversation stands there now."""
+        """Records a call's outcome; with a tip it is the client's reply, and the conversation's new position."""
         now = self.client.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="returned", usage=_priced(reply, now))
         values: dict[str, Any] = {"output": dict(reply)}
@@ -249,7 +249,7 @@ class Conversation:
             raise asyncio.CancelledError
 
     async def _written(self, write: Callable[[], object]) -> bool:
-        """Write beside the loop, which others stream through, and to the end, whoever leaves; True: somebody did."""
+        """Writes in a thread, so that other streams continue, and despite cancellation; True: it was cancelled."""
         writing = asyncio.ensure_future(asyncio.to_thread(write))
         cancelled = False
         while not writing.done():
@@ -261,7 +261,7 @@ class Conversation:
         return cancelled
 
     def failed(self, step: str, failure: Failure, *, refused: bool = False, partial: Any = None) -> None:
-        """A call that came to nothing, or not to its end; `partial` is what came of it."""
+        """Records a failed or truncated call; `partial` is the received part."""
         now = self.client.clock.now_us()
         ended = e.AttemptEnded(at=now, step=step, attempt=1, outcome="refused" if refused else "unknown")
         self.log.append_behind(Entry(ended, {"failure": failure} | ({"progress": partial} if partial else {})))

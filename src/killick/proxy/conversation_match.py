@@ -1,7 +1,7 @@
-"""Which conversation a request goes on with, by what its client shows of it: digests of histories. Touches no store.
+"""Matches a request to a conversation by digests of its history. Touches no store.
 
-What a client sends back is not what it was sent: cache marks move, empty fields come and go, an assistant's message is
-written anew. So messages are compared without that, and a history is known by where it began and where it stands.
+Clients do not send back exactly what they received: cache markers move, empty fields change, assistant messages are
+rewritten. So messages are compared without these, and a history is identified by its start and its current position.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from killick.proxy.wire import is_list, is_map, maps, text_in
 from killick.window.messages import arguments_of
 
 LOOKS_MAX: Final = 32
-"""How many places of a history are looked up, from its end, before it counts as one that nobody knows."""
+"""How many positions of a history are looked up, from its end, before it counts as unknown."""
 
 ROOT_TAG: Final = "killick:root:"
 TIP_TAG: Final = "killick:tip:"
-"""Tags by which a run is found: where its conversation began, and where it stands."""
+"""Tags of a run: its conversation's start, and its position."""
 
 _MARKS: Final = frozenset({"cache_control"})
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
@@ -33,12 +33,12 @@ class Course(NamedTuple):
     root: str | None
     asked: str
     tips: tuple[str, ...]
-    """What those are found by who stood at one of its last replies, the last one first."""
+    """The digests of its last replies, the last one first."""
     chain: bytes
 
 
 def course_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Course:
-    """What a request's messages are found by. `whose` they are keeps apart who began with the same words."""
+    """Returns a request's digests. `whose` separates clients that start with the same words."""
     chain, root = sha256(shape.encode() + b"\x00" + whose).digest(), None
     places: list[tuple[bytes, bytes]] = []
     index = _after_system(messages)
@@ -59,19 +59,19 @@ def course_of(messages: Sequence[Any], shape: str, whose: bytes = b"") -> Course
 
 
 def tip_of(chain: bytes, said: bytes) -> str:
-    """What a history is found by that was answered so."""
+    """Returns the digest of a history with this reply."""
     return _text(b"tip", chain, said)
 
 
 def print_of_messages(messages: Sequence[Any]) -> bytes:
-    """What a reply, as it stands in a history, is known by again: its calls, in whatever order, else its words. Clients
-    write both anew, with other white space and other empty fields, and some leave out words that stand beside calls."""
+    """Returns a reply's fingerprint in a history: its calls, in any order, else its text. Clients rewrite both with
+    other white space and empty fields, and some omit text next to calls."""
     words, calls = _said(messages)
     return _digest(["calls", *calls] if calls else ["words", words])
 
 
 def shown_of(messages: Sequence[Any]) -> bytes:
-    """All that a reply says: words and calls. What a client changed is another."""
+    """Returns a reply's text and calls. A client's edit changes it."""
     words, calls = _said(messages)
     return _digest([words, *calls])
 
@@ -97,7 +97,7 @@ def _calls(message: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _same(value: Any) -> Any:
-    """Arguments as they are compared: not every client writes a number as it came."""
+    """Normalizes arguments: some clients rewrite numbers."""
     if is_map(value):
         return {name: _same(part) for name, part in value.items()}
     if is_list(value):
@@ -117,7 +117,7 @@ def _is_reply(message: Any) -> bool:
 
 
 def _after_system(messages: Sequence[Any]) -> int:
-    """Instructions may differ from call to call, as they do where they hold the time."""
+    """Skips instructions, which may differ from call to call, for example by the time."""
     index = 0
     while index < len(messages) and is_map(messages[index]) and messages[index].get("role") in ("system", "developer"):
         index += 1
@@ -125,7 +125,7 @@ def _after_system(messages: Sequence[Any]) -> int:
 
 
 def _written(message: Any) -> bytes:
-    """A message as it is compared; most have nothing that is left out."""
+    """Returns a message for comparison; most need no change."""
     said = _encode(message)
     content = message.get("content") if is_map(message) else None
     if b"null" in said or b"cache_control" in said or (is_list(content) and len(content) == 1):
@@ -134,7 +134,7 @@ def _written(message: Any) -> bytes:
 
 
 def _plain(thing: Any) -> Any:
-    """A message without what clients change on the way: cache marks, empty fields, a text as its only block."""
+    """Returns a message without cache markers, empty fields, and single-block wrapping."""
     if is_map(thing):
         kept = {name: _plain(value) for name, value in thing.items() if value is not None and name not in _MARKS}
         content = kept.get("content")

@@ -1,6 +1,6 @@
-"""The conversations that are open here: finds the one that a request goes on with, and lets go of those that rest.
+"""The open conversations: finds the one that a request continues, and releases idle ones.
 
-A conversation that is at a request is nobody else's: another request that would go on with it is recorded apart.
+A conversation serves one request at a time: a concurrent request that would continue it is recorded separately.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 logger: Final = get_logger("killick.proxy")
 
 OPEN_MAX: Final = 256
-"""Conversations that are kept in memory; of more, those that rest longest are let go."""
+"""The maximum number of conversations in memory; beyond it, the longest idle are released."""
 
 REST_SECONDS: Final = 600.0
-"""How long a client may stay away before its run counts as over. It goes on when the client comes back."""
+"""How long a client may be idle before its run counts as completed. It reopens when the client returns."""
 
 LOOK_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 1.0
-"""How long a request waits for one before it of which nobody is left to hear the reply."""
+"""How long a request waits for an earlier one whose client disconnected."""
 
 NAME_CHARS_MAX: Final = 200
 _FORKS_MAX: Final = 1_000
@@ -50,19 +50,19 @@ class Conversations:
         self.budget = budget
         self._open: OrderedDict[str, Conversation] = OrderedDict()
         self._tips: dict[str, list[Conversation]] = {}
-        """Those that stand at the same place, the last one at the end: many begin with the same words."""
+        """Conversations at the same position, the latest last: many start with the same words."""
         self._finding = asyncio.Lock()
 
     @asynccontextmanager
     async def taken(
         self, wire: Wire, course: Course, *, name: str | None, told: Mapping[str, Any]
     ) -> AsyncGenerator[Conversation]:
-        """The conversation that a request goes on with, or a new one, for as long as the request takes."""
+        """Returns the conversation that a request continues, or a new one, for the duration of the request."""
         claiming = asyncio.ensure_future(self._claimed(wire, course, name, told))
         try:
             conversation = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # What is being read for a client that left is free again when it is there.
+            # A reply still being read for a disconnected client frees the conversation at its end.
             claiming.add_done_callback(self._unclaimed)
             raise
         try:
@@ -92,7 +92,7 @@ class Conversations:
         conversation.freed.set()
 
     async def _outwait(self, course: Course) -> None:
-        """Who asks the same again has heard nothing of the first time, and has most likely just hung up."""
+        """Waits for an identical earlier request: its client has most likely just disconnected."""
         for tip in _tips(course):
             for known in self._tips.get(tip, [])[:]:
                 if known.at == course.asked:
@@ -101,7 +101,7 @@ class Conversations:
                             await known.freed.wait()
 
     def _settle(self, conversation: Conversation) -> None:
-        """What it is found by now; one that cannot be written to any more is forgotten, and read again."""
+        """Updates its lookup keys; drops one that cannot be written to, so that it is read again."""
         self._forget(conversation)
         conversation.used = self.client.clock.monotonic()
         if conversation.is_sound:
@@ -121,7 +121,7 @@ class Conversations:
     # finding ------------------------------------------------------------------------------------
 
     async def _found(self, wire: Wire, course: Course, name: str | None) -> tuple[Conversation | None, str | None]:
-        """The conversation, if there is one that is free; else the run that this one leaves, if it leaves one."""
+        """Returns the free conversation, if any; else the run from which this one branches, if any."""
         if name is not None:
             return await self._named(wire, course, name)
         left: str | None = None
@@ -141,17 +141,17 @@ class Conversations:
         return None, left
 
     def _look(self, wire: Wire, tip: str) -> Conversation | None:
-        """A conversation that stands there by the record, and that nobody has."""
+        """Returns a recorded conversation at this position that no worker holds."""
         for row in self.client.store.runs(RunQuery(agent=self.agent, tag=f"{TIP_TAG}{tip}"), limit=4):
             head = self.client.store.head(row.run)
-            # A fork has its parent's tags, and is somebody's own business.
+            # A fork inherits its parent's tags, but belongs to the person who made it.
             if row.run not in self._open and head is not None and head.parent is None:
                 with contextlib.suppress(LogError):
                     return Conversation.opened(self.client, row.run, wire, self._window(wire))
         return None
 
     def _is_ours(self, row: RunRow) -> bool:
-        """Whether a run is a conversation, and not one of a real agent of the same name, or somebody's fork."""
+        """Returns whether a run is a conversation, not one of an agent with the same name, or a person's fork."""
         head = self.client.store.head(row.run)
         return any(tag.startswith(TIP_TAG) for tag in row.tags) and head is not None and head.parent is None
 
@@ -160,7 +160,7 @@ class Conversations:
         return rows[0].run if rows else None
 
     async def _named(self, wire: Wire, course: Course, name: str) -> tuple[Conversation | None, str | None]:
-        """The run of that name; where the history is another by now, the last that was made for it."""
+        """Returns the run of that name; if its history differs, the last one made for it."""
         refuse_own(name)
         if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
             raise AccessRefused("X-Killick-Run", f"is no name for a run; give up to {NAME_CHARS_MAX} plain characters")
@@ -208,14 +208,14 @@ class Conversations:
     # resting ------------------------------------------------------------------------------------
 
     async def rest(self) -> None:
-        """Let go, for ever, of what nobody came back to."""
+        """Releases idle conversations, forever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(KillickError):
                 await self.look()
 
     async def look(self) -> None:
-        """Let go of what rests, and of what a proxy that died has left."""
+        """Releases idle conversations, and those of dead proxies."""
         before = self.client.clock.monotonic() - REST_SECONDS
         free = [each for each in self._open.values() if each.at is None]
         spare = max(len(self._open) - OPEN_MAX, 0)
@@ -229,7 +229,7 @@ class Conversations:
                         await asyncio.to_thread(self._end, row)
 
     def _left(self) -> list[str]:
-        """Runs whose proxy is dead."""
+        """Returns the runs of dead proxies."""
         store = self.client.store
         rows = store.runs(RunQuery(agent=self.agent, status=("running",)), limit=1_000)
         standings = store.standings([row.run for row in rows if row.run not in self._open and self._is_ours(row)])
@@ -250,7 +250,7 @@ class Conversations:
                 logger.warning("%s: could not be let go: %s", conversation.run, error)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Releases everything."""
         for conversation in list(self._open.values()):
             await self._let_go(conversation)
 

@@ -1,4 +1,4 @@
-"""What a request carries that opens something is not put on record: it goes upstream, and nowhere else."""
+"""Keeps a request's credentials out of the log: they go only upstream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from killick.model.failure import Failure
 from killick.proxy.wire import is_list, is_map
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
-"""The headers by which clients show who they are."""
+"""The headers with credentials."""
 
 HIDDEN: Final = "(not on record)"
 _OPENS: Final = frozenset({"authorization", "authorization_token", "headers", "api_key"})
@@ -22,13 +22,13 @@ _CHARS_MIN: Final = 6
 
 
 def whose(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Who asks, as a digest of what they show the provider."""
+    """Returns a digest of the client's credentials."""
     shown = sorted((name.lower(), value) for name, value in headers if name.lower() in CREDENTIALS)
     return sha256(b"\x00".join(part for pair in shown for part in pair)).digest()
 
 
 def unsecret(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request as it is recorded: without what opens the servers that it lets a provider call."""
+    """Returns a request for recording, without credentials for servers that the provider calls."""
     told = dict(body)
     for name in ("mcp_servers", "tools"):
         if is_list(told.get(name)):
@@ -48,7 +48,7 @@ def _hidden(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without(failure: Failure, headers: Iterable[tuple[bytes, bytes]]) -> Failure:
-    """A failure without the credentials of the request, which some providers repeat in what they say."""
+    """Returns a failure without the request's credentials, which some providers repeat in errors."""
     told = msgspec.json.encode(failure)
     for name, value in headers:
         secret = value.split()[-1] if name.lower() in CREDENTIALS and value.split() else b""

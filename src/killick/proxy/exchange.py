@@ -1,7 +1,7 @@
-"""One request of a client, from what it asks to the last byte of its reply: planned, recorded, sent, relayed, recorded.
+"""One client request, from parsing to the last byte of its reply: planned, recorded, sent, relayed, recorded.
 
-What the window's own tools are asked is answered here, and upstream asked again, within one reply to the client. When
-anything about paging fails, the request goes out as it came.
+Calls of the window's own tools are answered here, and the model is called again, within one reply to the client. If
+paging fails, the request is sent unchanged.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from killick.window import Answer, Decision, Window
 logger: Final = get_logger("killick.proxy")
 
 ROUNDS_MAX: Final = 8
-"""How often a model is asked again, within one reply, after it asked the window for something."""
+"""How often a model is called again, within one reply, after a call of the window's tools."""
 
 _UNFIT: Final = (400, 413, 422)
-"""What a provider says of a request that it does not understand."""
+"""Error statuses for a request that the provider does not understand."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Caller:
-    """The client's end of the line."""
+    """The client's side of the connection."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -57,12 +57,12 @@ class Caller:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """All at once."""
+        """Sends a complete response."""
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body})
 
     async def refuse(self, wire: Wire, status: int, kind: str, message: str) -> None:
-        """An error of our own, as the provider would tell it; inside a stream that began, as part of that."""
+        """Sends our own error in the provider's form; inside a started stream, as part of it."""
         error = wire.error(kind, message)
         if self.started:
             await self.write(wire.broken(error))
@@ -72,7 +72,7 @@ class Caller:
 
 
 class Sending(msgspec.Struct):
-    """What goes out. Without `body` it is the request as it came."""
+    """The outgoing request. Without `body` it is unchanged."""
 
     arguments: dict[str, Any]
     body: bytes | None = None
@@ -84,7 +84,7 @@ class Sending(msgspec.Struct):
 
 
 class Round(msgspec.Struct):
-    """One answer of upstream: the reply, what the window answered to it, and which calls the client does not get."""
+    """One upstream response: the reply, the window's answers, and the calls hidden from the client."""
 
     reply: dict[str, Any]
     answered: list[Answered]
@@ -94,7 +94,7 @@ class Round(msgspec.Struct):
 
 
 class Calling:
-    """A request on its way."""
+    """A request in progress."""
 
     def __init__(
         self, upstream: Upstream, wire: Wire, asked: Asked, course: Course, *, url: httpx.URL, headers: Headers,
@@ -112,12 +112,12 @@ class Calling:
         self._splice: Splice | None = None
         self._doubted = False
         self._open: str | None = None
-        """The step of which nothing is on record yet but that it began."""
+        """The open step."""
         self._said: list[Any] = []
-        """What was said beyond the client's messages, in this request so far."""
+        """The messages added to the client's in this request so far."""
 
     async def go(self, conversation: Conversation) -> None:
-        """Carry it out. What is raised was not sent, or not recorded."""
+        """Runs it. An error means that it was not sent, or not recorded."""
         try:
             while True:
                 sending = self._planned(conversation)
@@ -147,7 +147,7 @@ class Calling:
             decisions: list[Decision] = []
             sent = None
             if not asked.may_call:
-                # The model could ask for nothing back: more leaves only if it must.
+                # The model could not recall pages, so evict only if forced.
                 sent = window.render(history, asked.tools, system=asked.system)
             if sent is None or sent.over:
                 decisions = window.plan(history, asked.tools, system=asked.system)
@@ -168,7 +168,7 @@ class Calling:
     # sending ------------------------------------------------------------------------------------
 
     async def _sent(self, conversation: Conversation, step: str, sending: Sending) -> bool:
-        """Send, and relay what comes; True: there is another round."""
+        """Sends, and relays the response; True: there is another round."""
         fresh = sending.body is not None
         content = sending.body if sending.body is not None else self._content
         try:
@@ -191,7 +191,7 @@ class Calling:
             await response.aclose()
 
     async def _refused(self, conversation: Conversation, step: str, response: httpx.Response, *, fresh: bool) -> bool:
-        """The provider said no. Where that may be for what we made of the request, it goes out again as it came."""
+        """The provider refused. If our changes may be the cause, sends the request again unchanged."""
         body = await self._read(conversation, step, response)
         if body is None:
             return False
@@ -214,7 +214,7 @@ class Calling:
         return False
 
     async def _read(self, conversation: Conversation, step: str, response: httpx.Response) -> bytes | None:
-        """A whole body; None where it broke off, which the client is told."""
+        """Reads a whole body; None if it broke off, which the client is informed of."""
         try:
             return await response.aread()
         except httpx.HTTPError as error:
@@ -226,7 +226,7 @@ class Calling:
     async def _whole(
         self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
     ) -> bool:  # fmt: skip
-        """A reply that is not streamed."""
+        """Handles a reply without streaming."""
         body = await self._read(conversation, step, response)
         if body is None:
             return False
@@ -249,7 +249,7 @@ class Calling:
     async def _streamed(
         self, conversation: Conversation, step: str, sending: Sending, response: httpx.Response
     ) -> bool:  # fmt: skip
-        """A reply as it comes."""
+        """Relays a streamed reply."""
         caller = self._caller
         if self._splice is None:
             self._splice = self._wire.splice(sending.stubs, sending.own)
@@ -262,7 +262,7 @@ class Calling:
                 await caller.write(b"".join(map(splice.take, frames.feed(data))))
             await caller.write(b"".join(map(splice.take, frames.end())))
         except httpx.HTTPError as error:
-            # Not ended: who reads it sees that it was cut, as we did.
+            # Left unfinished, so that the client sees the truncation too.
             self._fail(conversation, step, describe(error))
             return False
         reply = splice.reply()
@@ -284,7 +284,7 @@ class Calling:
     async def _ended(
         self, conversation: Conversation, step: str, sending: Sending, reply: dict[str, Any]
     ) -> bool:  # fmt: skip
-        """Put a whole reply on record, with what the window says to it; True: the model is to be asked again."""
+        """Records a complete reply with the window's answers; True: call the model again."""
         done = self._judged(conversation, sending, reply)
         self._rounds.append(done)
         self._open = None
@@ -304,13 +304,13 @@ class Calling:
         try:
             await conversation.replied(step, reply, done.decisions, exchange=exchange, tip=tip)
         except KillickError as error:
-            # The client is not to lose a reply that is here.
+            # The client must get the received reply.
             logger.warning("%s: a reply is not on record: %s", conversation.run, error)
             conversation.is_lost = True
         return False
 
     def _judged(self, conversation: Conversation, sending: Sending, reply: dict[str, Any]) -> Round:
-        """Which calls of a reply are the window's to answer, and what it answers."""
+        """Returns a reply's calls that the window answers, and its answers."""
         calls, window = self._wire.calls(reply), conversation.window
         asked = [call for call in calls if call.name in sending.own or call.name in sending.stubs]
         if window is None or not asked:
@@ -353,9 +353,9 @@ _CUT: Final = "the stream ended before the reply did"
 async def relay(
     upstream: Upstream, method: str, url: httpx.URL, headers: Headers, content: Any, caller: Caller, wire: Wire
 ) -> None:
-    """Pass a request on as it is, and its answer."""
+    """Passes a request and its response on unchanged."""
     try:
-        # What is passed on as it comes keeps its length: there are servers that read no body without one.
+        # A passed-on body keeps its length: some servers require it.
         length = [pair for pair in headers if pair[0].lower() == b"content-length"] if content is not None else []
         response = await upstream.send(method, url, [*asking(headers), *length], content)
     except httpx.HTTPError as error:
@@ -373,7 +373,7 @@ async def relay(
 
 
 def unreachable(error: httpx.HTTPError, upstream: Upstream) -> tuple[int, str, str]:
-    """What to tell a client of a provider that does not answer: status, kind, one line."""
+    """Returns the error for an unreachable provider: status, kind, one line."""
     host = upstream.url.host
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
@@ -382,7 +382,7 @@ def unreachable(error: httpx.HTTPError, upstream: Upstream) -> tuple[int, str, s
 
 
 def _answer(window: Window, call: Call) -> Answer | None:
-    """What the window answers to a call. Whatever goes wrong with that is for the model to get along with."""
+    """Returns the window's answer to a call. Errors are returned to the model."""
     try:
         answer = window.answering(call.name, call.arguments)
         if answer is not None:

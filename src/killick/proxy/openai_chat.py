@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, which many others speak: requests, replies and streams of chunks."""
+"""OpenAI's Chat Completions API, which many providers implement: requests, replies and chunk streams."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _message(reply: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChatSplice:
-    """Chunks of one or more replies as the chunks of one: one id, calls numbered through, one finish."""
+    """Merges the chunks of several replies into one: one id, consecutive call numbers, one finish."""
 
     def __init__(self, held: Collection[str], own: Collection[str]) -> None:
         self._names = frozenset(held) | frozenset(own)
@@ -133,7 +133,7 @@ class ChatSplice:
         return self._shown(frame, chunk, choices)
 
     def _ending(self, frame: Frame, chunk: dict[str, Any], choices: list[dict[str, Any]]) -> bytes:
-        """The finish and what comes after it waits; what else such a chunk says does not."""
+        """Holds the finish and later chunks back; other parts of such a chunk pass."""
         said = b""
         for choice in choices:
             delta = choice.get("delta")
@@ -168,13 +168,13 @@ class ChatSplice:
         return framed({**chunk, **self._first, "choices": [{**choices[0], "delta": shown}]})
 
     def _placed(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """A piece of a call under its number for the client; None: it is kept back."""
+        """Renumbers a part of a call for the client; None: held back."""
         index = call.get("index")
         index = index if isinstance(index, int) else len(self._places)
         if index not in self._places:
             function = call.get("function")
             name = function.get("name") if is_map(function) else None
-            # What comes after one that is kept back waits too: the order of calls is the model's.
+            # Calls after a held-back one wait too, to keep the model's order.
             if name in self._names or None in self._places.values():
                 self._places[index] = None
             else:
@@ -205,7 +205,7 @@ class ChatSplice:
         return {**whole, "object": "chat.completion", "choices": choices}
 
     def release(self, own: Collection[str]) -> bytes:
-        """A call that is the client's after all comes in one piece."""
+        """Releases a held-back call in one chunk."""
         whole = self.reply() if None in self._places.values() else None
         if whole is None:
             return b""
@@ -249,5 +249,5 @@ class ChatSplice:
         return self._finish is not None
 
     def over(self) -> None:
-        """This round was not the last: what it used counts in the end."""
+        """Ends a round that is not the last; its usage is added up."""
         self._usages.append(self._usage)

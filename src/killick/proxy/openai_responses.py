@@ -1,4 +1,4 @@
-"""OpenAI's Responses: requests, replies and streams of events. Recorded, and sent as they are: never paged."""
+"""OpenAI's Responses API: requests, replies and event streams. Recorded and sent unchanged: never paged."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Responses:
 
 
 class ResponseSplice:
-    """The events of one response, as they come; its last one holds it whole."""
+    """The events of one response; the last one contains it whole."""
 
     def __init__(self) -> None:
         self._whole: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ class ResponseSplice:
         return bool(self._tail)
 
     def over(self) -> None:
-        """There is one round only."""
+        """There is only one round."""
 
     def finish(self) -> bytes:
         return b"".join(self._tail)

@@ -1,4 +1,4 @@
-"""Serves the proxy: binds the address, says where it is, and stops when it is told to."""
+"""Serves the proxy: binds the address, reports it, and stops on request."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from killick.client.client import Client
 
 DRAIN_SECONDS: Final = 10
-"""How long calls may take to finish when the proxy is told to stop."""
+"""How long running calls may take to finish on stop."""
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """Leaves signals to the caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
     def stop(self) -> None:
-        """Finish what is at work; told twice, do not."""
+        """Drains running calls; on a second request, aborts them."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -44,10 +44,10 @@ async def serve(
     ready: Callable[[str], None] = lambda url: None,
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is told where, once it can be asked. Options are those of `Proxy`."""
+    """Serves until SIGTERM or SIGINT; calls `ready` with the address once it accepts connections."""
     proxy = Proxy(client, upstream, **options)
     bound = _bound(host, port)
-    # A reply that is cut upstream is left without its end, which the server would call an error of the app.
+    # A reply truncated upstream stays unfinished, which the server would report as an error of the app.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         proxy,
@@ -76,7 +76,7 @@ def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound = socket.create_server((host, port), family=family, backlog=2_048)
-        # Connections inherit it; without it a small answer waits for the client's acknowledgement of its head.
+        # Connections inherit it; without it a small response waits for the client's acknowledgement of its head.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
     except (OSError, OverflowError) as error:

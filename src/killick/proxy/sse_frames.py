@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes, wherever the network cut them, and back. Knows nothing of what they say."""
+"""Parses and writes server-sent events, at any chunk boundaries. Does not interpret their data."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-# Atomic, so that the two bytes of one line's end are never taken for two ends.
+# Atomic, so that CRLF is never taken for two line ends.
 _END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINES: Final = re.compile(r"\r\n|\n|\r")
 DONE: Final = "[DONE]"
 
 
 class Frame(NamedTuple):
-    """One event: its bytes as they came, its name, and its data."""
+    """One event: its raw bytes, its name, and its data."""
 
     raw: bytes
     event: str
     data: str
 
     def read(self) -> dict[str, Any] | None:
-        """Its data as a JSON object; None where it is something else."""
+        """Returns its data as a JSON object, or None."""
         try:
             found: Any = msgspec.json.decode(self.data)
         except (msgspec.DecodeError, UnicodeEncodeError):
@@ -30,13 +30,13 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Takes bytes as they come, and gives each event when it is whole."""
+    """Parses bytes incrementally, and returns each complete event."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The events that are whole now."""
+        """Returns the newly completed events."""
         searched = max(len(self._rest) - 3, 0)
         self._rest += data
         found: list[Frame] = []
@@ -50,7 +50,7 @@ class Frames:
         return found
 
     def end(self) -> list[Frame]:
-        """What stands there when nothing more comes: some servers leave out the last blank line."""
+        """Returns the last event: some servers omit the final blank line."""
         rest, self._rest = bytes(self._rest), bytearray()
         return [_frame(rest)] if rest.strip() else []
 
@@ -68,6 +68,6 @@ def _frame(raw: bytes) -> Frame:
 
 
 def framed(data: Any, event: str = "") -> bytes:
-    """An event as bytes."""
+    """Returns an event as bytes."""
     body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
     return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"

@@ -1,4 +1,4 @@
-"""The provider behind the proxy: where a path leads, which headers pass, and how a request is sent. Records nothing."""
+"""The provider behind the proxy: URLs, forwarded headers, and sending. Records nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECT_SECONDS: Final = 10.0
 WRITE_SECONDS: Final = 60.0
 
 RUN_HEADER: Final = b"x-killick-run"
-"""By which a client names the run that its conversation is; it goes no further."""
+"""The header in which a client names its conversation's run; not forwarded."""
 
 _HOP: Final = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -29,7 +29,7 @@ _BODY: Final = frozenset({b"content-length", b"content-encoding"})
 
 
 class Upstream:
-    """One provider. Follows no redirect and tries nothing again: that is for whoever asks."""
+    """One provider. Follows no redirect and does not retry: the client decides that."""
 
     def __init__(self, url: str, *, timeout_seconds: float, transport: httpx.AsyncBaseTransport | None = None) -> None:
         try:
@@ -50,7 +50,7 @@ class Upstream:
         )
 
     def at(self, path: bytes, query: bytes) -> httpx.URL:
-        """Where a path of ours is there. A base that ends in /v1 does not have it twice."""
+        """Returns the upstream URL of a path. A base that ends in /v1 does not repeat it."""
         base = self._base
         if base.endswith(b"/v1") and (path == b"/v1" or path.startswith(b"/v1/")):
             base = base[:-3]
@@ -59,8 +59,8 @@ class Upstream:
     async def send(
         self, method: str, url: httpx.URL, headers: Headers, content: bytes | AsyncIterator[bytes] | None
     ) -> httpx.Response:
-        """Send, and return when the answer's head is there; its body is to be read and closed."""
-        # Built by hand, because the client would add headers of its own.
+        """Sends, and returns when the response's head has arrived; the caller reads and closes its body."""
+        # Built by hand, because the client would add its own headers.
         request = httpx.Request(method, url, headers=list(headers), content=content)
         request.extensions["timeout"] = self._client.timeout.as_dict()
         return await self._client.send(request, stream=True)
@@ -70,7 +70,7 @@ class Upstream:
 
 
 def asking(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
-    """The headers of a request that go upstream. With `whole` its body is a fresh one, and read by us in the end."""
+    """Returns the request headers to forward. With `whole` the body is rewritten, and the reply is read by us."""
     given = list(headers)
     gone = _HOP | _FRESH | _named(given) | (_CODED if whole else _NONE)
     kept = [(name, value) for name, value in given if name.lower() not in gone]
@@ -78,20 +78,20 @@ def asking(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> li
 
 
 def answering(headers: Iterable[tuple[bytes, bytes]], *, whole: bool = False) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer that go to the client. With `whole` its body may be another than the one that came."""
+    """Returns the response headers to forward. With `whole` the body may be rewritten."""
     given = list(headers)
     gone = _HOP | _named(given) | (_BODY if whole else _NONE)
     return [(name, value) for name, value in given if name.lower() not in gone]
 
 
 def _named(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """What a Connection header names is for this hop alone."""
+    """Returns the hop-by-hop headers that a Connection header names."""
     named = [value for name, value in headers if name.lower() == b"connection"]
     return frozenset(each.strip().lower() for value in named for each in value.split(b","))
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host is this machine, which no proxy of the environment stands before."""
+    """Returns whether a host is this machine, which is reached without the environment's proxy."""
     if host == "localhost":
         return True
     try:

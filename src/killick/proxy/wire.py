@@ -1,6 +1,6 @@
-"""What the proxy must know of a provider's form: how a request asks, how a reply says, how a stream is put together.
+"""The provider interface: parsing requests and replies, and merging streams.
 
-The forms themselves are in `chat`, `messages` and `responses`. Sends nothing and decides nothing.
+The providers are in `openai_chat`, `anthropic_messages` and `openai_responses`. Sends nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from killick.window.messages import Shape
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a request asks. `unpaged` says why its messages are to be sent as they are, if they are."""
+    """A parsed request. `unpaged` says why its messages must be sent unchanged, if so."""
 
     body: dict[str, Any]
     messages: list[Any]
@@ -24,11 +24,11 @@ class Asked(msgspec.Struct, frozen=True):
     streams: bool = False
     unpaged: str | None = None
     may_call: bool = True
-    """Whether the model is free to call what it wants, and so to ask for pages."""
+    """Whether the model may call any tool, and so recall pages."""
 
 
 def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
-    """A request's messages and tools, and why it is not to be paged, if that is so."""
+    """Returns a request's messages and tools, and why it is not paged, if so."""
     messages, tools = body.get("messages"), body.get("tools")
     given = tools if is_list(tools) else []
     if not is_list(messages) or len(maps(messages)) != len(messages):
@@ -37,7 +37,7 @@ def listed(body: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
 
 
 class Call(NamedTuple):
-    """A tool that a reply wants called."""
+    """A tool call in a reply."""
 
     id: str
     name: str
@@ -53,92 +53,92 @@ class Answered(NamedTuple):
 
 
 class Splice(Protocol):
-    """One stream to the client made of one or more from upstream.
+    """Merges one or more upstream streams into one client stream.
 
-    Calls of `held` names are kept back until it is known whose they are, and so is the end of each round; calls of
-    `own` names never reach the client.
+    Calls of `held` names are held back until their owner is known, and so is the end of each round; calls of `own`
+    names never reach the client.
     """
 
     def begin(self) -> None:
-        """A reply begins: the first, or another that goes on where the last one stopped."""
+        """Starts a reply: the first, or a continuation."""
         ...
 
     def take(self, frame: Frame) -> bytes:
-        """What goes to the client at once."""
+        """Returns what goes to the client at once."""
         ...
 
     def reply(self) -> dict[str, Any] | None:
-        """The whole reply of this round, as if it had not been streamed; None where it was not understood."""
+        """Returns this round's complete reply, as without streaming; None if not understood."""
         ...
 
     def release(self, own: Collection[str]) -> bytes:
-        """What was kept back of calls that are the client's after all."""
+        """Releases held-back calls that are the client's."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reply of this round came to its end."""
+        """Whether this round's reply is complete."""
         ...
 
     @property
     def error(self) -> Any:
-        """What the provider told to be wrong in the middle of it, if it did."""
+        """The provider's error in the middle of the stream, if any."""
         ...
 
     def over(self) -> None:
-        """Another round follows this one."""
+        """Ends a round that another follows."""
         ...
 
     def finish(self) -> bytes:
-        """The end, once for all rounds."""
+        """Returns the end, once for all rounds."""
         ...
 
 
 class Wire(Protocol):
-    """The form of one provider's calls."""
+    """The format of one provider's calls."""
 
     shape: Shape
     step: str
-    """What the steps are called on record."""
+    """The recorded step name."""
 
     def asked(self, body: dict[str, Any]) -> Asked: ...
 
     def body(self, asked: Asked, messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
-        """A request's body with other messages and tools."""
+        """Returns a request's body with other messages and tools."""
         ...
 
     def calls(self, reply: Mapping[str, Any]) -> list[Call]:
-        """The tools that a reply wants called."""
+        """Returns a reply's tool calls."""
         ...
 
     def ends_early(self, reply: Mapping[str, Any]) -> bool:
-        """Whether a reply was cut off, so that its calls may not be whole."""
+        """Returns whether a reply was truncated, so that its calls may be incomplete."""
         ...
 
     def said(self, reply: Mapping[str, Any]) -> list[Any]:
-        """A reply as it stands in a history."""
+        """Returns a reply as a message of a history."""
         ...
 
     def answers(self, answered: Sequence[Answered]) -> list[Any]:
-        """Results as they stand in a history."""
+        """Returns results as messages of a history."""
         ...
 
     def joined(self, held: Sequence[Any], following: Sequence[Any]) -> list[Any]:
-        """Results that were held back, with what the client sent after its own calls."""
+        """Adds held-back results to the client's messages after its own calls."""
         ...
 
     def visible(self, replies: Sequence[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
-        """The replies of some rounds as one, without the calls of these ids."""
+        """Merges the replies of some rounds, without the calls of these ids."""
         ...
 
     def splice(self, held: Collection[str] = (), own: Collection[str] = ()) -> Splice: ...
 
     def error(self, kind: str, message: str) -> dict[str, Any]:
-        """An error as the provider would tell it."""
+        """Returns an error in the provider's form."""
         ...
 
     def broken(self, error: Mapping[str, Any]) -> bytes:
-        """An error inside a stream."""
+        """Returns an error inside a stream."""
         ...
 
 
@@ -154,19 +154,19 @@ def is_list(thing: Any) -> TypeGuard[list[Any]]:
 
 
 def maps(thing: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none where it is no list."""
+    """Returns the objects of a list; none for another value."""
     return [each for each in thing if is_map(each)] if is_list(thing) else []
 
 
 def text_in(content: Any) -> str:
-    """The text of a message's content, whether it is a text or parts."""
+    """Returns the text of a message's content, a text or parts."""
     if isinstance(content, str):
         return content
     return "".join(text for part in maps(content) if isinstance(text := part.get("text"), str))
 
 
 def summed(counts: Sequence[Any]) -> dict[str, Any]:
-    """What several calls used together: numbers are added, whatever else the last one says stands."""
+    """Sums the usage of several calls: numbers are added, other fields come from the last."""
     total: dict[str, Any] = {}
     for one in filter(is_map, counts):
         for name, value in one.items():
